@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
@@ -24,13 +25,13 @@ def check_names(
     cure: str = "use the model.json that this checkpoint was trained with",
 ) -> None:
     """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
-    problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [f"{name} is not in this model" for name in found if name not in wanted]
-    problems += [
+    missing = [f"{name} is missing" for name in wanted if name not in found]
+    unknown = [f"{name} is not in this model" for name in found if name not in wanted]
+    misshapen = [
         f"{name} is {tuple(found[name])}, this model has {tuple(shape)}"
         for name, shape in wanted.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
-    if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+    if problems := [one for kinds in zip_longest(missing, unknown, misshapen) for one in kinds if one]:  # of each kind
+        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
         raise CheckpointError(what, f"{reason}: {shown}", cure)

@@ -3,39 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
 Arrays = dict[str, np.ndarray]
 
-_TREES = {"model": ("model",), "ema": ("ema", "model_ema1")}
-"""Our name of a set of weights -> keys in a file. JiT keeps two EMAs, and samples with the first."""
-_PREFIX = "net."
-"""Prefix of each name if the network is part of a larger module (JiT)."""
+_TREES = {
+    "model": ("model", "model_state_dict", "state_dict", "module", "params"),
+    "ema": ("ema", "model_ema1", "ema_state_dict", "ema_model", "model_ema", "params_ema"),
+}
+"""Our name of a set of weights -> keys in a file, DeepSpeed's "module" among them. JiT keeps two EMAs, and samples with
+the first."""
+_PREFIXES = ("module.", "_orig_mod.", "net.", "model.", "diffusion_model.")
+"""Prefixes of all names if the network is part of another module: DDP's, torch.compile's, JiT's, Lightning's."""
+_COUNTS = ("n_averaged",)
+"""Tensors beside the weights in torch.optim's AveragedModel."""
 _TABLES = {"feat_rope.freqs_cos": 0, "feat_rope.freqs_sin": 1}
 """Tables of rotary embeddings in LightningDiT's files, which are computed here -> index in ``rotary_tables_2d``."""
 _TABLE_ERROR = 1e-2
 """Largest allowed difference from our table: the rounding of bfloat16, far less than that of other positions."""
 
 
-def trees_of(content: Mapping[Any, Any]) -> dict[str, Arrays]:
-    """Return the sets of weights in a training checkpoint, by our names; empty for a bare state dict."""
-    return {
-        name: plain(content[key]) for name, keys in _TREES.items() for key in keys if isinstance(content.get(key), dict)
-    }
+def trees_of(content: Any, path: str | Path) -> dict[str, Arrays]:
+    """Return the sets of weights in the content of a file, by our names; a bare state dict is "model".
+
+    Raises CheckpointError if it holds none.
+    """
+    if not isinstance(content, Mapping):
+        raise CheckpointError(str(path), f"holds a {type(content).__name__}, not a dict")
+    found = {n: content[key] for n, keys in _TREES.items() for key in keys[::-1] if isinstance(content.get(key), dict)}
+    if not found and content and all(isinstance(value, np.ndarray) for value in content.values()):
+        found = {"model": content}
+    if not found:
+        keys = ", ".join(map(str, list(content)[:8]))
+        raise CheckpointError(str(path), f"holds no weights; its keys are: {keys}")
+    if len(found) == 1 and len(parts := _parts(found.get("model", {}))) > 1:  # a module of both, as Lightning saves it
+        return trees_of(parts, path)
+    return {name: plain(weights, path) for name, weights in found.items()}
 
 
-def plain(weights: Mapping[str, np.ndarray]) -> Arrays:
+def _parts(weights: Mapping[Any, Any]) -> dict[str, Arrays]:
+    """Return a state dict by the first parts of its names, if all are keys of ``_TREES``."""
+    parts: dict[str, Arrays] = {}
+    for name, array in weights.items():
+        first, _, rest = str(name).partition(".")
+        parts.setdefault(first, {})[rest] = array
+    return parts if all(any(part in keys for keys in _TREES.values()) for part in parts) else {}
+
+
+def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     """Return the parameters of a state dict under the names used here.
 
-    Raises CheckpointError if a table that is computed here holds other positions.
+    Raises CheckpointError if a table that is computed here holds other positions, or an entry is no tensor.
     """
-    if weights and all(name.startswith(_PREFIX) for name in weights):
-        weights = {name.removeprefix(_PREFIX): array for name, array in weights.items()}
+    weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
+    for name, array in weights.items():
+        if not isinstance(array, np.ndarray):
+            raise CheckpointError(f"{path}: {shown(name)}", "is no tensor that is read here", "save weights alone")
+    while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
+        weights = {name.removeprefix(prefix): array for name, array in weights.items()}
     for name in _TABLES.keys() & weights.keys():
         _check_table(name, weights[name])
     return {name: array for name, array in weights.items() if name not in _TABLES}

@@ -225,8 +225,9 @@ def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor as an array; bfloat16, which NumPy lacks, becomes float32."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
+    """Return a tensor as an array; bfloat16 and float8, which NumPy lacks, become float32."""
+    is_lacking = tensor.dtype == torch.bfloat16 or (tensor.is_floating_point() and tensor.dtype.itemsize == 1)
+    return (tensor.float() if is_lacking else tensor).numpy(force=True)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.compatibility import check_whole
-from mindspeed_mm_dit.checkpoint.published import plain, trees_of, without_projectors
-from mindspeed_mm_dit.errors import CheckpointError, PlatformError
-from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
+from mindspeed_mm_dit.checkpoint.formats.pytorch import reader_of_pytorch_folder
+from mindspeed_mm_dit.checkpoint.published import without_projectors
+from mindspeed_mm_dit.errors import CheckpointError
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,9 +33,9 @@ def _read(path: Path, use_ema: bool) -> Arrays:
     if path.is_dir():
         return _read_dcp(path, use_ema)
     if path.suffix == ".safetensors":
-        return read_safetensors_file(path)[0]
+        return safetensors.read(path).weights
     if path.suffix in (".pt", ".pth", ".bin"):
-        return choose_tree(read_torch_file(path), use_ema, path)
+        return preferred(pt.read(path).trees, use_ema)
     raise CheckpointError(
         str(path),
         f"has the unknown ending {path.suffix!r}",
@@ -44,15 +43,9 @@ def _read(path: Path, use_ema: bool) -> Arrays:
     )
 
 
-def choose_tree(content: Mapping[str, Any], use_ema: bool, path: Path) -> Arrays:
-    """Pick the weights out of a training checkpoint {"model", "ema", "opt", "args"} or a bare state dict."""
-    trees = trees_of(content)
-    for key in ("ema", "model") if use_ema else ("model", "ema"):
-        if key in trees:
-            return trees[key]
-    if content and all(isinstance(value, np.ndarray) for value in content.values()):
-        return plain(content)
-    raise CheckpointError(str(path), f"holds no weights; its keys are: {', '.join(map(str, list(content)[:8]))}")
+def preferred(trees: Mapping[str, Arrays], use_ema: bool) -> Arrays:
+    """Return the EMA or the weights, as is preferred, or whichever there is."""
+    return next(trees[name] for name in (("ema", "model") if use_ema else ("model", "ema")) if name in trees)
 
 
 def read_trees(path: Path, trees: Sequence[str]) -> dict[str, Arrays]:
@@ -90,28 +83,6 @@ def _read_dcp(path: Path, use_ema: bool) -> Arrays:
     names = {name.split(".")[0] for name in torch_dcp.shapes(path)}
     prefix = "ema" if use_ema and "ema" in names else "model"
     return {name: _array(value) for name, value in torch_dcp.read_tree(path, prefix).items()}
-
-
-def reader_of_pytorch_folder(path: Path) -> ModuleType:
-    """Return the module that reads the checkpoint folder ``path``.
-
-    Raises:
-        CheckpointError: it is no checkpoint.
-        PlatformError: PyTorch, which wrote it, is not installed here.
-    """
-    if not (path / ".metadata").is_file():
-        raise CheckpointError(
-            str(path), "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
-            "name a folder such as checkpoints/iter_0001000, or the one that holds them",
-        )  # fmt: skip
-    try:
-        from mindspeed_mm_dit.checkpoint import torch_dcp
-    except ImportError as error:
-        raise PlatformError(
-            str(path), f"was written by PyTorch, without which it cannot be read ({error})",
-            f"in an environment with PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)",
-        ) from None  # fmt: skip
-    return torch_dcp
 
 
 def _array(tensor: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_safetensors, digest_of_files
+from mindspeed_mm_dit.configs.files import UnusableFile, digest_of_files, read_safetensors_header, weight_file_in
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
@@ -177,16 +177,17 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
-        file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None) if path.is_dir() else path
-        if file is None:
-            raise CheckpointError(f"ae.from_pretrained = {path}", f"holds none of {', '.join(WEIGHT_FILES)}")
+        try:
+            file = weight_file_in(path, WEIGHT_FILES).path if path.is_dir() else path
+        except UnusableFile as problem:
+            raise CheckpointError(f"ae.from_pretrained = {path}", str(problem)) from None
         if file.suffix == ".safetensors":
             self._check_weights(file)
         return file
 
     def _check_weights(self, file: Path) -> None:
         try:
-            names = check_safetensors(file)
+            names = read_safetensors_header(file).tensors
         except UnusableFile as problem:
             raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
         if not any(name.endswith(self.weight_name) for name in names):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mindspeed_mm_dit.errors import DataError
 
@@ -20,6 +21,10 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISCHR, "is a device, not a file"),
     (stat.S_ISBLK, "is a device, not a file"),
 )
+
+
+FREE_BYTES, MOST_TIMES = 256 * 2**20, 8
+"""A file may unfold in memory to MOST_TIMES its size, and to FREE_BYTES in any case."""
 
 
 class UnusableFile(Exception):
@@ -45,6 +50,16 @@ def check_file(path: str | Path) -> int:
         if is_kind(found.st_mode):
             raise UnusableFile(words)
     return found.st_size
+
+
+def check_unfolded(path: str | Path, num_bytes: int) -> None:
+    """Raise UnusableFile if the headers of a file ask for ``num_bytes`` of memory, far more than it has itself.
+
+    Every reader asks before it allocates or unpacks, so that no small file takes all memory.
+    """
+    size = os.stat(path).st_size
+    if num_bytes > max(FREE_BYTES, MOST_TIMES * size):
+        raise UnusableFile(f"has {size:,} bytes and asks for {num_bytes:,} of memory")
 
 
 def is_folder(path: Path) -> bool:
@@ -112,8 +127,51 @@ def _digest_of_all(files: tuple[tuple[str, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def check_safetensors(path: str | Path) -> tuple[str, ...]:
-    """Return the names of the tensors in a .safetensors file; only its header is read.
+class WeightFile(NamedTuple):
+    """A file of weights in a folder of diffusers or transformers."""
+
+    path: Path
+    variant: str | None
+    """The ``fp16`` of model.fp16.safetensors, as these libraries call it."""
+
+
+def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
+    """Return the first of ``names`` that is in ``folder``, or the variant of one if it is the only one there.
+
+    Raises UnusableFile, listing what is there, if there is none, or several variants.
+    """
+    for name in names:
+        if (folder / name).is_file():
+            return WeightFile(folder / name, None)
+    for stem, _, ending in (name.rpartition(".") for name in names):
+        found = {file.name[len(stem) + 1 : -len(ending) - 1]: file for file in folder.glob(f"{stem}.*.{ending}")}
+        variants = sorted(name for name in found if re.fullmatch(r"\w+", name))
+        if len(variants) > 1:
+            raise UnusableFile(f"holds {' and '.join(found[name].name for name in variants)}: keep one of them")
+        if variants:
+            return WeightFile(found[variants[0]], variants[0])
+    wanted = ", ".join(name for name in names if not name.endswith(".json"))
+    raise UnusableFile(f"holds none of {wanted}: found {content_of(folder)}")
+
+
+def content_of(folder: Path) -> str:
+    """Return the first names in a folder, as told in errors: "a, b, ..."."""
+    names = sorted(file.name for file in folder.iterdir())
+    return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing"
+
+
+class SafetensorsHeader(NamedTuple):
+    """What the header of a .safetensors file says."""
+
+    tensors: dict[str, dict[str, Any]]
+    """Name -> {"dtype", "shape", "data_offsets"}: begin and end, which lie side by side and fill the file."""
+    metadata: dict[str, str]
+    start: int
+    """Where the numbers begin."""
+
+
+def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
+    """Read the header of a .safetensors file.
 
     Raises UnusableFile if it is not such a file, or does not have the size that its header implies.
     """
@@ -122,12 +180,32 @@ def check_safetensors(path: str | Path) -> tuple[str, ...]:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
             if not 8 < start <= size:
-                raise ValueError(f"the file has {size:,} bytes, its header ends at {start:,}")
-            header = json.loads(file.read(start - 8))
-        header.pop("__metadata__", None)
-        end = start + max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
+                raise ValueError(f"the file has {size} bytes, its header ends at {start}")
+            header = json.loads(file.read(start - 8), object_pairs_hook=_no_key_twice)
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its __metadata__ are no strings by name")
+        places = sorted(_place(entry["data_offsets"]) for entry in header.values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-    if size != end:
+    begins, ends = [0, *(end for _, end in places)], [*(begin for begin, _ in places), size - start]
+    if places and places[-1][1] != size - start:
+        end = start + places[-1][1]
         raise UnusableFile(f"is cut short, or damaged: it has {size:,} bytes, and its header speaks of {end:,}")
-    return tuple(header)
+    if begins != ends:
+        raise UnusableFile("is damaged: its tensors overlap, or leave holes")
+    return SafetensorsHeader(header, metadata, start)
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice in its header")
+    return found
+
+
+def _place(offsets: Any) -> tuple[int, int]:
+    begin, end = offsets
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
+        raise ValueError(f"a tensor from {begin} to {end}")
+    return begin, end

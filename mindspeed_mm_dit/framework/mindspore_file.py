@@ -13,12 +13,14 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.low_precision import STORED, widened
 
 T = TypeVar("T")
 
 _DTYPES = {
-    "Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": "<u2", "Int64": "<i8", "Int32": "<i4",
-    "Int16": "<i2", "Int8": "<i1", "UInt64": "<u8", "UInt32": "<u4", "UInt16": "<u2", "UInt8": "<u1", "Bool": "?",
+    "Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": STORED["bfloat16"], "Bool": "?",
+    "Int64": "<i8", "Int32": "<i4", "Int16": "<i2", "Int8": "<i1",
+    "UInt64": "<u8", "UInt32": "<u4", "UInt16": "<u2", "UInt8": "<u1",
 }  # fmt: skip
 _TYPES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BFloat16"}
 _SLICE_BYTES = 512 << 20
@@ -108,9 +110,7 @@ def _text(data: np.ndarray) -> str:
 def _join(cut: list[_Entry]) -> np.ndarray:
     dims, kind, content = cut[0] if len(cut) == 1 else (*cut[0][:2], np.concatenate([part[2] for part in cut]))
     array = content.view(_DTYPES[kind])
-    if kind == "BFloat16":  # the upper half of a float32
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return np.require(array.reshape(dims), requirements="A")
+    return np.require((widened(array, "bfloat16") if kind == "BFloat16" else array).reshape(dims), requirements="A")
 
 
 def write_mindspore_file(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -1,56 +1,52 @@
-"""``.safetensors`` files as dicts of arrays, read without any framework; bfloat16, which NumPy lacks, too.
+"""``.safetensors`` files as dicts of arrays, read without any framework; numbers that NumPy lacks come as float32.
 
 The file holds the length of a JSON header (8 bytes), the header (name -> dtype, shape, offsets), and the numbers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import UnusableFile, read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.low_precision import STORED, widened
 
+_LOW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?",
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?", **{name: STORED[_LOW[name]] for name in _LOW},
 }  # fmt: skip
 
 
 def read_safetensors_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return the arrays, as views of the file, and the metadata of its header; bfloat16 comes as float32.
+    """Return the arrays, as views of the file, and the metadata of its header; bfloat16 and float8 come as float32.
 
     Raises:
-        CheckpointError: no such file, cut short, or not of this format.
+        CheckpointError: no such file, cut short, not of this format, or of a dtype that is not read here.
     """
     try:
-        data = np.memmap(path, np.uint8, "c").view(np.ndarray)
-        start = 8 + int(data[:8].view("<u8")[0])
-        if start > len(data):
-            raise ValueError(f"the file has {len(data)} bytes, its header ends at {start}")
-        header = json.loads(data[8:start].tobytes())
-        metadata = _metadata(header.pop("__metadata__", {}))
-        return {name: _array(data[start:], entry) for name, entry in header.items()}, metadata
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        header = read_safetensors_header(path)
+        data = np.memmap(path, np.uint8, "c").view(np.ndarray)[header.start :]
+        return {name: _array(data, f"{path}: {name}", entry) for name, entry in header.tensors.items()}, header.metadata
+    except UnusableFile as problem:
+        raise CheckpointError(str(path), str(problem), "copy or download it again") from None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         reason = f"cannot be read: {type(error).__name__}: {error}"
         raise CheckpointError(str(path), reason, "copy or download it again") from error
 
 
-def _metadata(found: Any) -> dict[str, str]:
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError("its __metadata__ are no strings by name")
-    return found
-
-
-def _array(data: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
-    begin, end = entry["data_offsets"]
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
-    if end > len(data) or end - begin != math.prod(entry["shape"]) * dtype.itemsize:
-        raise ValueError(f"the file has {len(data)} bytes of tensors, one of {entry['shape']} ends at {end}")
-    array = data[begin:end].view(dtype).reshape(entry["shape"])
-    if entry["dtype"] == "BF16":  # the upper half of a float32
-        array = (array.astype(np.uint32) << 16).view(np.float32)
-    return np.require(array, requirements="A")
+def _array(data: np.ndarray, what: str, entry: dict[str, Any]) -> np.ndarray:
+    if entry["dtype"] not in _DTYPES:
+        raise CheckpointError(
+            what, f"is of dtype {entry['dtype']}, which is not read here", f"save it as one of {', '.join(_DTYPES)}"
+        )
+    (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
+    if len(shape) > 32 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{what} takes {end - begin} bytes, which are not those of {shape}")
+    array = data[begin:end].view(dtype).reshape(shape)
+    kind = _LOW.get(entry["dtype"])
+    return np.require(widened(array, kind) if kind else array, requirements="A")

@@ -7,8 +7,10 @@ and ``*/data/<key>`` holds the bytes of that storage.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,35 +18,60 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.low_precision import STORED, widened
 
 _DTYPES = {
-    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": "<u2",
+    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": STORED["bfloat16"],
     "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1",
-    "BoolStorage": "?", "ComplexFloatStorage": "<c8", "ComplexDoubleStorage": "<c16",
+    "BoolStorage": "?", "ComplexFloatStorage": "<c8", "ComplexDoubleStorage": "<c16", "UntypedStorage": "<u1",
 }  # fmt: skip
+_BITS = ("BFloat16Storage", "UntypedStorage")
+"""Storages whose numbers NumPy does not show as they are."""
+_LATER_DTYPES = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8", **STORED}
+"""Dtypes for which PyTorch has no storage: they are named beside an UntypedStorage."""
+_PLAIN_MODULES = {
+    "_codecs", "argparse", "collections", "copy_reg", "copyreg", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "numbers", "pathlib", "random", "types", "typing", "uuid", "zoneinfo",
+}  # fmt: skip
+_PLAIN_BUILTINS = {
+    "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "getattr", "int", "list", "long", "object",
+    "range", "set", "slice", "str", "tuple", "unicode", "xrange",
+}  # fmt: skip
+"""Python's own modules and built-ins that a checkpoint may name beside its weights; the rest could only do harm."""
+
+
+_DAMAGED = (
+    pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
+    RecursionError, MemoryError,
+)  # fmt: skip
+"""What a damaged pickle raises."""
 
 
 class _Storage(NamedTuple):
-    """A flat run of numbers, and whether they are bfloat16 held as their 16 bits."""
+    """A flat run of numbers; ``kind``: the dtype of ``STORED`` whose bits they are, if any."""
 
     values: np.ndarray
-    is_bfloat16: bool
+    kind: str
 
 
 def read_torch_file(path: str | Path) -> Any:
     """Read what ``torch.save`` wrote: dicts, lists and plain values with arrays where tensors were.
 
     Arrays are views of the file, read when they are used; writing to one leaves the file as it is.
-    bfloat16 comes as float32, ``argparse.Namespace`` and ``OrderedDict`` as dict.
+    bfloat16 and float8 come as float32, ``argparse.Namespace`` and subclasses of dict as dict. Nothing that the pickle
+    names is imported or called: other objects, such as a config or a NumPy scalar, are inert stand-ins.
 
     Raises:
-        CheckpointError: no such file, not in PyTorch's zip format, or its pickle asks for anything
-            but tensors and those two classes (which is never executed).
+        CheckpointError: no such file, not in PyTorch's zip format, its tensors ask for far more memory than it has
+            bytes, or its pickle names a part of Python that no checkpoint needs.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             return _read(_Archive(path, archive))
+    except UnusableFile as problem:
+        raise CheckpointError(str(path), str(problem), "copy or download it again") from None
     except (OSError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             str(path), f"is not a file in PyTorch's zip format: {error}",
@@ -59,6 +86,12 @@ class _Archive:
         self.path, self._archive = Path(path), archive
         self._prefix = next((n[: -len("data.pkl")] for n in archive.namelist() if n.endswith("/data.pkl")), None)
         self._bytes = np.memmap(self.path, np.uint8, "c")
+        self._asked = 0
+
+    def ask_for(self, num_bytes: int) -> None:
+        """Count the memory that the file asks for; raises UnusableFile if that is far more than it has itself."""
+        self._asked += num_bytes
+        check_unfolded(self.path, self._asked)
 
     def member(self, name: str) -> np.ndarray:
         """Return the bytes of member ``name``, (size,) uint8."""
@@ -67,6 +100,7 @@ class _Archive:
         except KeyError:
             raise CheckpointError(str(self.path), f"has no {name}", "it is incomplete or not from torch.save") from None
         if info.compress_type != zipfile.ZIP_STORED:
+            self.ask_for(info.file_size)
             return np.frombuffer(self._archive.read(info), np.uint8)
         name_size, extra_size = struct.unpack(
             "<HH", bytes(self._bytes[info.header_offset + 26 : info.header_offset + 30])
@@ -86,15 +120,7 @@ def _read(archive: _Archive) -> Any:
         raise CheckpointError(what, "was written on a big-endian machine", "save it again on a little-endian one")
     try:
         return _plain(_TensorUnpickler(archive, io.BytesIO(pickled.tobytes())).load())
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-    ) as error:
+    except _DAMAGED as error:
         raise CheckpointError(what, f"its pickle is damaged: {error}", "copy or download it again") from error
 
 
@@ -104,68 +130,121 @@ class _TensorUnpickler(pickle.Unpickler):
     def __init__(self, archive: _Archive, file: BinaryIO) -> None:
         super().__init__(file)
         self._archive = archive
-        self._known = _harmless_classes()
+        self._known = _harmless_classes(archive)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _DTYPES:
+        """Return what stands for ``name`` here, by default an inert object; it itself is never imported."""
+        if module in ("torch", "torch.storage") and name.endswith("Storage"):
             return name
-        if f"{module}.{name}" not in self._known:
+        if f"{module}.{name}" in self._known:
+            return self._known[f"{module}.{name}"]
+        root = module.partition(".")[0]
+        is_plain = name in _PLAIN_BUILTINS if root in ("builtins", "__builtin__") else root in _PLAIN_MODULES
+        if not is_plain and root in _PYTHONS_OWN:
             raise CheckpointError(
                 str(self._archive.path), f"its pickle asks for {module}.{name}, which is not loaded from a file",
                 "save a dict of tensors and plain values instead",
             )  # fmt: skip
-        return self._known[f"{module}.{name}"]
+        return type(name, (_Inert,), {"what": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> _Storage:
         kind, storage_type, key, _location, _numel = pid
         if kind != "storage":
             raise pickle.UnpicklingError(f"unknown persistent object {kind!r}")
+        if storage_type not in _DTYPES:
+            raise _unread(self._archive.path, f"a {storage_type}")
         values = self._archive.member(f"data/{key}").view(_DTYPES[storage_type])
-        return _Storage(values, storage_type == "BFloat16Storage")
+        return _Storage(values, "bfloat16" if storage_type == "BFloat16Storage" else "")
+
+
+_PYTHONS_OWN = sys.stdlib_module_names | {"__builtin__", "copy_reg", "commands"}
+
+
+def _unread(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(
+        str(path), f"holds {what}, which is not read here", "save it as float32, float16, bfloat16 or float8"
+    )
+
+
+class _Inert:
+    """Stands for an object that is no tensor; takes whatever a pickle does to it, and keeps nothing."""
+
+    what = "an object"
+
+    def __new__(cls, *_: Any, **__: Any) -> _Inert:
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _take(self, *_: Any) -> None:
+        pass
+
+    __setstate__ = __setitem__ = append = extend = add = _take
 
 
 class _Attributes:
     """Base of the stand-in for ``argparse.Namespace``."""
 
 
-def _harmless_classes() -> dict[str, Callable[..., Any]]:
+class _Dict(dict[Any, Any]):
+    """Base of the stand-ins for subclasses of dict; their arguments are no items, such as defaultdict's."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+
+def _harmless_classes(archive: _Archive) -> dict[str, Callable[..., Any]]:
     """Return what a pickle may name; new objects for each file, since a pickle can set attributes on them."""
 
-    def rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
+    def rebuild_tensor(storage: _Storage, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
+        archive.ask_for(math.prod(size) * storage.values.itemsize)
         return _as_array(storage, offset, size, stride)
+
+    def rebuild_tensor_of(
+        storage: _Storage, offset: int, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
+    ) -> np.ndarray:
+        name = getattr(dtype, "__name__", "object")
+        if name not in _LATER_DTYPES:
+            raise _unread(archive.path, f"a tensor of {name}")
+        typed = _Storage(storage.values.view(_LATER_DTYPES[name]), name if name in STORED else "")
+        return rebuild_tensor(typed, offset, size, stride)
 
     def rebuild_parameter(data: Any, *_: Any) -> Any:
         return data
 
     return {
         "torch._utils._rebuild_tensor_v2": rebuild_tensor,
+        "torch._utils._rebuild_tensor_v3": rebuild_tensor_of,
         "torch._utils._rebuild_parameter": rebuild_parameter,
         "torch.Size": lambda sizes: tuple(sizes),
-        "collections.OrderedDict": type("OrderedDict", (dict,), {}),
+        "collections.OrderedDict": type("OrderedDict", (_Dict,), {}),
+        "collections.defaultdict": type("defaultdict", (_Dict,), {}),
         "argparse.Namespace": type("Namespace", (_Attributes,), {}),
     }
 
 
-def check_torch_file(path: str | Path) -> None:
-    """Raise CheckpointError unless ``path`` is a PyTorch file with tensors by name; no tensor is read.
+def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
+    """Return the names of the tensors in a PyTorch file; no tensor is read.
 
-    A file from before PyTorch 1.6, which is no zip archive, passes unchecked.
+    A file from before PyTorch 1.6, which is no zip archive, passes unchecked, without names. Raises CheckpointError for
+    any other that holds no tensors by name.
     """
     with open(path, "rb") as file:
         is_old = file.read(2) == b"\x80\x02"
     if is_old:
-        return
+        return ()
     try:
         with zipfile.ZipFile(path) as archive:
             members = _Archive(path, archive)
             content = _NameUnpickler(members, io.BytesIO(members.member("data.pkl").tobytes())).load()
-    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError,
-            LookupError, RecursionError) as error:  # fmt: skip
+    except (OSError, zipfile.BadZipFile, UnusableFile, *_DAMAGED) as error:
         raise CheckpointError(str(path), f"cannot be read: {error}", "copy or download it again") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
     if others or not content:
         what = f"its {others[0]!r} is no tensor" if others and others[0] else "it holds no tensors by name"
         raise CheckpointError(str(path), what, "copy or download it again")
+    return tuple(map(str, content))
 
 
 _TENSOR = object()
@@ -185,31 +264,33 @@ class _NameUnpickler(_TensorUnpickler):
 
 def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:
     """View ``storage`` as an array of shape ``size``; offset and strides are in elements."""
-    values, is_bfloat16 = storage
+    values, kind = storage
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if min((offset, *size, *stride)) < 0 or (0 not in size and last >= len(values)):
         raise pickle.UnpicklingError(f"a tensor of {size} reaches beyond its {len(values)} stored numbers")
     if 0 in size:
-        return np.zeros(size, np.float32 if is_bfloat16 else values.dtype)
+        return np.zeros(size, np.float32 if kind else values.dtype)
     steps = [step * values.itemsize for step in stride]
     view = np.lib.stride_tricks.as_strided(values[offset:], size, steps)
-    if is_bfloat16:  # the upper half of a float32
-        return (view.astype(np.uint32) << 16).view(np.float32)
-    return np.require(view.view(np.ndarray), requirements="A")
+    return np.require(widened(view, kind) if kind else view.view(np.ndarray), requirements="A")
 
 
-def _plain(value: Any) -> Any:
-    """Replace stand-ins and subclasses in nested containers by plain dicts, lists and tuples."""
-    if isinstance(value, _Attributes):
-        value = vars(value)
-    if isinstance(value, dict):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_plain(item) for item in value)
-    return value
+def _plain(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """Replace stand-ins and subclasses in nested containers by plain dicts, lists and tuples, each once (``known``)."""
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    content = vars(value) if isinstance(value, _Attributes) else value
+    found = content
+    if isinstance(content, dict):
+        found = {_plain(key, known): _plain(item, known) for key, item in content.items()}
+    elif isinstance(content, list | tuple):
+        found = type(content)(_plain(item, known) for item in content)
+    known[id(value)] = found
+    return found
 
 
-_STORAGES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BFloat16Storage"}
+_STORAGES = {np.dtype(code): name for name, code in _DTYPES.items() if name not in _BITS}
 
 
 def write_torch_file(path: str | Path, content: Mapping[str, Any]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig
-from mindspeed_mm_dit.configs.files import UnusableFile, check_safetensors
+from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES, PretrainedAutoencoderConfig
+from mindspeed_mm_dit.configs.files import UnusableFile, WeightFile, read_safetensors_header, weight_file_in
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.torch_file import check_torch_file
+from mindspeed_mm_dit.framework.torch_file import names_in_torch_file
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -31,17 +31,22 @@ def check_weights(setting: str, folder: Path) -> None:
     Raises ConfigError if its files name code.
     """
     check_names_no_code(setting, folder)
-    found = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
-    if found is None:
-        raise CheckpointError(f"{setting} = {folder}", f"holds none of {', '.join(_WEIGHT_FILES)}", "copy it again")
-    for file in _parts(found, setting):
+    for file in _parts(weights_of_transformers(setting, folder).path, setting):
         try:
             if file.suffix == ".safetensors":
-                check_safetensors(file)
+                read_safetensors_header(file)
             else:
-                check_torch_file(file)
+                names_in_torch_file(file)
         except (UnusableFile, OSError) as problem:
             raise CheckpointError(f"{setting} = {file}", str(problem), "copy or download it again") from None
+
+
+def weights_of_transformers(setting: str, folder: Path) -> WeightFile:
+    """Return the file of weights, or the list of its parts, that transformers reads; raises CheckpointError."""
+    try:
+        return weight_file_in(folder, _WEIGHT_FILES)
+    except UnusableFile as problem:
+        raise CheckpointError(f"{setting} = {folder}", str(problem), "copy it again") from None
 
 
 def _parts(found: Path, setting: str) -> list[Path]:
@@ -70,12 +75,14 @@ def check_complete(what: str, found: Mapping[str, Any], spare: tuple[str, ...] =
 
     found: the loading info from ``output_loading_info``; spare: prefixes of names that may remain unused.
     """
+    problems = []
     for kind, words in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape than config.json says"),
                         ("unexpected_keys", "is unknown to this network")):  # fmt: skip
-        names = sorted(str(name) for name in found.get(kind) or () if not str(name).startswith(spare))
-        if names:
+        if names := sorted(str(name) for name in found.get(kind) or () if not str(name).startswith(spare)):
             more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
-            raise CheckpointError(what, f"weight {names[0]} {words}{more}", "copy the folder again")
+            problems.append(f"weight {names[0]} {words}{more}")
+    if problems:
+        raise CheckpointError(what, "; ".join(problems), "copy the folder again")
 
 
 def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
@@ -86,11 +93,13 @@ def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
     import diffusers
 
     config.check_files()
+    path = Path(config.from_pretrained)
+    variant = weight_file_in(path, WEIGHT_FILES).variant if path.is_dir() else None
     what = f"ae.from_pretrained = {config.from_pretrained}"
     try:
         with quiet(diffusers.utils.logging):
             module, found = getattr(diffusers, config.diffusers_class).from_pretrained(
-                config.from_pretrained, local_files_only=True, trust_remote_code=False, output_loading_info=True
+                path, variant=variant, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.pretrained import check_complete, quiet
+from mindspeed_mm_dit.models.pretrained import check_complete, quiet, weights_of_transformers
 from mindspeed_mm_dit.models.text_encoder import Encoded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -105,12 +105,14 @@ def _load(
             what, f"is read with transformers, which cannot be used here: {error}",
             "install the packages of requirements/video.txt",
         ) from None  # fmt: skip
+    variant = weights_of_transformers(f"{section}.from_pretrained", config.folder).variant
     try:
         with quiet(transformers.utils.logging):
             kind: Any = getattr(transformers, module)
             found: Any = kind.from_pretrained(
-                config.folder, local_files_only=True, trust_remote_code=False, output_loading_info=True,
-                attn_implementation="sdpa" if kind._supports_sdpa else "eager", dtype=_DTYPES[config.dtype], **settings,
+                config.folder, variant=variant, local_files_only=True, trust_remote_code=False,
+                output_loading_info=True, attn_implementation="sdpa" if kind._supports_sdpa else "eager",
+                dtype=_DTYPES[config.dtype], **settings,
             )  # fmt: skip
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.files import content_of
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
@@ -201,11 +202,9 @@ def _check_folder(path: Path) -> None:
     """Raise CheckpointError unless a training run wrote the folder ``path``."""
     if pytorch.fits(path) or mindspore.fits(path) or diffusers.fits(path):
         return
-    names = sorted(file.name for file in path.iterdir())
-    found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"
     raise CheckpointError(
         f"--checkpoint = {path}",
-        f"holds no checkpoint: found {found}; expected iter_0001000 and the like, or the files of one "
+        f"holds no checkpoint: found {content_of(path)}; expected iter_0001000 and the like, or the files of one "
         "(.metadata of PyTorch, state.ckpt of MindSpore)",
         "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
     )

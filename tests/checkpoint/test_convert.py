@@ -235,6 +235,21 @@ def test_the_same_goes_for_a_diffusers_folder(tmp_path, change, message):
         convert(folder, tmp_path / "b.ckpt")
 
 
+def test_the_only_variant_of_a_folder_is_read_and_one_of_several_is_to_be_chosen(tmp_path):
+    folder = write(tmp_path, "diffusers", State({"model": dit_arrays()}, FACTS))
+    weights, file = read(folder).weights, folder / "diffusion_pytorch_model.safetensors"
+    half, other = file.with_suffix(".fp16.safetensors"), file.with_suffix(".bf16.safetensors")
+    file.rename(half)
+    assert_same(read(folder).weights, weights)
+    other.write_bytes(half.read_bytes())
+    with pytest.raises(CheckpointError, match=rf"holds {other.name} and {half.name}: keep one of them"):
+        read(folder)
+    half.unlink()
+    other.rename(file.with_suffix(".gguf"))
+    with pytest.raises(CheckpointError, match=r"holds none of .*: found config\.json, diffusion_pytorch_model\.gguf"):
+        read(folder)
+
+
 def test_an_autoencoders_and_an_optimizers_tensors_are_checked_too(tmp_path):
     vae = random_arrays(vae_shapes(TINY_VAE), 0)
     vae["decoder.up_blocks.1.resnets.2.conv1.bias"] = np.zeros(3, np.float32)

@@ -197,6 +197,20 @@ def test_a_setting_of_peft_that_gives_the_matrices_another_meaning_is_refused_by
         files.read(tmp_path / "peft")
 
 
+@pytest.mark.parametrize("file", ["a.safetensors", "a.pt"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_alpha_of_two_bytes_is_read_and_convert_knows_adapters_in_either_file(file, dtype, tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    kind, layer = getattr(torch, dtype), "lora_unet_blocks_0_self_attn_q"
+    named = {"lora_down.weight": torch.ones(4, 64), "lora_up.weight": torch.ones(64, 4), "alpha": torch.tensor(2.0)}
+    arrays = {f"{layer}.{name}": tensor.to(kind) for name, tensor in named.items()}
+    (save_file if file.endswith("tensors") else torch.save)(arrays, tmp_path / file)
+    assert main(["convert", str(tmp_path / file), str(tmp_path / "out"), "--to", "diffusers"]) == 0
+    assert files.read(tmp_path / "out").layers["blocks.0.attn1.to_q"].alpha == 2
+
+
 def test_a_negative_alpha_takes_away_in_every_form(tmp_path):
     adapter, shapes = drawn(WAN, TARGETS["wan"], alpha=-5.0), WAN.parameters().shapes()
     for form in files.LORA_FORMATS:

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError
 from tests.conftest import GOLDEN
@@ -34,6 +35,31 @@ def test_bare_state_dicts_are_read_in_every_format(tmp_path):
     for file in ("f.pt", "f.safetensors"):
         for name, array in read_weights(tmp_path / file).items():
             np.testing.assert_array_equal(array, TENSORS[name].numpy())
+
+
+def below(prefix):
+    return {f"{prefix}{name}": value for name, value in TENSORS.items()}
+
+
+WRAPPED = {
+    "torch.compile": below("_orig_mod."), "DDP": below("module."), "both": below("module._orig_mod."),
+    "Lightning": {"state_dict": below("model."), "epoch": 1}, "DeepSpeed": {"module": TENSORS, "dp_world_size": 1},
+    "Lightning, compiled": {"state_dict": below("model._orig_mod.")}, "state dicts": {"ema_state_dict": TENSORS},
+    "a weighted average": {"n_averaged": torch.tensor(3), **below("module.")},
+    "latent diffusion": below("model.diffusion_model."),
+    "a compiled average": {"model": TENSORS, "ema": below("_orig_mod."), "opt": {}},
+    "both in one module": {"state_dict": {**below("model."), **below("ema.")}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_names_lose_the_prefixes_of_whatever_was_around_the_network(tmp_path, wrapper):
+    torch.save(WRAPPED[wrapper], tmp_path / "f.pt")
+    assert read_weights(tmp_path / "f.pt").keys() == TENSORS.keys()
+    assert all(tree.keys() == TENSORS.keys() for tree in FORMATS["pt"].read(tmp_path / "f.pt").trees.values())
+    if all(isinstance(value, torch.Tensor) for value in WRAPPED[wrapper].values()):
+        save_file(WRAPPED[wrapper], tmp_path / "f.safetensors")
+        assert read_weights(tmp_path / "f.safetensors").keys() == TENSORS.keys()
 
 
 @pytest.mark.parametrize("name", ["f.pt", "f.safetensors"])
@@ -74,3 +100,9 @@ def test_differing_tensors_are_named():
         check_names({"a": (2, 2), "b": (1,)}, {"a": (2, 3), "c": (1,)}, "file")
     for part in ("b is missing", "c is not in this model", "a is (2, 3), this model has (2, 2)"):
         assert part in str(caught.value)
+
+
+def test_names_that_are_missing_never_hide_the_names_that_are_there():
+    wanted = {f"layer.{number}": (1,) for number in range(9)}
+    with pytest.raises(CheckpointError, match=r"layer\.0 is missing; net\.0 is not in this model; .*; and 12 more"):
+        check_names(wanted, {name.replace("layer", "net"): shape for name, shape in wanted.items()}, "file")

@@ -231,7 +231,7 @@ def test_a_folder_without_a_checkpoint_says_what_was_found(tmp_path, capsys):
     for name, words in (
         ("empty", "found nothing; expected iter_"),
         ("pictures", "found a.png; expected iter_"),
-        ("diffusers", "holds neither diffusion_pytorch_model.safetensors nor"),
+        ("diffusers", "holds none of diffusion_pytorch_model.safetensors, diffusion_pytorch_model.bin: found config"),
     ):
         assert sample("--checkpoint", f"{tmp_path}/{name}", *flags) == 2
         said = capsys.readouterr().err

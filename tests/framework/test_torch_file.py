@@ -2,6 +2,9 @@
 
 import argparse
 import collections
+import datetime
+import decimal
+import functools
 import os
 import pickle
 import subprocess
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "dit_tiny_p2.pt"
@@ -116,13 +120,66 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("culprit", "name"), [(Evil(), "posix.system"), (Path("a"), "pathlib."), (np.float64(1), "numpy.")]
+    ("culprit", "name"),
+    [(Evil(), "posix.system"), (eval, "__builtin__.eval"), (subprocess.Popen, ".Popen")],
 )
 def test_a_pickle_that_asks_for_more_is_refused_by_name(tmp_path, culprit, name):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
         archive.writestr("a/data.pkl", pickle.dumps({"model": culprit}, protocol=2))
     with pytest.raises(CheckpointError, match=name):
         read_torch_file(tmp_path / "a.pt")
+
+
+class Settings(dict):
+    """A dict of some library, with an attribute of its own."""
+
+
+def test_what_lies_beside_the_weights_does_no_harm_and_runs_nothing(tmp_path):
+    torch = pytest.importorskip("torch")
+    own = Settings(lr=1)
+    own.frozen = True
+    beside = {
+        "numpy": [np.float64(12.5), np.arange(3), np.dtype("f4")], "torch": [torch.bfloat16, torch.device("cpu")],
+        "python": [{1, 2}, frozenset("a"), 1j, range(3), bytearray(b"a"), b"a", slice(3), collections.Counter("aa")],
+        "when": datetime.timedelta(days=1), "where": Path("a"), "settings": own, "class": Settings,
+        "namespace": argparse.Namespace(out=Path("a"), lr=1e-4), "defaults": collections.defaultdict(list, {"a": [1]}),
+        "queue": collections.deque([1]), "exact": decimal.Decimal("0.1"), "schedule": functools.partial(np.clip, 1),
+    }  # fmt: skip
+    torch.save({"model": {"w": torch.ones(2)}, **beside}, tmp_path / "a.pt")
+    found = read_torch_file(tmp_path / "a.pt")
+    assert found["model"]["w"].tolist() == [1, 1] and found["defaults"] == {"a": [1]} and found.keys() > beside.keys()
+    assert found["namespace"]["lr"] == 1e-4 and not isinstance(found["settings"], Settings)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "uint16"])
+def test_numbers_that_numpy_lacks_are_read_bit_for_bit_down_to_a_single_one(tmp_path, dtype):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    kind = getattr(torch, dtype)
+    codes = torch.arange(256, dtype=torch.uint8) if "8" in dtype else torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    all_of_them = codes.view(kind)
+    content = {"all": all_of_them, "one": all_of_them[60].clone(), "none": all_of_them[:0].reshape(0, 3)}
+    torch.save(content, tmp_path / "a.pt")
+    save_file(content, tmp_path / "a.safetensors")
+    for found in (read_torch_file(tmp_path / "a.pt"), read_safetensors_file(tmp_path / "a.safetensors")[0]):
+        for name, tensor in content.items():
+            wanted = tensor.numpy() if dtype == "uint16" else tensor.float().numpy()
+            assert found[name].shape == wanted.shape and found[name].dtype == wanted.dtype
+            np.testing.assert_array_equal(found[name], wanted)
+
+
+def test_a_tensor_of_a_dtype_that_is_not_read_is_named_and_not_called_damaged(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    scale = torch.zeros(2, dtype=torch.float8_e8m0fnu)
+    torch.save({"scale": scale}, tmp_path / "a.pt")
+    save_file({"scale": scale}, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match="holds a tensor of float8_e8m0fnu, which is not read here"):
+        read_torch_file(tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: scale: is of dtype F8_E8M0, which is not read here"):
+        read_safetensors_file(tmp_path / "a.safetensors")
 
 
 def test_a_namespace_becomes_a_dict(tmp_path):

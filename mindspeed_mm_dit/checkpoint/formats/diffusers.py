@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
+from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
@@ -26,7 +27,9 @@ from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 
 WEIGHTS = "diffusion_pytorch_model"
-PARTS = f"{WEIGHTS}.safetensors.index.json"
+_FILES = (
+    f"{WEIGHTS}.safetensors", f"{WEIGHTS}.safetensors.index.json", f"{WEIGHTS}.bin", f"{WEIGHTS}.bin.index.json",
+)  # fmt: skip
 INDEX = "model_index.json"
 CHANGES = "changed_for_diffusers.json"
 TABLE = "y_embedder.embedding_table.weight"
@@ -137,27 +140,29 @@ def labels_of(path: Path) -> dict[str, int]:
 
 
 def _read_weights(folder: Path) -> Arrays:
-    if (folder / f"{WEIGHTS}.safetensors").is_file():
-        return read_safetensors_file(folder / f"{WEIGHTS}.safetensors")[0]
-    if (folder / PARTS).is_file():
-        return _read_parts(folder)
-    if (folder / f"{WEIGHTS}.bin").is_file():
-        return pt.read(folder / f"{WEIGHTS}.bin").weights
-    raise CheckpointError(str(folder), f"holds neither {WEIGHTS}.safetensors nor {WEIGHTS}.bin")
+    try:
+        found = weight_file_in(folder, _FILES).path
+    except UnusableFile as problem:
+        raise CheckpointError(str(folder), str(problem)) from None
+    return _read_parts(found) if found.suffix == ".json" else _read_file(found)
 
 
-def _read_parts(folder: Path) -> Arrays:
+def _read_file(file: Path) -> Arrays:
+    return read_safetensors_file(file)[0] if file.suffix == ".safetensors" else pt.read(file).weights
+
+
+def _read_parts(index: Path) -> Arrays:
     """Read the weights of a large network from the several files that an index names."""
-    names = read_json(folder / PARTS, "SOURCE").get("weight_map")
+    names = read_json(index, "SOURCE").get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise CheckpointError(f"{folder}/{PARTS}", "has no weight_map of files", "copy or download the folder again")
+        raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
     arrays: Arrays = {}
     for file in sorted(set(names.values())):
         if Path(file).name != file:
-            raise CheckpointError(f"{folder}/{PARTS}", f"names {file!r}, which is no file beside it")
-        arrays |= read_safetensors_file(folder / file)[0]
+            raise CheckpointError(str(index), f"names {file!r}, which is no file beside it")
+        arrays |= _read_file(index.parent / file)
     if missing := sorted(names.keys() - arrays.keys()):
-        raise CheckpointError(f"{folder}/{PARTS}", f"names {missing[0]}, which no file has", "copy the folder again")
+        raise CheckpointError(str(index), f"names {missing[0]}, which no file has", "copy the folder again")
     return arrays
 
 

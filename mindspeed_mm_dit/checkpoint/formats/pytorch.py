@@ -13,8 +13,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
-from mindspeed_mm_dit.checkpoint.weights import reader_of_pytorch_folder
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 
 
 def fits(path: Path) -> bool:
@@ -70,5 +69,27 @@ def _writer() -> ModuleType:
         raise PlatformError(
             "a checkpoint folder of PyTorch", f"PyTorch is needed to write it: {error}",
             "pip install torch 'numpy<2'; MindSpore fits into the same environment",
+        ) from None  # fmt: skip
+    return torch_dcp
+
+
+def reader_of_pytorch_folder(path: Path) -> ModuleType:
+    """Return the module that reads the checkpoint folder ``path``.
+
+    Raises:
+        CheckpointError: it is no checkpoint.
+        PlatformError: PyTorch, which wrote it, is not installed here.
+    """
+    if not (path / ".metadata").is_file():
+        raise CheckpointError(
+            str(path), "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
+            "name a folder such as checkpoints/iter_0001000, or the one that holds them",
+        )  # fmt: skip
+    try:
+        from mindspeed_mm_dit.checkpoint import torch_dcp
+    except ImportError as error:
+        raise PlatformError(
+            str(path), f"was written by PyTorch, without which it cannot be read ({error})",
+            f"in an environment with PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)",
         ) from None  # fmt: skip
     return torch_dcp

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
@@ -22,7 +23,7 @@ def read(path: Path) -> State:
     """Read a file; bfloat16, which NumPy lacks, comes as float32."""
     arrays, metadata = read_safetensors_file(path)
     known = {key: _object(metadata[key], path, key) for key in ("facts", "config") if key in metadata}
-    return State({"model": arrays}, **known)
+    return State({"model": plain(arrays, path)}, **known)
 
 
 def _object(text: str, path: Path, key: str) -> dict[str, Any]:

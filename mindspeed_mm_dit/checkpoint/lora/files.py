@@ -20,10 +20,11 @@ from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
 from mindspeed_mm_dit.checkpoint.lora.names import WAN_BLOCK, to_diffusers, to_native, to_ours
 from mindspeed_mm_dit.checkpoint.lora.settings import Settings, checked_alpha, settings_of
+from mindspeed_mm_dit.configs.files import UnusableFile, content_of, read_safetensors_header
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.framework.torch_file import names_in_torch_file, read_torch_file
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -46,8 +47,10 @@ def fits(path: Path) -> bool:
     """Return whether ``path``, a file or a folder of diffusers or peft, has tensors named as those of adapters."""
     try:
         file = _file(path)
-        return file.suffix == ".safetensors" and any(map(_match, read_safetensors_file(file)[0]))
-    except CheckpointError:
+        if file.suffix == ".safetensors":
+            return any(map(_match, read_safetensors_header(file).tensors))
+        return file.suffix in _ENDINGS and any(map(_match, names_in_torch_file(file)))
+    except (CheckpointError, UnusableFile, OSError):
         return False
 
 
@@ -76,7 +79,8 @@ def _file(path: Path) -> Path:
         found = [path / f"{stem}{ending}" for stem in (DIFFUSERS, PEFT) for ending in _ENDINGS]
         found = [file for file in found if file.is_file()] or sorted(path.glob("*.safetensors"))
         if len(found) != 1:
-            what = f"holds {len(found)} files of weights" if found else f"holds neither {DIFFUSERS} nor {PEFT}"
+            neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {content_of(path)}"
+            what = f"holds {', '.join(file.name for file in found[:5])}" if found else neither
             raise CheckpointError(str(path), what, "name the file of adapters")
         return found[0]
     if not path.is_file():

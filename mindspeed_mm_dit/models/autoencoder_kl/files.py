@@ -122,9 +122,10 @@ def _new_name(name: str) -> str:
 
 def require_same_names(what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
     """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``wanted``."""
-    for name in sorted(wanted.keys() ^ weights.keys()):
-        reason = "is missing" if name in wanted else "is unknown"
-        raise CheckpointError(what, f"weight {name} {reason}", "use the files of a diffusers AutoencoderKL")
+    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    problems = [*(f"{name} is missing" for name in missing[:1]), *(f"{name} is unknown" for name in unknown[:1])]
+    if problems:
+        raise CheckpointError(what, f"weight {'; '.join(problems)}", "use the files of a diffusers AutoencoderKL")
     for name, shape in wanted.items():
         if weights[name].shape != shape:
             raise CheckpointError(what, f"weight {name} is {weights[name].shape}, config.json makes it {shape}")

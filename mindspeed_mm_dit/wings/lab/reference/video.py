@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.published import trees_of
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import choose_tree, read_weights
+from mindspeed_mm_dit.checkpoint.weights import preferred, read_weights
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
@@ -168,4 +169,4 @@ def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
     content = read_torch_file(path)
     config = content.get("config")
     own = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
-    return choose_tree(content, False, path), own
+    return preferred(trees_of(content, path), use_ema=False), own
