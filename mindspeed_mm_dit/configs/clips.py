@@ -10,6 +10,9 @@ from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_betw
 from mindspeed_mm_dit.configs.source import ColorProfiles, SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
+Display = Literal["shown", "mindspeed_mm"]
+"""How the frames of a video become pixels: see ``ClipsParam.display``."""
+
 
 @dataclass(frozen=True)
 class ClipsParam(SourceParam):
@@ -53,6 +56,9 @@ class ClipsParam(SourceParam):
     it is long enough for. An image goes to a shape of one frame. Or a budget from which the shapes are made."""
     bucket_group: int = 16
     """Number of clips of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
+    display: Display = "shown"
+    """How frames become pixels: as a player shows them; or as decord, with which MindSpeed-MM reads: BT.601 if a file
+    names no matrix, pixels as stored if they are not square, frames turned but not mirrored, and chosen by number."""
     color_profiles: ColorProfiles = "convert"
     """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
     dataset_type: Literal["clips"] = "clips"
@@ -116,5 +122,6 @@ class ClipsParam(SourceParam):
             )
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
+        shown = "" if self.display == "shown" else f", display {self.display}"
         sizes = " or ".join(f"{frames} of {height} x {width}" for frames, height, width in self.sizes)
-        return f"{sizes}{least}, fps {rate}, crop {self.crop}{self.profiles_words}"
+        return f"{sizes}{least}, fps {rate}, crop {self.crop}{shown}{self.profiles_words}"

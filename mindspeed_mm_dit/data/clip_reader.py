@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.clips import Clip, is_still
 from mindspeed_mm_dit.data.draws import Stream, uniforms
-from mindspeed_mm_dit.data.frames import fit_frames, frame_numbers
+from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.data.video_file import read_frames
@@ -73,7 +73,7 @@ class ClipReader:
         if is_still(path):
             return load_still(path, max(self._param.frame), self._param.color_profiles)[None]
         first = int(start * (clip.spare(num_frames) + 1))
-        return read_frames(path, frame_numbers(num_frames, clip.step, first))
+        return read_frames(path, clip.numbers(num_frames, first), self._param.display)
 
 
 def grey(pixels: np.ndarray) -> np.ndarray:

@@ -19,10 +19,12 @@ from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, e
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import provide
 from mindspeed_mm_dit.data.captions import first_problems
+from mindspeed_mm_dit.data.check_images import notes_on_colours
+from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits, write_moving_digits_buckets
 from mindspeed_mm_dit.data.rows import Rows, Wanted
-from mindspeed_mm_dit.data.transforms import load_still, readable_formats
+from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
 
@@ -35,35 +37,51 @@ BUILTIN_CLIPS: dict[str, Callable[[Path], None]] = {
 }
 
 
+EARLY = 0.05
+"""A frame that comes this much late, in frames of the clip, is on time: containers round to a millisecond."""
+
+
 class Clip(NamedTuple):
     """A clip that can be used."""
 
     entry: Entry
     """Its entry in the annotation."""
     step: float
-    """Frames of the video from one frame of the clip to the next."""
+    """Frames of the video from one frame of the clip to the next, on average."""
     num_frames: int
     """Usable frames of the video."""
     size: Size
     """(H, W) of a frame, in pixels."""
+    due: np.ndarray | None = None
+    """If frames are chosen by time: when each is due and the last ends, in frames of the clip, (num_frames + 1,)."""
 
     @property
     def longest(self) -> int:
         """Frames of the longest clip that fits in the video."""
-        numbers = frame_numbers(math.ceil(self.num_frames / self.step) + 1, self.step)
-        return int((numbers < self.num_frames).sum())
+        most = self.num_frames / self.step if self.due is None else self.due[-1]
+        return int((self.numbers(math.ceil(most) + 1) < self.num_frames).sum())
+
+    def numbers(self, num_frames: int, first: int = 0) -> np.ndarray:
+        """Return the frames of the video for a clip that begins with frame ``first``, (num_frames,) int64."""
+        if self.due is None:
+            return frame_numbers(num_frames, self.step, first)
+        return np.searchsorted(self.due, self.due[first] + np.arange(num_frames) + EARLY, side="right") - 1
 
     def spare(self, num_frames: int) -> int:
         """Return how many frames after the first a clip of ``num_frames`` may begin."""
-        return self.num_frames - 1 - int(frame_numbers(num_frames, self.step)[-1])
+        if self.due is None:
+            return self.num_frames - 1 - int(self.numbers(num_frames)[-1])
+        return int(np.searchsorted(self.due, self.due[-1] - (num_frames - 1) - EARLY)) - 1
 
 
 class _Look(NamedTuple):
-    """Result of checking one entry: a clip and the bytes of its file, or a problem."""
+    """Result of checking one entry: a clip, the bytes and facts of its file, or a problem."""
 
     clip: Clip | None
     bytes: int = 0
     problem: str = ""
+    facts: VideoFacts | None = None
+    colours: Colours = Colours.SRGB
 
 
 def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
@@ -99,7 +117,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         classes,
         skipped=len(problems),
         problems=problems,
-        notes=(*_notes(lines, clips, decode, param), *_note_of_unused(param, shapes)),
+        notes=(*_notes(lines, clips, decode, param), *_notes_on_display(looks, param), *_note_of_unused(param, shapes)),
         digest=_digest_of(clips, looks),
         facts=clips,
         shapes=shapes,
@@ -152,21 +170,27 @@ def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) 
     path = Path(param.data_folder) / entry.path
     try:
         facts = _facts_of(path, param, decode)
-        return _Look(_clip_of(entry, facts, param), check_file(path))
+        colours = _colours_of(path, param) if is_still(path) else Colours.SRGB
+        return _Look(_clip_of(entry, facts, param), check_file(path), facts=facts, colours=colours)
     except UnusableFile as problem:
         return _Look(None, problem=f"{path} {problem}")
 
 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
     if not is_still(path):
-        return look_at_video(path, decode)
+        return look_at_video(path, decode, param.display)
     height, width = load_still(path, max(param.frame)).shape[:2]
-    return VideoFacts(1, None, (height, width))
+    return VideoFacts(1, None, (height, width), (height, width))
+
+
+def _colours_of(path: Path, param: ClipsParam) -> Colours:
+    with open_image(path, max(param.frame)) as image:
+        return colours_of(image)
 
 
 def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
     """Compare a file with its annotation; raises UnusableFile."""
-    if entry.size is not None and entry.size != facts.size:
+    if entry.size is not None and entry.size not in (facts.size, facts.stored_size):
         (h, w), (high, wide) = facts.size, entry.size
         raise UnusableFile(f"has frames of {h} x {w}, and the annotation says {high} x {wide}")
     if entry.fps is not None and facts.fps is not None and abs(entry.fps - facts.fps) >= SAME_RATE:
@@ -177,7 +201,11 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
     if param.train_fps is not None and fps is None and facts.num_frames > 1:
         raise UnusableFile(f"does not say its frames a second, and train_fps = {param.train_fps:g} needs them")
     step = step_between(fps, param.train_fps)
-    clip = Clip(entry, step, entry.num_frames or facts.num_frames, facts.size)
+    num_frames = entry.num_frames or facts.num_frames
+    due = None
+    if facts.times is not None and param.train_fps is not None and param.display == "shown":
+        due = facts.times[: num_frames + 1] * param.train_fps
+    clip = Clip(entry, step, num_frames, facts.size, due)
     _check_long_enough(clip, param)
     check_proportions(facts.size, param.frame)
     return clip
@@ -188,9 +216,11 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
     if fits(np.array([clip.longest, *clip.size]), np.array(param.sizes)).any():
         return
     lengths = sorted({frames for frames, _, _ in param.sizes})
-    if param.buckets is None:
+    if param.buckets is None and clip.due is None:
         needed = 1 + int(frame_numbers(lengths[0], clip.step)[-1])
         raise UnusableFile(f"is short: it has {clip.num_frames} frames, and num_frames = {lengths[0]} needs {needed}")
+    if param.buckets is None:
+        raise UnusableFile(f"is short: it lasts for {clip.longest} frames, and num_frames = {lengths[0]}")
     if clip.longest == 1:
         raise UnusableFile("has one frame, and no bucket is of one")
     least = min(frames for frames in lengths if frames > 1)
@@ -215,6 +245,27 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
     if slow:
         notes.append(f"warning: {slow:,} of {len(clips):,} videos are slower than train_fps: some frames are repeated")
     return tuple(notes)
+
+
+def _notes_on_display(looks: list[_Look], param: ClipsParam) -> tuple[str, ...]:
+    """Return notes on what the files say of how they are shown, and on what becomes of it."""
+    good = [(look.clip, look.facts) for look in looks if look.clip is not None and look.facts is not None]
+    remarks = Counter(remark for _, facts in good for remark in facts.remarks)
+    remarks.update(_chosen_by(clip, param) for clip, facts in good if facts.times is not None)
+    doubts = Counter(doubt for _, facts in good for doubt in facts.doubts)
+    notes = [f"warning: {count:,} of {len(good):,} clips {doubt}" for doubt, count in doubts.items()]
+    if remarks:
+        said = ", ".join(f"{count:,} {remark}" for remark, count in sorted(remarks.items()))
+        how = "a player shows them" if param.display == "shown" else "MindSpeed-MM reads them"
+        notes.append(f"note: of {len(good):,} clips, learned as {how}: {said}")
+    names = [str(Path(param.data_folder) / clip.entry.path) for clip, _ in good]
+    colours = [look.colours for look in looks if look.clip is not None]
+    return (*notes, *notes_on_colours(names, colours, param.color_profiles))
+
+
+def _chosen_by(clip: Clip, param: ClipsParam) -> str:
+    how = "every frame" if param.train_fps is None else "by number" if clip.due is None else "by time"
+    return f"of a varying rate ({how})"
 
 
 def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, ...]:

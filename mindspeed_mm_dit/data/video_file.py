@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.buckets import Size
+from mindspeed_mm_dit.configs.clips import Display
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.data.video_display import Screen
 from mindspeed_mm_dit.errors import PlatformError
 
 
@@ -24,8 +27,16 @@ class VideoFacts(NamedTuple):
     """Number of frames: counted if all were decoded, else the number of packets."""
     fps: float | None
     """Average frames per second; None for a still, or if the file does not have it."""
-    size: tuple[int, int]
+    size: Size
     """(H, W) of a frame as displayed, in pixels."""
+    stored_size: Size
+    """(H, W) before pixels are made square and frames turned."""
+    times: np.ndarray | None = None
+    """Where the rate varies: seconds from the first frame to each and to the end, (num_frames + 1,)."""
+    remarks: tuple[str, ...] = ()
+    """In which ways the video is not plain, worded to follow "N videos"."""
+    doubts: tuple[str, ...] = ()
+    """What is not learned as a player shows it, worded to follow "N of M videos"."""
 
 
 @lru_cache(maxsize=1)
@@ -41,42 +52,53 @@ def pyav() -> ModuleType:
     return av
 
 
-def look_at_video(path: str | Path, decode: bool) -> VideoFacts:
+def look_at_video(path: str | Path, decode: bool, display: Display = "shown") -> VideoFacts:
     """Return the facts of a video. Decodes its first frame, or all with ``decode``. Raises UnusableFile."""
     with _opened(path) as (container, stream):
         fps = float(stream.average_rate) if stream.average_rate else None
         frames = _frames(container, stream)
-        try:
-            height, width, _ = _upright(next(frames)).shape
-        except StopIteration:
-            raise UnusableFile("holds no frame that can be decoded") from None
-        if decode:
-            return _facts(1 + sum(1 for _ in frames), fps, (height, width))
-    return _facts(_count_packets(path), fps, (height, width))
+        first = next(frames, None)
+        if first is None:
+            raise UnusableFile("holds no frame that can be decoded")
+        screen = Screen(pyav(), stream, first, display)
+        times = [first.time, *(frame.time for frame in frames)] if decode else _times_of_packets(path)
+    several = len(times) > 1
+    return VideoFacts(
+        len(times), fps if several else None, screen.size, screen.stored_size, _uneven(times), screen.remarks,
+        screen.doubts,
+    )  # fmt: skip
 
 
-def _facts(num_frames: int, fps: float | None, size: tuple[int, int]) -> VideoFacts:
-    return VideoFacts(num_frames, fps if num_frames > 1 else None, size)
-
-
-def _count_packets(path: str | Path) -> int:
+def _times_of_packets(path: str | Path) -> list[float | None]:
     with _opened(path) as (container, stream):
-        return sum(1 for packet in container.demux(stream) if packet.size)
+        packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
+        return [None if packet.pts is None else float(packet.pts * packet.time_base) for packet in packets]
 
 
-def read_frames(path: str | Path, numbers: np.ndarray) -> np.ndarray:
-    """Return the frames ``numbers`` (F,), ascending from 0, of a video as (F, H, W, 3) uint8 RGB.
+def _uneven(times: list[float | None]) -> np.ndarray | None:
+    """Return ``VideoFacts.times``; None where times are unknown, or even: no frame is half a frame from its place."""
+    known = np.sort([time for time in times if time is not None])
+    if len(known) < len(times) or len(times) < 3:
+        return None
+    seconds = np.append(known, 2 * known[-1] - known[-2]) - known[0]
+    places = np.linspace(0, seconds[-2], len(known))
+    return seconds if np.abs(seconds[:-1] - places).max() > places[1] / 2 else None
+
+
+def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown") -> np.ndarray:
+    """Return the frames ``numbers`` (F,), ascending from 0, of a video as (F, H, W, 3) uint8 RGB, as displayed.
 
     Raises:
         UnusableFile: it cannot be decoded up to the last of them, or ends before it.
     """
     last = int(numbers[-1])
-    wanted, found, there = set(numbers.tolist()), {}, 0
+    wanted, found, there, screen = set(numbers.tolist()), {}, 0, None
     with _opened(path) as (container, stream):
         for number, frame in enumerate(islice(_frames(container, stream), last + 1)):
             there = number + 1
+            screen = screen or Screen(pyav(), stream, frame, display)
             if number in wanted:
-                found[number] = _upright(frame)
+                found[number] = screen.show(frame)
     if there <= last:
         raise UnusableFile(f"has {there} frames, and frame {last + 1} is needed")
     return np.stack([found[number] for number in numbers.tolist()])
@@ -84,19 +106,28 @@ def read_frames(path: str | Path, numbers: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
-    """Open a file and its first video stream. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
+    """Open a file and the stream of its film. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
     av = pyav()
     if check_file(path) == 0:
         raise UnusableFile("is empty")
     try:
         with av.open(str(path), metadata_errors="ignore") as container:
-            if not container.streams.video:
-                raise UnusableFile("holds no video, or is damaged")
-            yield container, container.streams.video[0]
+            yield container, _film_of(container)
     except UnusableFile:
         raise
     except Exception as error:  # a decoder can raise anything on damaged bytes
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
+
+
+def _film_of(container: Any) -> Any:
+    """Return the first video stream that is no cover, one marked as default before others; raises UnusableFile."""
+    if not container.streams.video:
+        raise UnusableFile("holds no video, or is damaged")
+    marks = pyav().stream.Disposition
+    films = [stream for stream in container.streams.video if not stream.disposition & marks.attached_pic]
+    if not films:
+        raise UnusableFile("holds no video but a cover picture")
+    return max(films, key=lambda stream: bool(stream.disposition & marks.default))
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:
@@ -105,11 +136,6 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
         if frame.is_corrupt:
             raise UnusableFile(f"cannot be decoded: frame {number + 1} is damaged")
         yield frame
-
-
-def _upright(frame: Any) -> np.ndarray:
-    """Return a frame as (H, W, 3) uint8 RGB, rotated for display as the file says."""
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90)))
 
 
 def write_video(path: Path, frames: np.ndarray, fps: float) -> None:

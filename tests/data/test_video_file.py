@@ -31,7 +31,7 @@ def test_a_video_that_ends_one_frame_before_is_named(path):
 
 @pytest.mark.parametrize("decode", [False, True])
 def test_what_a_video_is(path, decode):
-    assert look_at_video(path, decode) == (6, 8.0, (16, 24))
+    assert look_at_video(path, decode)[:3] == (6, 8.0, (16, 24))
 
 
 def test_a_file_without_an_image_is_no_video(tmp_path):
