@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import provide
@@ -58,8 +59,10 @@ class Clip(NamedTuple):
     @property
     def longest(self) -> int:
         """Frames of the longest clip that fits in the video."""
-        most = self.num_frames / self.step if self.due is None else self.due[-1]
-        return int((self.numbers(math.ceil(most) + 1) < self.num_frames).sum())
+        if self.due is not None:
+            return min(MOST_FRAMES, math.ceil(self.due[-1] - EARLY))
+        numbers = frame_numbers(math.ceil(self.num_frames / self.step) + 1, self.step)
+        return int((numbers < self.num_frames).sum())
 
     def numbers(self, num_frames: int, first: int = 0) -> np.ndarray:
         """Return the frames of the video for a clip that begins with frame ``first``, (num_frames,) int64."""

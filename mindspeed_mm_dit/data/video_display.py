@@ -63,7 +63,8 @@ class Screen:
 
     def _matrix_of(self, frame: Any) -> str:
         """Return FFmpeg's name of the matrix from YUV to RGB."""
-        if frame.format.is_rgb:
+        if frame.format.is_rgb or len(frame.format.components) < 3:
+            frame.colorspace = 0 if frame.format.is_rgb else 2  # (whatever the file says, there is no matrix)
             return "auto"
         if frame.colorspace in _UNSAID:
             frame.colorspace = 2  # (the filter refuses the others)
