@@ -16,7 +16,7 @@ from mindspeed_mm_dit.checkpoint.formats.contract import Room
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -68,11 +68,14 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
         PlatformError: reading them needs a framework that is not installed.
     """
     check_path("--init-from", str(given))
-    try:
-        path = _place(Path(given))
+
+    def read(path: Path) -> GivenWeights:
         kind = of_source(path)
-        state = _read(path, kind)
-        source = _source(path, kind, state, here)
+        return _source(path, kind, _read(path, kind), here)
+
+    place = _place(Path(given))
+    try:
+        source = of_newest(place, "--init-from", read) if place.is_dir() else read(place)
     except UserError as error:  # (from code shared with convert and sample, which says SOURCE)
         if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
             raise type(error)(f"--init-from = {given}", error.reason, error.cure) from None
@@ -89,10 +92,9 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
 
 
 def _place(path: Path) -> Path:
-    """Return the newest checkpoint of a folder, or the diffusers folder that contains a file of weights."""
-    if path.is_file() and path.stem == diffusers.WEIGHTS and diffusers.fits(path.parent):
-        return path.parent
-    return find_checkpoint(path) if path.is_dir() else path
+    """Return ``path``, or the diffusers folder that contains it as its file of weights."""
+    is_part = path.is_file() and path.name.partition(".")[0] == diffusers.WEIGHTS and diffusers.fits(path.parent)
+    return path.parent if is_part else path
 
 
 def _read(path: Path, kind: str) -> State:

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint import convert, power_ema
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_target
 from mindspeed_mm_dit.checkpoint.power_ema import Profile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, iteration_of, read_facts
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.targets import check_target
 from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.configs.outputs import check_output_folder
@@ -64,7 +64,13 @@ def make(
         ConfigError: no format fits, or nothing can be written there.
         PlatformError: a required framework is not installed.
     """
-    newest, target, target_format = find_checkpoint(source), Path(target), of_target(Path(target), to)
+    target_format = of_target(Path(target), to)
+    return of_newest(
+        source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
+    )
+
+
+def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> Made:
     kept, facts = averages_up_to(newest), read_facts(newest)
     wanted = Profile(kept[-1].profile.step, std)
     factors, error = power_ema.combination([one.profile for one in kept], wanted)
@@ -76,7 +82,7 @@ def make(
             used.setdefault(one.path, {})[one.tree] = factor
     facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
     state = State({"model": _sum(progress(list(used.items())))}, facts)
-    convert.check(state, str(source))
+    convert.check(state, str(newest))
     state, notes = convert.fit(state, FORMATS[target_format].room, None)
     convert.write(target, target_format, state)
     return Made(kept, wanted, error, state.num_tensors, state.num_bytes, notes)

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, find_checkpoint
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, of_newest
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -67,7 +67,14 @@ def convert(
         ConfigError: no format fits, or the target cannot be written.
         PlatformError: a required framework is not installed.
     """
-    source, target = Path(source) if Path(source).is_file() else find_checkpoint(source, "SOURCE"), Path(target)
+    reads = lambda path: _convert(path, Path(target), to, weights, description, overwrite, say, loras)  # noqa: E731
+    return reads(Path(source)) if Path(source).is_file() else of_newest(source, "SOURCE", reads)
+
+
+def _convert(
+    source: Path, target: Path, to: str | None, weights: str | None, description: dict[str, Any] | None,
+    overwrite: bool, say: Callable[[str], object], loras: Sequence[str],
+) -> Summary:  # fmt: skip
     if is_adapter(source) and not (of_run(source) and to in _OF_RUNS):
         if loras:
             raise ConfigError(

@@ -20,13 +20,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, shown
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, UserError
 
+T = TypeVar("T")
 TRACKER = "latest_checkpointed_iteration.txt"
 BEST_TRACKER = "best_checkpointed_iteration.txt"
 SETTINGS = "settings"
@@ -39,6 +40,7 @@ BEST = "best"
 """Key of run.json: iteration and validation loss of the best checkpoint so far. Also its name in a path:
 ``FOLDER/best``."""
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
+WITHOUT_INDEX = "lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
 _BEFORE = ".old.partial"
 """Suffix of a checkpoint that is set aside while another one takes its place."""
@@ -85,8 +87,15 @@ class CheckpointStore:
         before = [i for i in self.iterations() if i <= iteration]
         for old in before[: -self.keep_last] if self.keep_last else ():
             if old != best and (not self.retain_interval or old % self.retain_interval):
-                shutil.rmtree(self.path(old), ignore_errors=True)
+                self._remove(old)
         return final
+
+    def _remove(self, iteration: int) -> None:
+        """Delete a checkpoint; its name goes first, so that who reads it finds all of it or none."""
+        aside = self.partial_path(iteration)
+        with suppress(OSError):
+            os.rename(self.path(iteration), aside)
+            shutil.rmtree(aside, ignore_errors=True)
 
     def _replace(self, final: Path, aside: Path) -> None:
         """Rename ``aside`` to ``final``, which may exist from before the run was resumed from further back."""
@@ -139,7 +148,7 @@ class CheckpointStore:
             problem = problem_of(self.path(iteration))
             if problem is None:
                 return iteration, passed
-            passed.append(f"{self.path(iteration)} is damaged ({problem}); falling back to the one before")
+            passed.append(f"{self.path(iteration)} is damaged ({problem})")
         if passed:
             raise CheckpointError(
                 f"--load = {self.root}",
@@ -267,12 +276,31 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
         return _best(path.parent, flag)
     below = path / "checkpoints"
     store = CheckpointStore(below if CheckpointStore(below).iterations() else path)
-    if store.iterations():
-        return store.path(store.iterations()[-1])
+    path = store.path(store.iterations()[-1]) if store.iterations() else path
+    if lacks_index(path):
+        raise CheckpointError(f"{flag} = {path}", WITHOUT_INDEX, "copy it again as a whole folder, hidden files too")
     if not path.exists():
         words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
         raise CheckpointError(f"{flag} = {path}", words)
     return path
+
+
+def lacks_index(path: Path) -> bool:
+    """Return whether a checkpoint of PyTorch was copied by a program that leaves out hidden files."""
+    return any(path.glob("*.distcp")) and not (path / ".metadata").exists()
+
+
+def of_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
+    """Return what ``read`` finds in the newest checkpoint of ``path``; again, if a run deletes any while it reads."""
+    while True:
+        found = find_checkpoint(path, flag)
+        store = CheckpointStore(found.parent)
+        there = store.iterations() if iteration_of(found) is not None else []
+        try:
+            return read(found)
+        except (UserError, OSError):
+            if not there or set(there) <= set(store.iterations()):
+                raise
 
 
 def _best(folder: Path, flag: str) -> Path:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, unreadable
+from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.lazy_imports import later
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
@@ -251,6 +251,8 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
 
 def _problem_by_index(path: Path) -> str | None:
     """Return what is missing by the index, on every rank alike; each checks the index before reading it."""
+    if lacks_index(path):
+        return WITHOUT_INDEX
     if problem := checksums.problem_of_file(path / ".metadata"):
         return problem
     try:

@@ -194,12 +194,16 @@ class _Work:
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 
-def load_asked(args: argparse.Namespace, adapters: Sequence[Strong]) -> tuple[Any, ModelConfig]:
-    """Load the model that the flags name, with its ``adapters``."""
+def load_asked(
+    args: argparse.Namespace, adapters: Sequence[Strong], checkpoint: Path | None = None
+) -> tuple[Any, ModelConfig]:
+    """Load the model that the flags name, or that in ``checkpoint``, with its ``adapters``."""
     from mindspeed_mm_dit.sampling.load import load_model
 
-    use_ema = args.weights == "ema"
-    return load_model(args.checkpoint, args.model, use_ema, adapters, bf16=args.bf16, torch_compile=args.torch_compile)
+    return load_model(
+        checkpoint or args.checkpoint, args.model, args.weights == "ema", adapters, bf16=args.bf16,
+        torch_compile=args.torch_compile,
+    )  # fmt: skip
 
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:

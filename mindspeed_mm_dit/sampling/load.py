@@ -14,7 +14,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.files import content_of
 from mindspeed_mm_dit.configs.limits import check_path
@@ -46,7 +46,10 @@ def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described
         ConfigError: model.json is missing or wrong, or the model does not fit this machine.
     """
     check_path("--checkpoint", str(checkpoint))
-    path = find_checkpoint(checkpoint)
+    return of_newest(checkpoint, "--checkpoint", lambda path: _described(path, model_json))
+
+
+def _described(path: Path, model_json: str | Path | None) -> Described:
     facts = _facts(path)
     if model_json is not None:
         config = load_model_config(model_json)
@@ -105,12 +108,19 @@ def load_model(
     weights. ``bf16``: only to generate samples in bfloat16. ``torch_compile``: compile the blocks when they are first
     called. ``encodes``: with autoencoder and text encoders.
     """
-    path, config, classes = describe(checkpoint, model_json)
-    model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
-    weights = _weights(path, config, classes, use_ema)
+
+    def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
+        _, config, classes = _described(path, model_json)
+        model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
+        return model, config, _weights(path, config, classes, use_ema)
+
+    check_path("--checkpoint", str(checkpoint))
+    model, config, weights = of_newest(checkpoint, "--checkpoint", read)
     if adapters:
         weights = merged(weights, adapters)
-    check_names(runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {path}")
+    check_names(
+        runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {checkpoint}"
+    )
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
     if bf16:
@@ -128,8 +138,7 @@ def weaker_network(
     Raises a UserError if it cannot guide that model: both must take the same inputs and have learned the same task.
     """
     flag = f"--guidance-checkpoint = {checkpoint}"
-    path = find_checkpoint(checkpoint, "--guidance-checkpoint")
-    if "model" not in _facts(path):
+    if "model" not in of_newest(checkpoint, "--guidance-checkpoint", _facts):
         raise ConfigError(flag, "does not say what model it belongs to", "name a checkpoint of a run of mm-dit")
     there = describe(checkpoint, None).config
     learned = (*_LEARNED["diffusion"], "data_time")

@@ -59,7 +59,7 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | No
         raise CheckpointError(f"--load = {load}", "is no folder", "name the folder that --save named")
     iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
     for line in passed:
-        print_rank_0(f"warning: {line}")
+        print_rank_0(f"warning: {line}; falling back to the one before")
     if iteration is not None:
         path = store.path(iteration)
         if not checksums.are_in(path):

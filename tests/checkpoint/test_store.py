@@ -17,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.store import (
     check_is_no_checkpoint,
     find_checkpoint,
     iteration_of,
+    of_newest,
     read_facts,
     unreadable,
     unwritten,
@@ -112,6 +113,44 @@ def test_what_was_just_written_is_kept_and_so_are_later_ones(tmp_path):
     for iteration in (30, 40, 5, 10, 15):  # a run that was resumed from the start
         write(store, iteration)
     assert store.iterations() == [10, 15, 30, 40]
+
+
+def test_what_reads_beside_a_run_finds_a_whole_checkpoint_or_the_next_one(tmp_path):
+    """A run saves, and deletes what was the newest, while that is read."""
+    store, seen = CheckpointStore(tmp_path, keep_last=1), []
+    write(store, 5)
+
+    def read(path):
+        seen.append(path.name)
+        if len(seen) == 1:
+            write(store, 6)
+        return (path / "data").read_text()
+
+    assert of_newest(tmp_path, "--checkpoint", read) == "6" and seen == ["iter_0000005", "iter_0000006"]
+    shutil.rmtree(store.path(6))
+    with pytest.raises(CheckpointError, match=r"--checkpoint = .*iter_0000006: there is no such file or folder"):
+        of_newest(store.path(6), "--checkpoint", read)
+    write(store, 7)
+    (store.path(7) / "data").unlink()
+    with pytest.raises(FileNotFoundError):  # (by no run: this one is damaged)
+        of_newest(tmp_path, "--checkpoint", read)
+
+
+def test_a_checkpoint_goes_by_its_name_before_its_files_do(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    write(store, 1)
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)
+    write(store, 2)
+    assert store.iterations() == [2] and (store.partial_path(1) / "data").exists()
+
+
+def test_a_copy_without_hidden_files_is_named_by_what_it_lacks(tmp_path):
+    store = CheckpointStore(tmp_path)
+    write(store, 1)
+    (store.path(1) / "__0_0.distcp").touch()
+    for path in (tmp_path, store.path(1)):
+        with pytest.raises(CheckpointError, match=r"iter_0000001: lacks \.metadata, as copies without hidden files do"):
+            find_checkpoint(path)
 
 
 def test_checkpoints_of_the_retain_interval_are_kept_for_good(tmp_path):

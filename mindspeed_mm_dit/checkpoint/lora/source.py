@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.errors import ConfigError
@@ -71,10 +71,13 @@ def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) 
 
     layers: names of the network's linear layers, if it is known.
     """
-    path = find_checkpoint(path, "adapters") if path.is_dir() else path
-    if how := of_run(path):
-        return of_arrays(read_weights(path, use_ema), float(how["--lora-alpha"]), str(path))
-    return files.read(path, layers)
+
+    def found(path: Path) -> Adapter:
+        if how := of_run(path):
+            return of_arrays(read_weights(path, use_ema), float(how["--lora-alpha"]), str(path))
+        return files.read(path, layers)
+
+    return of_newest(path, "adapters", found) if path.is_dir() else found(path)
 
 
 def layers_of(shapes: Shapes) -> list[str]:

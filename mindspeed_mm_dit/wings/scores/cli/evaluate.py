@@ -14,7 +14,7 @@ from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.scores.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
 
@@ -100,8 +100,14 @@ def run(args: argparse.Namespace) -> int:
         work = Work.of(args) if args.checkpoint else None
         samples = open_image_set("--samples", args.samples, args.image_size) if first and args.samples else None
         judge = _judge_of(args, work, samples) if first else None
+    try:
+        if work:
+            draw(args, work)
+    except CheckpointError:
+        if work is None or work.checkpoint.exists() or runtime.world_size() > 1:
+            raise
+        return run(args)  # its run has deleted it meanwhile: score the newest there is now
     if work:
-        draw(args, work)
         samples = drawn_samples(work) if first else None
     if judge and samples:
         _report(args, judge, samples, work)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Work:
     """A request for images, checked, with its settings and the files it fills."""
 
+    checkpoint: Path
+    """The checkpoint itself, the newest of its folder when the request was checked."""
     config: ModelConfig
     settings: SampleSettings
     shards: Shards
@@ -46,11 +48,19 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check everything the flags ask for, before weights are read."""
+        from mindspeed_mm_dit.checkpoint.store import of_newest
+        from mindspeed_mm_dit.configs.limits import check_path
+
+        check_path("--checkpoint", args.checkpoint)
+        return of_newest(args.checkpoint, "--checkpoint", lambda path: cls._of(args, path))
+
+    @classmethod
+    def _of(cls, args: argparse.Namespace, checkpoint: Path) -> Work:
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.sampling.request import resized
         from mindspeed_mm_dit.wings.scores.shards import Shards, draw_labels
 
-        path, config, classes = describe(args.checkpoint, args.model)
+        path, config, classes = describe(checkpoint, args.model)
         of_captions = config.predictor.conditions.items == ("caption",) and len(config.latent_shape) == 3
         if of_captions:
             classes = tuple(_prompts(args, config))
@@ -64,7 +74,7 @@ class Work:
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
         _check_room(args, config, shards)
         labels = draw_labels(args.labels, args.num, num_classes, args.seed)
-        return cls(config, settings, shards, labels, num_classes, classes, load_adapters(args.lora, config))
+        return cls(path, config, settings, shards, labels, num_classes, classes, load_adapters(args.lora, config))
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -148,14 +158,14 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     rank, ranks = runtime.rank(), runtime.world_size()
     if ranks > 1:
         runtime.initialize(None, 1, ranks)
-    if rank == 0:
-        work.shards.begin()
     missing = work.shards.missing()
-    runtime.barrier()  # (no rank writes before all have looked)
     mine = missing[rank::ranks]
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
+    model = load_asked(args, work.adapters, work.checkpoint)[0] if mine else None
+    if rank == 0:
+        work.shards.begin()
+    runtime.barrier()  # (no rank writes before all have looked)
     if mine:
-        model, _ = load_asked(args, work.adapters)
         share = sum(len(work.shards.numbers(file)) for file in mine)
         with tqdm(
             total=work.settings.steps * share, desc="sampling", unit="image-step",
