@@ -31,6 +31,7 @@ def load(
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
     >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
     """
+    from mindspeed_mm_dit.configs.limits import path_of, switch
     from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.framework import activate
 
@@ -39,7 +40,14 @@ def load(
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    return Pipeline.of_checkpoint(checkpoint, model, weights == "ema", bf16, lora)
+    adapters = [lora] if isinstance(lora, (str, Path)) else lora
+    return Pipeline.of_checkpoint(
+        path_of("checkpoint", checkpoint),
+        None if model is None else path_of("model", model),
+        weights == "ema",
+        switch("bf16", bf16),
+        [path_of("lora", own) for own in adapters],
+    )
 
 
 def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
@@ -56,11 +64,13 @@ def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch
     (8, 8)
     """
     from mindspeed_mm_dit.configs.embedded import config_folder
+    from mindspeed_mm_dit.configs.limits import path_of
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import activate
 
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    there = next((file for file in (Path(config), Path(config) / "model.json") if file.is_file()), None)
-    return Pipeline.untrained(load_model_config(there or config_folder(str(config)) / "model.json"), seed)
+    place = path_of("config", config)
+    there = next((file for file in (Path(place), Path(place) / "model.json") if file.is_file()), None)
+    return Pipeline.untrained(load_model_config(there or config_folder(place) / "model.json"), seed)

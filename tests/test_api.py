@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
+import pickle
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +18,7 @@ from mindspeed_mm_dit import api
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import objective_of
 from tests.clips_fixtures import clip_configs, write_clips
@@ -117,11 +121,95 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
         ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
         ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
         ({"classes": [1], "size": "88"}, "--size = '88': is not HEIGHTxWIDTH"),
+        ({"classes": 1.5}, "'1.5' is neither a label nor a range"),
+        ({"classes": object()}, "classes = <object .*: is no list"),
+        ({"classes": iter([])}, "classes: is empty"),
+        ({"seed": 1.5}, "--seed = 1.5: must be a whole number"),
+        ({"seed": -1}, "--seed = -1: must be at least 0"),
+        ({"seed": True}, "--seed = True: must be a whole number"),
+        ({"steps": "4"}, "--steps = '4': must be a whole number"),
+        ({"batch_size": np.float32(2)}, "--batch-size = .*2.0.*: must be a whole number"),
+        ({"num": 1.9}, "num = 1.9: must be a whole number"),
+        ({"num": "4"}, "num = '4': must be a whole number"),
+        ({"num": 10**7}, "num = 10000000: .*: at most 1,000,000 are drawn at once"),
+        ({"path": 10**9}, "num = 1, path = 1000000000: .*: at most 1,000,000 are drawn at once"),
+        ({"guidance": "2"}, "--cfg-scale = '2': must be a number"),
+        ({"guidance": float("nan")}, "--cfg-scale = nan: must be a number of at most 1,000"),
+        ({"channels": "x"}, "--cfg-channels = 'x': must be '3' or 'all'"),
+        ({"interval": (0.2,)}, r"--cfg-interval = \(0.2,\): must be two numbers with 0 <= low"),
+        ({"bf16": "no"}, "--bf16 = 'no': must be true or false"),
+        ({"options": ["eta"]}, r"options = \['eta'\]: are no options by name"),
+        ({"sampler": 3}, "--sampler = 3: is no name of a sampler"),
+        ({"frames": 9}, "--frames = 9: this model draws images, not videos"),
+        ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model reads no text"),
     ],
 )
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.load(trained).sample(**asked)
+
+
+@pytest.mark.parametrize("made", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))])
+def test_a_copy_draws_the_same_and_shares_no_weight(made):
+    pipe = dit.create("digits")
+    other = made(pipe)
+    asked = {"classes": [3], "steps": 2, "guidance": 2.0}
+    assert other.sample(**asked).arrays.tobytes() == pipe.sample(**asked).arrays.tobytes()
+    assert other.predictor is not pipe.predictor and other.config == pipe.config
+
+
+def test_numbers_of_numpy_and_pytorch_and_paths_from_home_are_taken(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(trained))
+    pipe, place = dit.load(Path("~/checkpoints"), model="~/model.json"), Path("~/drawn.png")
+    plain = pipe.sample([3], num=2, steps=3, seed=5, guidance=2.0, sampler="ddim", size=(8, 16), options={"clip": 1.0})
+    asked = {"num": torch.tensor(2), "steps": np.array(3), "seed": np.int64(5), "guidance": torch.tensor(2.0)}
+    other = pipe.sample([3], **asked, sampler="ddim", size=np.array([8, 16]), options={"clip": np.float64(1.0)})
+    assert other.arrays.tobytes() == plain.arrays.tobytes() and other.save(place) == f"{trained}/drawn.png"
+    (trained / "drawn.png").unlink()
+
+
+VALUES = [
+    None, True, -1, 0, 1, 2, 1.5, 2**63, -(2**70), float("nan"), float("inf"), "", "4", "8x8", "ddim", "x" * 5000, b"4",
+    [], {}, [1, 2], (0.2, 0.8), {"eta": 0.5}, {"eta": "x"}, {1: 2}, np.float64(1.5), np.int64(2), np.array(2),
+    np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(), Path("x"), "\ud800",
+]  # fmt: skip
+NAMES = ("classes", "prompts", "vectors", "num", "steps", "guidance", "sampler", "seed", "negative_prompt", "frames",
+         "size", "channels", "interval", "batch_size", "bf16", "options", "path")  # fmt: skip
+
+
+def ask_anything(examples):
+    pytest.importorskip("hypothesis", reason="pip install hypothesis")
+    from hypothesis import given, settings
+    from hypothesis import strategies as st
+
+    pipe = dit.create("digits")
+    pixels = np.zeros((2, 1, 8, 8), np.uint8)
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
+    @given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES), min_size=1, max_size=3),
+           st.sampled_from(VALUES), st.sampled_from(VALUES))  # fmt: skip
+    def each(asked, step, seed):
+        with suppress(UserError):
+            samples = pipe.sample(**{"classes": [1], "steps": 1, "guidance": 1.0, **asked})
+            assert len(samples) >= 1 and samples.arrays.dtype == np.uint8
+        with suppress(UserError):
+            assert pipe.loss(pixels, classes=asked.get("classes", [1, 2]), step=step, seed=seed).shape == (2,)
+        for make in (lambda: dit.load(step, model=seed), lambda: dit.create(step, seed=seed)):
+            with suppress(UserError):
+                make()
+
+    each()
+
+
+def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ask_anything(50)
+
+
+@pytest.mark.campaign
+def test_whatever_else_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ask_anything(2000)
 
 
 def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(trained):
@@ -151,6 +239,8 @@ def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(tr
         (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
         (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
         (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),
+        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": 1.5}, "step = 1.5: must be a whole number"),
+        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "seed": "1"}, "seed = '1': must be a whole number"),
     ],
 )
 def test_a_batch_that_a_model_cannot_learn_from_is_named(trained, pixels, asked, message):

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.request import Asked
-
-MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
-"""The most samples that one command generates; the usual scores take 50,000 images."""
 
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
 
@@ -61,7 +59,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
-    from mindspeed_mm_dit.sampling.request import Asked, check_asked, together
+    from mindspeed_mm_dit.sampling.request import Asked, check_amount, check_asked, together
 
     items = config.predictor.conditions.items
     _refuse_others(args, config, items)
@@ -69,17 +67,18 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
     each = 1
     if "label" in items:
         values["label"] = _classes(args, config, names)
-        each = 4 if args.num_per_class is None else _positive("--num-per-class", args.num_per_class)
+        each = 4 if args.num_per_class is None else whole_number("--num-per-class", args.num_per_class, 1)
     if "caption" in items:
         values["caption"] = prompts_of(args.prompt or [], args.prompts)
-        each = 1 if args.num_per_prompt is None else _positive("--num-per-prompt", args.num_per_prompt)
+        each = 1 if args.num_per_prompt is None else whole_number("--num-per-prompt", args.num_per_prompt, 1)
     if "vector" in items:
         values["vector"] = _vectors(args)
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
     asked = Asked(together(values), instead)
     check_asked(asked, config)
-    _check_amount(len(asked), each, config, Path(args.output))
+    flag = "--num-per-prompt" if "caption" in items else "--num-per-class"
+    check_amount(f"{flag} = {each}", len(asked) * each, config, Path(args.output))
     return asked.each(each)
 
 
@@ -93,25 +92,19 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
                 by = " and ".join(_WORDS.get(own, own) for own in items)
                 cure = f"use {flags[0]}" if flags else "leave it out"
                 raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
-    for flag, value in (("--frames", args.frames), ("--fps", args.fps)):
-        if value is not None and len(config.sample_size) == 2:
-            raise ConfigError(f"{flag} = {value}", "this model draws images, not videos", "leave it out")
+    if args.fps is not None and len(config.sample_size) == 2:
+        raise ConfigError(f"--fps = {args.fps}", "this model draws images, not videos", "leave it out")
 
 
 # --- classes -----------------------------------------------------------------------------------------------------
 
 
 def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> list[int]:
-    num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
-    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
-    return parse_classes(wanted, names, num_classes)
-
-
-def parse_classes(text: str, names: Sequence[str] = (), num_classes: int = MOST_IMAGES) -> list[int]:
-    """Read "1,5,7-9" as [1, 5, 7, 8, 9], and "cat" as its index in ``names``; a range ends below ``num_classes``."""
     from mindspeed_mm_dit.sampling.request import labels_of
 
-    return labels_of(text.split(","), names, num_classes)
+    num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
+    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
+    return labels_of(wanted.split(","), names, num_classes)
 
 
 # --- prompts and vectors -----------------------------------------------------------------------------------------
@@ -161,30 +154,3 @@ def _vectors(args: argparse.Namespace) -> list[Any]:
     if found.ndim != 2 or not np.isfinite(found).all():
         raise ConfigError(f"--vectors = {args.vectors}", f"holds {found.shape}, not finite vectors (N, P)")
     return list(found.astype(np.float32))
-
-
-# --- how many, and how large -------------------------------------------------------------------------------------
-
-
-def _check_amount(count: int, each: int, config: ModelConfig, output: Path) -> None:
-    """Raise ConfigError for more samples than this machine can hold in memory, or than one command generates."""
-    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-    from mindspeed_mm_dit.sampling.grid import memory_bytes
-
-    videos, total = len(config.sample_size) == 3, count * each
-    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
-    flag = "--num-per-prompt" if "caption" in config.predictor.conditions.items else "--num-per-class"
-    what, cure = f"{flag} = {each}", "generate fewer at once, and the rest with another --seed and --output"
-    if not videos:
-        need, available = memory_bytes(output, total, config.sample_size), host_memory_bytes()
-        if need > available:
-            found = f"this machine has {available / 2**30:,.1f} GiB"
-            raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
-    if total > most:
-        raise ConfigError(what, f"{total:,} {noun}: one command draws up to {most:,}", cure)
-
-
-def _positive(flag: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{flag} = {value}", "must be at least 1")
-    return value

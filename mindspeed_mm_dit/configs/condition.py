@@ -185,6 +185,10 @@ class Conditions(tuple[Condition, ...]):
             )
         return super().__new__(cls, conditions)
 
+    def __getnewargs__(self) -> tuple[Condition, ...]:
+        """Return what ``__new__`` takes, for a copy or a pickle."""
+        return tuple(self)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all arrays, in the order of the network's arguments."""

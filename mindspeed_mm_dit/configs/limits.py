@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import reprlib
 from typing import Any
@@ -52,15 +53,65 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
         raise ConfigError(f"{what} = {shown(value)}", reason, cure)
 
 
+def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
+    """Return ``value`` as an int, also one of NumPy or a framework.
+
+    Raises ConfigError, naming the setting ``what``, unless it is a whole number from ``low`` to ``high``.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool):
+        raise ConfigError(f"{what} = {shown(value)}", "must be a whole number")
+    check_between(what, found, low, high)
+    return found
+
+
+def number(what: str, value: Any, low: float, high: float) -> float:
+    """Return ``value`` as a float, also one of NumPy or a framework; otherwise as :func:`whole_number`."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, RuntimeError):  # (RuntimeError: tensors of several elements)
+        found = None
+    if found is None or isinstance(value, (bool, str, bytes)):
+        raise ConfigError(f"{what} = {shown(value)}", "must be a number")
+    check_between(what, found, low, high)
+    return found
+
+
+def switch(what: str, value: Any) -> bool:
+    """Return ``value`` as a bool, also one of NumPy; raise ConfigError, naming ``what``, if it is none."""
+    if type(value).__name__ not in ("bool", "bool_"):
+        raise ConfigError(f"{what} = {shown(value)}", "must be true or false")
+    return bool(value)
+
+
 def check_path(what: str, path: str) -> None:
     """Raise ConfigError for a path that is empty or too long; ``what`` names the setting."""
     reason = ""
+    try:
+        names = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:
+        names = [b"\0"]
     if not path.strip():
         reason = "is empty: it would be the working directory"
-    elif len(os.fsencode(path)) > _PATH_BYTES or any(len(os.fsencode(name)) > _NAME_BYTES for name in path.split("/")):
+    elif any(b"\0" in name for name in names):
+        reason = "has a character that no path can have"
+    elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
         reason = "is longer than a path, or a name in it, can be"
     if reason:
         raise ConfigError(f"{what} = {shown(path)}", reason, "correct the path")
+
+
+def path_of(what: str, path: Any) -> str:
+    """Return a path as text, "~" spelled out; raise ConfigError, naming the setting ``what``, if it is none."""
+    try:
+        found = os.path.expanduser(os.fsdecode(path))
+    except TypeError:
+        raise ConfigError(f"{what} = {shown(path)}", "is no path") from None
+    check_path(what, found)
+    return found
 
 
 def require_positive(config: Any, section: str, *names: str) -> None:

@@ -53,13 +53,16 @@ def clean_caption(caption: str) -> str:
     return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(caption)))).strip()
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""Each call sets padding and truncation, which are state of the tokenizer."""
+
+
 class CaptionTokenizer:
     """The tokenizer of a transformers text encoder, from a local folder; safe to call from several threads."""
 
     def __init__(self, config: TransformersTextConfig) -> None:
         self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
-        self._lock = threading.Lock()  # (each call sets padding and truncation, which are state of the tokenizer)
 
     @property
     def vocabulary_size(self) -> int:
@@ -82,7 +85,7 @@ class CaptionTokenizer:
         The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
         """
         cleaned = [clean_caption(caption) for caption in captions]
-        with self._lock:
+        with _ONE_AT_A_TIME:
             found = self._tokenizer(
                 cleaned, max_length=self.config.max_length, padding="max_length", truncation=True,
                 return_attention_mask=True, add_special_tokens=True, return_tensors="np",

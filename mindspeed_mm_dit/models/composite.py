@@ -48,7 +48,7 @@ class DiTModel(nn.Module):
         self._condition_arrays = len(self._conditions.names)
         self._draws = len(self.diffusion.draw_names)
         self._features = tuple(config.feature_shapes)
-        self._teachers = functools.cache(functools.partial(load_teachers, config))
+        self._config = config
         self._teacher_weights = tuple(teacher.weight for teacher in config.teachers)
         self.loss_names = (*self._conditions.names, *self.diffusion.draw_names, *self._features)
         self._parameters_declared = config.parameters()
@@ -56,6 +56,11 @@ class DiTModel(nn.Module):
         declared = self.declared
         for name, parameter in self.predictor.named_parameters():
             parameter.requires_grad = declared[name].trained
+
+    @functools.cached_property
+    def _teachers(self) -> tuple[Any, ...]:
+        """Loaded when they are first asked: a cache may hold their features."""
+        return load_teachers(self._config)
 
     @property
     def declared(self) -> dict[str, Parameter]:
@@ -100,7 +105,7 @@ class DiTModel(nn.Module):
         if not self._features or self._features[0] in batch:
             return tuple(batch[name] for name in self._features)
         images = to_images(batch["pixels"])  # (B, 3 or 1, H, W)
-        return tuple(teacher(images) for teacher in self._teachers())
+        return tuple(teacher(images) for teacher in self._teachers)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""

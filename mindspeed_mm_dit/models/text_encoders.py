@@ -28,27 +28,29 @@ def _build_t5(config: TransformersTextConfig, module: str, *spare: str) -> Any:
     """Build an encoder that returns its last hidden states and no pooled vector."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    def ask(network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
-        return network(input_ids=ids, attention_mask=mask).last_hidden_state, None
+    return TransformersEncoder(config, module, _ask_t5, spare)
 
-    return TransformersEncoder(config, module, ask, spare)
+
+def _ask_t5(network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+    return network(input_ids=ids, attention_mask=mask).last_hidden_state, None
 
 
 def _build_bert(config: BertConfig) -> Any:
     """Build an encoder that returns its states and a pooled vector, pooled as sentence-transformers' files say."""
-    from mindspeed_mm_dit.framework import ops
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    way, to_length_one = config.pooling()
-
-    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
-        states = module(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, D)
-        full, weights = ops.to_float32(states), ops.to_float32(mask)[:, :, None]
-        pooled = full[:, 0] if way == "cls" else (full * weights).sum(1) / weights.sum(1)  # (B, D)
-        length = (pooled * pooled).sum(1)[:, None] ** 0.5
-        return states, pooled / length if to_length_one else pooled
-
+    ask = partial(_ask_bert, *config.pooling())
     return TransformersEncoder(config, "BertModel", ask, _HEADS, add_pooling_layer=False)
+
+
+def _ask_bert(way: str, to_length_one: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+    from mindspeed_mm_dit.framework import ops
+
+    states = module(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, D)
+    full, weights = ops.to_float32(states), ops.to_float32(mask)[:, :, None]
+    pooled = full[:, 0] if way == "cls" else (full * weights).sum(1) / weights.sum(1)  # (B, D)
+    length = (pooled * pooled).sum(1)[:, None] ** 0.5
+    return states, pooled / length if to_length_one else pooled
 
 
 def _build_clip(config: CLIPTextConfig) -> Any:
@@ -58,15 +60,16 @@ def _build_clip(config: CLIPTextConfig) -> Any:
     """
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    projects, wants_last = config.has_projection, config.states == "last"
-
-    def ask(module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
-        found = module(input_ids=ids, output_hidden_states=not wants_last)
-        states = found.last_hidden_state if wants_last else found.hidden_states[-2]  # (B, L, D)
-        return states, found.text_embeds if projects else found.pooler_output  # (B, P)
-
+    projects = config.has_projection
     name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
+    ask = partial(_ask_clip, projects, config.states == "last")
     return TransformersEncoder(config, name, ask, ("text_model.embeddings.position_ids",))
+
+
+def _ask_clip(projects: bool, wants_last: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+    found = module(input_ids=ids, output_hidden_states=not wants_last)
+    states = found.last_hidden_state if wants_last else found.hidden_states[-2]  # (B, L, D)
+    return states, found.text_embeds if projects else found.pooler_output  # (B, P)
 
 
 UMT5 = _kind(UMT5Config, partial(_build_t5, module="UMT5EncoderModel"), "umt5",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, shown
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask
@@ -40,10 +40,17 @@ class Guidance:
     t / T for a Gaussian process, 1 - t for a flow."""
 
     def __post_init__(self) -> None:
-        check_between("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE)
-        low, high = self.interval
-        if not 0.0 <= low <= high <= 1.0:
-            raise ConfigError(f"--cfg-interval = {low},{high}", "must satisfy 0 <= low <= high <= 1")
+        object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE))
+        if not isinstance(self.channels, str) or self.channels not in get_args(GuidedChannels):
+            raise ConfigError(f"--cfg-channels = {shown(self.channels)}", "must be '3' or 'all'")
+        try:
+            low, high = (number("--cfg-interval", end, 0.0, 1.0) for end in self.interval)
+        except (TypeError, ValueError, ConfigError):
+            low, high = 1.0, 0.0
+        if low > high:
+            what = f"--cfg-interval = {shown(self.interval)}"
+            raise ConfigError(what, "must be two numbers with 0 <= low <= high <= 1")
+        object.__setattr__(self, "interval", (low, high))
 
     def applies_at(self, noise: float) -> bool:
         """Return whether the prediction is guided at the noise level ``noise``, from 0 (data) to 1."""

@@ -74,6 +74,8 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
         ConfigError: there is none, or it belongs to another objective.
     """
     own = objective_of(config).samplers
+    if not isinstance(name, str):
+        raise ConfigError(f"{flag} = {shown(name)}", "is no name of a sampler", f"use one of {', '.join(own)}")
     if name not in own:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
         reason = f"is for {' and '.join(others)}, and this model learned {config.model_id}"
@@ -89,7 +91,7 @@ def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
-                f"--{key.replace('_', '-')} = {shown(value)}",
+                f"--{str(key).replace('_', '-')} = {shown(value)}",
                 f"means nothing to the sampler {name!r}",
                 f"it has {', '.join('--' + k.replace('_', '-') for k in known)}" if known else "leave it out",
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import LARGEST
+from mindspeed_mm_dit.configs.limits import shown, switch, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
@@ -52,11 +52,14 @@ class SampleSettings:
         return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= LARGEST:
-            raise ConfigError(f"--seed = {self.seed}", "must lie between 0 and 2**63 - 1")
-        for flag, value in (("--steps", self.steps), ("--batch-size", self.batch_size)):
-            if value < 1:
-                raise ConfigError(f"{flag} = {value}", "must be at least 1")
+        for name, low in (("seed", 0), ("steps", 1), ("batch_size", 1)):
+            found = whole_number(f"--{name.replace('_', '-')}", getattr(self, name), low)
+            object.__setattr__(self, name, found)
+        switch("--bf16", self.bf16)
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"options = {shown(self.options)}", "are no options by name", 'write {"eta": 0.5}')
+        plain = {name: own.tolist() if hasattr(own, "tolist") else own for name, own in self.options.items()}
+        object.__setattr__(self, "options", plain)
 
 
 def settings_for(
@@ -79,17 +82,18 @@ def settings_for(
         ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
         PlatformError: the framework does not support ``bf16`` here.
     """
+    default: GuidedChannels = "3" if config.predictor.conditions.items == ("label",) and weaker is None else "all"
+    guidance = Guidance(scale, default if channels is None else channels, interval)
     if channels == "3" and config.predictor.in_channels < 3:
         reason = f"the latents of this model have {config.predictor.in_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
-    of_classes = config.predictor.conditions.items == ("label",)
     settings = SampleSettings(
         sampler=next(iter(objective_of(config.diffusion).samplers)) if sampler is None else sampler,
         steps=(50 if len(config.sample_size) == 3 else 250) if steps is None else steps,
-        guidance=Guidance(scale, channels or ("3" if of_classes and weaker is None else "all"), interval),
+        guidance=guidance,
         seed=seed,
         batch_size=batch_size,
-        options=options or {},
+        options={} if options is None else options,
         bf16=bf16,
         weaker=weaker,
     )

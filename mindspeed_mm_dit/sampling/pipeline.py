@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between, shown
+from mindspeed_mm_dit.configs.limits import LARGEST, number, path_of, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of
 from mindspeed_mm_dit.data.draws import Stream, coins, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.data import check_text_widths
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -27,7 +28,7 @@ from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
 from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
 from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
 from mindspeed_mm_dit.sampling.outputs import Output
-from mindspeed_mm_dit.sampling.request import Asked, check_asked, labels_of, resized, together
+from mindspeed_mm_dit.sampling.request import Asked, check_amount, check_asked, labels_of, resized, together
 from mindspeed_mm_dit.sampling.video_files import FPS
 
 Tensor = Any
@@ -73,7 +74,7 @@ class Samples(Sequence[Any]):
 
         path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; videos: ``.mp4``, ``.gif``, ``.png``, ``.npz``.
         """
-        output = Output(str(path), fps)
+        output = Output(path_of("path", path), number("fps", fps, 0.1, 1000))
         output.check(self.titles, self.arrays.shape[1:-1])
         return output.save(self.arrays, self.labels, self.titles, self.seed, {})
 
@@ -90,17 +91,28 @@ def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def _listed(asked: Any) -> Any:
+def _listed(name: str, asked: Any) -> list[Any] | None:
     """Return what is asked for as a list; a single name, number or prompt becomes a list of one."""
     own = asked.tolist() if hasattr(asked, "tolist") else asked  # (an array or tensor)
-    return [own] if isinstance(own, (str, int)) else own
+    if own is None or isinstance(own, (str, int, float)):
+        return None if own is None else [own]
+    try:
+        found = list(own)
+    except TypeError:
+        raise ConfigError(f"{name} = {shown(asked)}", "is no list") from None
+    if not found:
+        raise ConfigError(name, "is empty", "ask for at least one")
+    return found
 
 
-def _written(size: Any) -> str:
+def _written(size: Any) -> str | None:
     """Return (H, W) in the form of the flag --size."""
-    if not isinstance(size, Sequence) or len(size) != 2:
+    if size is None or isinstance(size, str):
+        return size
+    own = size.tolist() if hasattr(size, "tolist") else size
+    if not isinstance(own, Sequence) or len(own) != 2:
         raise ConfigError(f"size = {shown(size)}", "is not height and width", 'write (480, 832), or "480x832"')
-    return f"{size[0]}x{size[1]}"
+    return f"{own[0]}x{own[1]}"
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,8 @@ class Pipeline:
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:
         """Return a model with its initial weights, on the device."""
+        check_text_widths(config)
+        seed = whole_number("seed", seed, 0)
         model = DiTModel(config)
         runtime.load_arrays(model.predictor, model.initial_weights(seed))
         return cls(runtime.to_runtime_device(model), config)
@@ -167,21 +181,20 @@ class Pipeline:
         Raises:
             ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
         """
-        config = resized(self.config, frames, size if size is None or isinstance(size, str) else _written(size))
+        config = resized(self.config, frames, _written(size))
         settings = settings_for(
             config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
             batch_size=batch_size, options=options, bf16=bf16,
         )  # fmt: skip
-        instead = {"caption": negative_prompt} if negative_prompt else {}
-        asked = Asked(together(self._values(classes, prompts, vectors)), instead)
+        asked = Asked(together(self._values(classes, prompts, vectors)), self._instead(negative_prompt))
         check_asked(asked, config)
-        for name, value in (("num", num), ("path", path)):
-            if value < 1:
-                raise ConfigError(f"{name} = {value}", "must be at least 1")
+        num, path = whole_number("num", num, 1), whole_number("path", path, 1)
+        total = len(asked) * num * path
+        check_amount(f"num = {num}, path = {path}" if path > 1 else f"num = {num}", total, config, Path("as.npz"))
         asked = asked.each(num)
         walked = generate_path(self.model, config, asked, settings, path)
         titles = tuple(asked.titles(self.classes))
-        return Samples(walked[:, -1], titles, asked.labels, seed, walked if path > 1 else None)
+        return Samples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
 
     def loss(
         self,
@@ -202,7 +215,7 @@ class Pipeline:
             ConfigError: the model cannot learn from these pixels, or a sample has no class, prompt or vector.
         """
         pixels, shape = self._checked(np.asarray(pixels))
-        check_between("step", step, 0, LARGEST // len(pixels) - 1)
+        step, seed = whole_number("step", step, 0, LARGEST // len(pixels) - 1), whole_number("seed", seed, 0)
         places = step * len(pixels) + np.arange(len(pixels))
         if classes is None and "label" in self.config.predictor.conditions.items:
             raise ConfigError("classes", "is missing: this model is steered by it")
@@ -240,25 +253,38 @@ class Pipeline:
                 given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
         return given
 
+    def _instead(self, negative_prompt: Any) -> dict[str, str]:
+        """Return what guidance leads away from, by item; raises ConfigError if the model reads no such text."""
+        if negative_prompt is None:
+            return {}
+        if "caption" not in self.config.predictor.conditions.items:
+            raise ConfigError(f"negative_prompt = {shown(negative_prompt)}", "this model reads no text", "leave it out")
+        self._check_texts("negative_prompt", [negative_prompt] if negative_prompt != "" else [])
+        return {"caption": negative_prompt}
+
+    def _check_texts(self, name: str, texts: Sequence[Any]) -> None:
+        for text in texts:
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}: {shown(text)}", "is no text")
+        for encoder in self.model.text_encoders:
+            check_captions(encoder.tokenizer, texts, name)
+
     def _values(self, classes: Any, prompts: Any, vectors: Any) -> dict[str, list[Any]]:
         """Return the conditions asked for, by item; raises ConfigError if they do not steer the model."""
         conditions = self.config.predictor.conditions
         values: dict[str, list[Any]] = {}
         for item, name, own in (
-            ("label", "classes", _listed(classes)),
-            ("caption", "prompts", _listed(prompts)),
-            ("vector", "vectors", vectors),
+            ("label", "classes", _listed("classes", classes)),
+            ("caption", "prompts", _listed("prompts", prompts)),
+            ("vector", "vectors", _listed("vectors", vectors)),
         ):
             if own is None and item in conditions.items and item != "label":
                 raise ConfigError(name, "is missing: this model is steered by it")
             if own is not None and item not in conditions.items:
                 raise ConfigError(name, f"this model is steered by {' and '.join(conditions.items)}", "leave it out")
-            if own is not None and not len(own):
-                raise ConfigError(name, "is empty", "ask for at least one")
             if own is not None:
-                values[item] = list(own)
-        for encoder in self.model.text_encoders:
-            check_captions(encoder.tokenizer, values["caption"], "prompts")
+                values[item] = own
+        self._check_texts("prompts", values.get("caption", []))
         if conditions.label is not None:
             count = conditions.label.num_classes
             values["label"] = labels_of(

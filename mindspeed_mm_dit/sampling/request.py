@@ -6,14 +6,16 @@ import dataclasses
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.configs.condition import Conditions, Vector
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 
 FLAGS = {
     "label": ("--classes", "--num-per-class"),
@@ -21,6 +23,10 @@ FLAGS = {
     "vector": ("--vectors",),
 }
 """Flags of mm-dit sample, by the condition that they give."""
+
+
+MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
+"""The most samples that are generated at once; the usual scores take 50,000 images."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
     missing = [item for item in conditions.items if item not in asked.values]
     if missing:
         raise ConfigError(f"samples without a {missing[0]}", "the model is steered by it", f"ask for a {missing[0]}")
+    _check_vectors(asked, conditions)
     if conditions.label is None:
         return
     classes = conditions.label.num_classes
@@ -77,6 +84,33 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
             raise ConfigError(
                 f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
             )
+
+
+def _check_vectors(asked: Asked, conditions: Conditions) -> None:
+    for condition in (own for own in conditions if isinstance(own, Vector)):
+        try:
+            found = np.array(asked.values["vector"], np.float32)
+        except (TypeError, ValueError):
+            raise ConfigError("--vectors", "are no vectors of numbers, all of one length") from None
+        if found.shape[1:] != (condition.width,) or not np.isfinite(found).all():
+            raise ConfigError("--vectors", f"of shape {found.shape}: the model takes finite (N, {condition.width})")
+
+
+def check_amount(what: str, total: int, config: ModelConfig, output: Path) -> None:
+    """Raise ConfigError, naming the setting ``what``, for more samples than are generated at once.
+
+    output: the file that ``total`` samples are written to, which decides how many images fit this machine's memory.
+    """
+    from mindspeed_mm_dit.sampling.grid import memory_bytes
+
+    videos, cure = len(config.sample_size) == 3, "generate fewer at once, and the rest with another seed"
+    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
+    if total > most:
+        raise ConfigError(what, f"{total:,} {noun}: at most {most:,} are drawn at once", cure)
+    need, available = 0 if videos else memory_bytes(output, total, config.sample_size), host_memory_bytes()
+    if need > available:
+        found = f"this machine has {available / 2**30:,.1f} GiB"
+        raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
 
 
 def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -133,10 +167,11 @@ def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelC
     if frames is None and size is None:
         return config
     own = config.sample_size
+    if frames is not None and len(own) == 2:
+        raise ConfigError(f"--frames = {shown(frames)}", "this model draws images, not videos", "leave it out")
     wanted = own[-2:] if size is None else _parse_size(size)
     if len(own) == 3:
-        frames = own[0] if frames is None else frames
-        check_between("--frames", frames, 1, MOST_FRAMES)
+        frames = own[0] if frames is None else whole_number("--frames", frames, 1, MOST_FRAMES)
         wanted = (frames, *wanted)
     try:
         predictor = config.predictor.resized(config.ae.latent_shape(wanted))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.cli.ranks import found_by_all
-from mindspeed_mm_dit.cli.request_flags import MOST_IMAGES, add_size
+from mindspeed_mm_dit.cli.request_flags import add_size
 from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
@@ -119,6 +119,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if len(given) != 1:
         reason = f"{' and '.join(f'--{flag}' for flag in given)} exclude each other" if given else "nothing to score"
         raise ConfigError("mm-dit evaluate", reason, "give one of --checkpoint, --samples and --statistics")
+    from mindspeed_mm_dit.sampling.request import MOST_IMAGES
+
     check_between("--num", args.num, 1, MOST_IMAGES)
     check_between("--batch-size", args.batch_size, 1, MOST_IMAGES)
     if args.image_size is not None:
