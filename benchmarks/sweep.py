@@ -28,6 +28,7 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.lab.compare import Side, Sides, judge_pair, measuring
 from mindspeed_mm_dit.wings.lab.examples import draw_inputs, write_weights
 from mindspeed_mm_dit.wings.lab.processes import find_python
@@ -142,7 +143,7 @@ def sweep(models: Sequence[ModelConfig], sides: Sides, folder: Path) -> Sweep:
 def random_weights(config: DiTConfig, seed: int) -> dict[str, np.ndarray]:
     """Draw all trained weights of a DiT, none of them zero, such that signals keep about their size."""
     draw = np.random.default_rng(seed)
-    shapes = config.parameters().shapes(trained_only=True)
+    shapes = parameters_of(config).shapes(trained_only=True)
     return {
         name: draw.standard_normal(shape, np.float32)
         * np.float32(0.7 / math.sqrt(math.prod(shape[1:])) if len(shape) > 1 else 0.02)

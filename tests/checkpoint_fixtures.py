@@ -12,6 +12,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "mindspore", "diffusers")}
@@ -42,7 +43,7 @@ def random_arrays(shapes, seed):
 
 
 def dit_arrays(seed=0):
-    return random_arrays(TINY.parameters().shapes(), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
+    return random_arrays(parameters_of(TINY).shapes(), seed) | {"pos_embed": sincos_positions_2d(16, 4)[None]}
 
 
 def training_state():

@@ -181,7 +181,7 @@ def _of_kind(kind: type, channels: int) -> Iterator[Any]:
         for some in itertools.combinations(each, count):
             for config in _made(kind, small | dict(itertools.chain(*(one.items() for one in some)))):
                 steered = tuple((type(condition), getattr(condition, "encoder", 0)) for condition in config.conditions)
-                ways = {(steered, config.out_channels), (config.times_told, config.out_channels)}
+                ways = {(steered, config.out_channels), (config.num_time_inputs, config.out_channels)}
                 if count < 2 or ways - known:
                     known |= ways
                     yield _with_several_tokens(config)

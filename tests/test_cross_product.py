@@ -24,6 +24,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import (
     AE_MODEL_MAPPINGS,
     AUTOENCODERS,
@@ -32,7 +33,7 @@ from mindspeed_mm_dit.models.registry import (
     TEXT_ENCODERS,
     check_encoders,
     check_framework,
-    register,
+    register_predictor,
 )
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
@@ -40,7 +41,7 @@ from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
 from tests.conftest import FRAMEWORK, run_config
 from tests.outside import plugin
-from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned
+from tests.outside.condition import ANGLE, Angle, TurnedConfig
 from tests.outside.source import TURNED, write_turned
 
 TABLES = (
@@ -70,7 +71,7 @@ def place(tmp_path_factory, framework):
     plugin.join()
     register_source("turned", TURNED)
     register_condition(Angle, ANGLE)
-    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+    register_predictor(TurnedConfig)
     folder = tmp_path_factory.mktemp("parts")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -280,7 +281,9 @@ def try_out(framework, engines, fit, optimizer):
     config, data = fit.model, fit.data
     model = DiTModel(config, *load_encoders(config, fit.encodes))
     draw = np.random.default_rng(1)
-    start = {name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in config.parameters()}
+    start = {
+        name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
+    }
     engine = engines.Engine(model, run_config(**FLAGS, optimizer=optimizer), None, weights=start)
     samples = data.samples(draw_of(config.diffusion))
     batch = samples.batch(np.arange(BATCH))
@@ -296,7 +299,7 @@ def try_out(framework, engines, fit, optimizer):
     for lr in (1e-2, 2e-2):  # (of a sign alone two equal steps may undo each other)
         result = engine.train_step(forward_step, iter([batch]), lr)
     assert np.isfinite(framework.ops.numpy(result.loss))
-    shapes = config.parameters().shapes(trained_only=True)
+    shapes = parameters_of(config).shapes(trained_only=True)
     moved = {name: p for name, p in model.predictor.named_parameters() if name in shapes}
     still = [name for name, p in moved.items() if (framework.ops.numpy(p) == start[name]).all()]
     assert not still, f"never moved: {still}"

@@ -20,9 +20,11 @@ from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import Begun, Offer, Parameter, PredictorConfig
+from mindspeed_mm_dit.configs.parameters import Parameter
+from mindspeed_mm_dit.configs.predictor import Begun, Offer, PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 _HEADS = ("num_heads", "num_attention_heads")
 """Keys of the number of heads, which is compared by ``GivenWeights.num_heads`` if it is known."""
@@ -87,7 +89,7 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
         )  # fmt: skip
     found = {name: array.shape for name, array in source.weights.items()}
     reason = f"is not a whole network of kind {here.model_id!r}"
-    check_names(source.predictor.parameters().shapes(), found, source.what, reason, "copy or download it again")
+    check_names(parameters_of(source.predictor).shapes(), found, source.what, reason, "copy or download it again")
     return source
 
 
@@ -121,7 +123,7 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Given
 
 def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
     """Infer the network from the shapes in a file."""
-    if shapes == here.parameters().shapes():
+    if shapes == parameters_of(here).shapes():
         return here
     try:
         return predictor_of(shapes, {})
@@ -149,7 +151,7 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
         CheckpointError: the sizes of the source cannot be adapted; the error names settings and tensors.
     """
     labels = same_labels(source, here, classes)
-    found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in here.parameters()}
+    found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in parameters_of(here).items()}
     misfits = [name for name, begun in found.items() if begun is None]
     misfits += [name for name in source.weights if name not in found and not here.may_lack(name)]
     differ = _differences(source, here)

@@ -22,10 +22,11 @@ from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.configs.predictor import Parameters
 from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 DIFFUSERS_CAVEAT = (
@@ -160,7 +161,7 @@ def _described(state: State, description: dict[str, Any]) -> State:
         return replace(state, config=description)
     model = model_config_from_mapping(description, "--model")
     model = model if any(name.startswith("projectors.") for name in state.weights) else model.without_teachers()
-    described = model.predictor.parameters().shapes()
+    described = parameters_of(model.predictor).shapes()
     reason, cure = (
         "describes another network than SOURCE holds",
         "give the model.json that the weights were trained with",
@@ -195,7 +196,7 @@ def _parameters(shapes: Shapes, state: State) -> tuple[Parameters, str]:
     predictor = predictor_of(shapes, state.facts)
     settings = state.facts.get(SETTINGS)
     tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
-    return tuning.applied(predictor.parameters()), predictor.model_id
+    return tuning.applied(parameters_of(predictor)), predictor.model_id
 
 
 def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
@@ -203,7 +204,7 @@ def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes
     optimizer = chosen_in(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape
-        for name, parameter in parameters
+        for name, parameter in parameters.items()
         if parameter.trained
         for kind, shape in optimizer.state_of(parameter).items()
     }

@@ -20,6 +20,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers import adam
 
 EMA = "model.ema."
@@ -107,8 +108,8 @@ def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfi
     samples = facts["consumed_samples"]
     return {
         "args": Namespace(
-            num_layers=predictor.parameters().num_blocks,
-            hidden_size=predictor.block_input // predictor.num_tokens,
+            num_layers=len(parameters_of(predictor).blocks),
+            hidden_size=getattr(predictor, "hidden_size", 1),
             num_attention_heads=predictor.num_heads,
             add_position_embedding=True,
             tensor_model_parallel_size=1,

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.shapes import Shapes
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 Arrays = dict[str, np.ndarray]
@@ -110,12 +111,12 @@ def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: st
             out[published] = transform.join([arrays[name] for name in diffusers])
         except ValueError as error:
             raise CheckpointError(f"{what}: {diffusers[0]}", str(error)) from None
-    return {name: out[name] for name in config.parameters().shapes()}
+    return {name: out[name] for name in parameters_of(config).shapes()}
 
 
 def diffusers_shapes(config: DiTConfig) -> Shapes:
     """Return the shapes of the same DiT by diffusers' names."""
-    hollow = {name: np.broadcast_to(np.float32(0), shape) for name, shape in config.parameters().shapes().items()}
+    hollow = {name: np.broadcast_to(np.float32(0), shape) for name, shape in parameters_of(config).shapes().items()}
     return {name: array.shape for name, array in _split(hollow, config.num_layers).items()}
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, count_of, shape_of
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_of
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes

@@ -49,6 +49,10 @@ class Condition(ABC):
     def examples(self, count: int) -> Arrays:
         """Return ``count`` example conditions to try a network with; the last is the null condition, if it has one."""
 
+    def hollow(self) -> Arrays:
+        """Return arrays like those of one sample that take no memory, for their shape and dtype."""
+        return self.examples(1)
+
     def dropped(self, given: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
         """Return the condition ``given``, replaced by the null condition where ``drops`` (B,) is true."""
         null = self.null(len(drops))
@@ -69,6 +73,9 @@ class ClassLabel(Condition):
 
     def null(self, count: int) -> Arrays:
         return {"labels": np.full(count, self.num_classes, np.int64)}
+
+    def hollow(self) -> Arrays:
+        return {"labels": np.zeros(1, np.int64)}
 
     def examples(self, count: int) -> Arrays:
         labels = np.arange(count) * 7 % self.num_classes
@@ -121,6 +128,9 @@ class TextStates(TextCondition):
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
 
+    def hollow(self) -> Arrays:
+        return {self.name: np.broadcast_to(np.float32(0), (1, self.length, self.width))}
+
     def examples(self, count: int) -> Arrays:
         """Return normally distributed states, not of a real caption."""
         states = np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)
@@ -140,6 +150,9 @@ class PooledText(TextCondition):
     """Key of the predictor's section that holds ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
+
+    def hollow(self) -> Arrays:
+        return {self.name: np.broadcast_to(np.float32(0), (1, self.width))}
 
     def examples(self, count: int) -> Arrays:
         """Return normally distributed vectors, not of a real caption."""
@@ -162,6 +175,9 @@ class Vector(Condition):
 
     def null(self, count: int) -> Arrays:
         return {self.name: np.zeros((count, self.width), np.float32)}
+
+    def hollow(self) -> Arrays:
+        return {self.name: np.broadcast_to(np.float32(0), (1, self.width))}
 
     def examples(self, count: int) -> Arrays:
         """Return normally distributed vectors, not of real samples."""
@@ -216,6 +232,10 @@ class Conditions(tuple[Condition, ...]):
     def examples(self, count: int) -> Arrays:
         """Return ``count`` examples of each, to try a network with."""
         return {name: array for condition in self for name, array in condition.examples(count).items()}
+
+    def hollow(self) -> Arrays:
+        """Return arrays like those of one sample that take no memory, for their shapes and dtypes."""
+        return {name: array for condition in self for name, array in condition.hollow().items()}
 
     def coins(self) -> dict[str, int]:
         """Return an index for each coin, by its name; conditions with the same coin are dropped together."""

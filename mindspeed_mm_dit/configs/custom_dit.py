@@ -28,8 +28,8 @@ class CustomDiTConfig(VideoTransformerConfig):
 
     eps = 1e-5
     """Epsilon of all norms, as in the tutorial; not a key of model.json."""
+    network = "mindspeed_mm_dit.models.video_transformer:CustomDiT"
     affine_norms = ("norm1", "norm3")
-    kept_norms = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()

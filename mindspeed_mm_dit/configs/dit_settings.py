@@ -14,8 +14,9 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between, divisors, require_positive
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_LAYERS, check_between, divisors, require_positive
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 OPTIONS = (
@@ -96,7 +97,8 @@ class DiTSettings(PredictorConfig):
     def __post_init__(self) -> None:
         labelled = () if self.num_classes == 0 and self.texts else ("num_classes",)
         require_positive(self, "predictor", "input_size", *labelled, "in_channels", "patch_size", "hidden_size",
-                          "num_layers", "num_heads", "text_length")  # fmt: skip
+                          "num_heads", "text_length")  # fmt: skip
+        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"predictor.num_heads = {self.num_heads}",
@@ -184,7 +186,7 @@ class DiTSettings(PredictorConfig):
         return self.in_channels * 2 if self.learn_sigma else self.in_channels
 
     @property
-    def times_told(self) -> int:  # type: ignore[override]
+    def num_time_inputs(self) -> int:  # type: ignore[override]
         """Number of times that the network takes per sample: 2 for an interval."""
         return 2 if self.h_embedder else 1
 
@@ -243,7 +245,3 @@ class DiTSettings(PredictorConfig):
     def num_modulations(self) -> int:
         """Number of adaLN vectors per block: shift, scale and gate of both branches."""
         return 4 if self.wo_shift else 6
-
-    def tokens_of_block(self, number: int) -> int:
-        """Tokens in block ``number``, counted from 0: those of the image, and the in-context ones once they joined."""
-        return self.num_tokens + (self.in_context_len if number >= self.in_context_start else 0)

@@ -68,7 +68,7 @@ class MeanFlowConfig:
 
     def check_predictor(self, predictor: Any) -> None:
         """Raise ConfigError for a network that takes a single time, or lacks the null class that guidance needs."""
-        if predictor.times_told != 2:
+        if predictor.num_time_inputs != 2:
             raise ConfigError(
                 f"predictor {predictor.model_id!r}", "is told one time, and MeanFlow asks for an interval of them",
                 "set predictor.h_embedder to true",

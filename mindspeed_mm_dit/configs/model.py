@@ -27,7 +27,7 @@ from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.plugins import load_plugins
-from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, feature_names
@@ -92,7 +92,7 @@ class ModelConfig:
         self.diffusion.check_output(self.predictor.in_channels, self.predictor.out_channels)
         if isinstance(self.diffusion, MeanFlowConfig):
             self.diffusion.check_predictor(self.predictor)
-        elif self.predictor.times_told != 1:
+        elif self.predictor.num_time_inputs != 1:
             raise ConfigError(
                 f"diffusion.model_id = {self.diffusion.model_id!r}",
                 f"tells the network one time, and predictor {self.predictor.model_id!r} asks for an interval of them",
@@ -143,15 +143,6 @@ class ModelConfig:
                 what, f"names {len(self.text_encoders)}, and {named} is steered by {max(wanted) + 1}",
                 "give one for each, in the order of the predictor's settings",
             )  # fmt: skip
-
-    def parameters(self) -> Parameters:
-        """Return the parameters of the network."""
-        found: Parameters = self.predictor.parameters()
-        return found
-
-    def adapters(self) -> Mapping[str, Any]:
-        """Return the adapter of each adapted layer, by layer name: none here (see ``configs/tuning.py``)."""
-        return {}
 
     def tuned_by(self) -> dict[str, Any]:
         """Return the flags that restrict what is trained, with their values: none here (see ``configs/tuning.py``)."""

@@ -17,17 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.predictor import Initial, Parameter, Parameters, Shape
+from mindspeed_mm_dit.configs.parameters import ZEROS, Parameter, Parameters, Shape
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 LARGEST_RANK = 4096
-MOST_BLOCKS = 10_000
-"""Most blocks of a network in which blocks may differ from each other."""
 _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
@@ -68,7 +66,7 @@ class Tuning:
 
         Raises ConfigError for a pattern that matches none.
         """
-        possible = [name.removesuffix(_WEIGHT) for name, p in parameters if _can_have_adapter(name, p)]
+        possible = [name.removesuffix(_WEIGHT) for name, p in parameters.items() if _can_have_adapter(name, p)]
         wanted = set().union(*(_named(TARGETS, pattern, possible, _named_by) for pattern in self.targets))
         return [name for name in possible if name in wanted]
 
@@ -79,19 +77,17 @@ class Tuning:
         """
         if not (self.targets or self.freeze):
             return parameters
-        if parameters.num_blocks > MOST_BLOCKS:
-            raise ConfigError(f"{parameters.num_blocks:,} blocks", "are too many to fine-tune one by one")
-        layers, names = set(self.layers(parameters)), [name for name, _ in parameters]
+        layers, names = set(self.layers(parameters)), list(parameters)
         frozen = set(names) if self.targets else set()
         frozen = frozen.union(*(_named(FREEZE, pattern, names, _lies_in) for pattern in self.freeze))
         changed: dict[str, Parameter] = {}
-        for name, p in parameters:
+        for name, p in parameters.items():
             changed[name] = dataclasses.replace(p, trained=False, saved=not self.targets) if name in frozen else p
             if (layer := name.removesuffix(_WEIGHT)) in layers and name.endswith(_WEIGHT):
                 changed |= {f"{layer}.{part}": own for part, own in adapter_parameters(p.shape, self.rank).items()}
         if not any(p.trained for p in changed.values()):
             raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze less")
-        return _by_blocks(parameters, changed)
+        return Parameters(changed, parameters.blocks)
 
 
 WHOLE = Tuning()
@@ -123,7 +119,7 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
     out_features, in_features = shape
     return {
         f"{DOWN}{_WEIGHT}": Parameter((rank, in_features), _uniform, matrices=1),
-        f"{UP}{_WEIGHT}": Parameter((out_features, rank), Initial.ZEROS, matrices=1),
+        f"{UP}{_WEIGHT}": Parameter((out_features, rank), ZEROS, matrices=1),
     }
 
 
@@ -136,13 +132,14 @@ def _uniform(draw: np.random.Generator, shape: Shape) -> np.ndarray:
 class TunedModel(ModelConfig):
     """A model.json and its tuning. (The tuning is not a key of the file; it comes from flags.)"""
 
-    tuning: Tuning = Tuning()
+    tuning: Tuning = WHOLE
 
-    def parameters(self) -> Parameters:
-        return self.tuning.applied(super().parameters())
-
-    def adapters(self) -> Mapping[str, Beside]:
-        return dict.fromkeys(self.tuning.layers(super().parameters()), self.tuning.beside)
+    @classmethod
+    def of(cls, model: ModelConfig, tuning: Tuning) -> TunedModel:
+        """Return ``model`` with ``tuning``."""
+        return cls(
+            **{field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}, tuning=tuning
+        )
 
     def tuned_by(self) -> dict[str, Any]:
         tuning = self.tuning
@@ -151,44 +148,8 @@ class TunedModel(ModelConfig):
         return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
 
 
-def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
-    """Return ``model`` with ``tuning``; unchanged if the tuning has no patterns.
-
-    Raises ConfigError for patterns that match nothing in it.
-    """
-    if not (tuning.targets or tuning.freeze):
-        return model
-    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
-    found = TunedModel(**fields, tuning=tuning)
-    found.parameters()
-    return found
-
-
 def _can_have_adapter(name: str, p: Parameter) -> bool:
     return name.endswith(_WEIGHT) and len(p.shape) == 2 and p.matrices > 0
-
-
-def _by_blocks(parameters: Parameters, changed: Mapping[str, Parameter]) -> Parameters:
-    """Return the ``changed`` parameters as :class:`Parameters`: what all blocks share, and where single ones differ."""
-    stem, count = parameters.stem, parameters.num_blocks
-    blocks: list[dict[str, Parameter]] = [{} for _ in range(count)]
-    before, after = ({}, {})  # type: tuple[dict[str, Parameter], dict[str, Parameter]]
-    for name, p in changed.items():
-        number, _, rest = name.removeprefix(f"{stem}.").partition(".")
-        if count and name.startswith(f"{stem}.") and number.isdecimal():
-            blocks[int(number)][rest] = p
-        else:
-            (after if _starts_in(name, parameters.after) else before)[name] = p
-    common = {name: p for name, p in blocks[0].items() if all(name in own for own in blocks)} if blocks else {}
-    others = {
-        f"{stem}.{i}.{name}": p for i, own in enumerate(blocks) for name, p in own.items() if common.get(name) != p
-    }  # fmt: skip
-    return Parameters(before, common, count, after, stem, others)
-
-
-def _starts_in(name: str, part: Mapping[str, Parameter]) -> bool:
-    layer = re.sub(rf"\.({DOWN}|{UP}){_WEIGHT}$", _WEIGHT, name)
-    return layer in part
 
 
 def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pattern[str], str], bool]) -> set[str]:
@@ -213,7 +174,7 @@ def _expression(flag: str, pattern: str) -> re.Pattern[str]:
 
 
 def _braces(inner: str, where: str) -> str:
-    return ".*" if inner == "*" else f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_BLOCKS)))})"
+    return ".*" if inner == "*" else f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_LAYERS)))})"
 
 
 def _named_by(expression: re.Pattern[str], name: str) -> bool:

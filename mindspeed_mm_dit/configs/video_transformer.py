@@ -1,4 +1,4 @@
-"""Checks, parameters, arithmetic and memory of the two video transformers, ``custom_dit`` and ``wan``."""
+"""Settings and checks that the two video transformers share, ``custom_dit`` and ``wan``."""
 
 from __future__ import annotations
 
@@ -8,25 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, TextStates
-from mindspeed_mm_dit.configs.cross_attention import attention, kept_of_text, multiply_adds_to_text, two_layers
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between
-from mindspeed_mm_dit.configs.predictor import (
-    Initial,
-    Kept,
-    Normal,
-    Parameter,
-    Parameters,
-    PredictorConfig,
-    Shape,
-    check_shareable,
-    count_of,
-    linear,
-    shape_of,
-)
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_LAYERS, check_between
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable, count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
 
 TEXT_LENGTH = 512
-"""Tokens of a text, for arithmetic and memory; Wan and the tutorial pad texts to this length."""
+"""Tokens of a text in plans; Wan and the tutorial pad texts to this length."""
 TUTORIAL_LATENTS = (13, 60, 104)
 """Latents of the tutorial's videos of 49 frames of 480 x 832 pixels."""
 LONGEST_SIDE = 65_536
@@ -66,8 +54,6 @@ class VideoTransformerConfig(PredictorConfig):
     """Key of the section for the width of a head."""
     affine_norms: ClassVar[tuple[str, ...]]
     """Norms of a block that have weights, besides those of queries and keys."""
-    kept_norms: ClassVar[int]
-    """Tensors of the size of the tokens that a block keeps for its norms: the input and output of each."""
     num_classes = 0  # if only text is a condition
     class_dropout_prob = 0.0
 
@@ -81,9 +67,10 @@ class VideoTransformerConfig(PredictorConfig):
     def __post_init__(self) -> None:
         sizes = {self.heads_key: self.num_heads, self.head_dim_key: self.head_dim}
         text = ("text_dim",) if self.text_dim is not None else ()
-        names = ("num_layers", "in_channels", "out_channels", *text, "freq_dim", "ffn_dim")
+        names = ("in_channels", "out_channels", *text, "freq_dim", "ffn_dim")
         for name, value in {**sizes, **{name: getattr(self, name) for name in names}}.items():
             check_between(f"predictor.{name}", value, 1, LARGEST)
+        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
         check_between("predictor.rope_max_seq_len", self.rope_max_seq_len, 1, LONGEST_SIDE)
         if len(self.patch_size) != 3 or min(self.patch_size) < 1:
             raise ConfigError(
@@ -165,65 +152,6 @@ class VideoTransformerConfig(PredictorConfig):
     @property
     def num_tokens(self) -> int:
         return math.prod(size // patch for size, patch in zip(self.latent_size, self.patch_size))
-
-    def parameters(self) -> Parameters:
-        """Return the parameters under diffusers' names.
-
-        They are initialised as in Wan's own code (Wan Team 2025): linear layers by Xavier, those that embed time and
-        text by a normal of 0.02, the last layer by zeros, and the modulation tables by a normal of D^(-1/2).
-        """
-        D, patch = self.hidden_size, math.prod(self.patch_size)
-        before = {
-            **linear("patch_embedding", D, self.in_channels, *self.patch_size),
-            **two_layers("condition_embedder.time_embedder", self.freq_dim, D, Normal(0.02)),
-            **linear("condition_embedder.time_proj", 6 * D, D, matrices=6),
-            **(two_layers(f"{_TEXT}_embedder", self.text_dim, D, Normal(0.02)) if self.text_dim else {}),
-        }
-        if self.num_classes:
-            before[_LABELS] = Parameter((self.num_embeddings, D), Normal(0.02))
-        table = {"scale_shift_table": Parameter((1, 6, D), Normal(D**-0.5))}
-        block = table | attention("attn1", D) | (attention("attn2", D) if self.text_dim else {})
-        for name in self.affine_norms:
-            block |= {f"{name}.weight": Parameter((D,), Initial.ONES), f"{name}.bias": Parameter((D,))}
-        block |= linear("ffn.net.0.proj", self.ffn_dim, D) | linear("ffn.net.2", D, self.ffn_dim)
-        after = {
-            **linear("proj_out", self.out_channels * patch, D, initial=Initial.ZEROS, matrices=0),
-            "scale_shift_table": Parameter((1, 2, D), Normal(D**-0.5)),
-        }
-        return Parameters(before, block, self.num_layers, after)
-
-    def multiply_adds(self) -> int:
-        D, N, L, patch = self.hidden_size, self.num_tokens, TEXT_LENGTH, math.prod(self.patch_size)
-        to_itself = 4 * N * D * D + 2 * N * N * D
-        block = to_itself + 2 * N * D * self.ffn_dim
-        ends = N * D * patch * (self.in_channels + self.out_channels)
-        if self.text_dim:
-            block += multiply_adds_to_text(N, L, D)
-            ends += L * (self.text_dim + D) * D
-        return self.num_layers * block + ends + (self.freq_dim + 7 * D) * D
-
-    def kept_by_block(self) -> Kept:
-        N, L, D = self.num_tokens, TEXT_LENGTH, self.hidden_size
-        # modulated twice; q and k raw, normalised and rotated, v, attention twice, its branch; the MLP's branch
-        of_tokens, to_text = 2 + 10 + 1, kept_of_text(N, L, D, self.num_heads) if self.text_dim else Kept()
-        return Kept(
-            norm=self.kept_norms * N * D + (6 + 2) * D,  # six modulations, 1 + scale
-            other=of_tokens * N * D + 2 * N * self.ffn_dim + to_text.other,
-            full=N * (4 + 2 + self.num_heads) + to_text.full,  # of the norms; log-sum-exp of attention
-        )
-
-    def kept_by_ends(self) -> Kept:
-        of_text = TEXT_LENGTH * (self.text_dim + 3 * self.hidden_size) if self.text_dim else 0
-        return Kept(norm=2 * self.block_input, other=self.block_input + of_text + math.prod(self.latent_shape))
-
-    @property
-    def block_input(self) -> int:
-        return self.num_tokens * self.hidden_size
-
-    @property
-    def widest(self) -> int:
-        """Elements of a video in the MLP's hidden layer."""
-        return self.num_tokens * self.ffn_dim
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that make the network large, each with the value of Wan 1.3B."""

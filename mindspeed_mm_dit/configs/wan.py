@@ -38,8 +38,8 @@ class WanConfig(VideoTransformerConfig):
     """Key in PREDICTOR_MODEL_MAPPINGS."""
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
+    network = "mindspeed_mm_dit.models.video_transformer:Wan"
     affine_norms = ("norm2",)
-    kept_norms = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()

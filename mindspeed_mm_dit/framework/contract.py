@@ -1,24 +1,26 @@
 """What ``nn``, ``ops``, ``runtime`` and ``optim`` must provide in every framework; a test checks each entry.
 
-Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans.
+Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans. What a layer declares of its
+weights (``configs/parameters.py``), ``init`` and ``matrices``, is read on paper; biases start at zero, norms at one.
 """
 
 NN = {
     "Module": "base class; forward(), add by attribute, state-dict keys are dotted attribute names",
     "BACKWARD_HOOK": "name of the method of a module that registers (module, gradients of inputs, of outputs) -> None",
     "ModuleList": "list of modules, keys 0, 1, ...",
+    "Blocks": "(modules): a ModuleList of a network's blocks, which are sharded, recomputed and compiled one by one",
     "Sequential": "modules called in turn, keys 0, 1, ...",
-    "Linear": "(in, out, bias=True); weight (out, in), bias (out,)",
-    "Conv2d": "(in, out, kernel_size, stride=1, padding=0, bias=True); weight (out, in, k, k), bias (out,)",
-    "Embedding": "(rows, width); weight (rows, width)",
+    "Linear": "(in, out, bias=True, init=XAVIER_UNIFORM, matrices=1); weight (out, in), bias (out,)",
+    "Conv2d": "(in, out, kernel_size, stride=1, padding=0, bias=True, init=XAVIER_UNIFORM); weight (out, in, k, k)",
+    "Embedding": "(rows, width, init=Normal(1.0)); weight (rows, width)",
     "LayerNorm": "(width, eps=, elementwise_affine=): over the last axis; affine: weight (width,), bias (width,)",
     "RMSNorm": "(width, eps=1e-6): x / root mean square over the last axis, times weight (width,)",
     "GroupNorm": "(groups, channels, eps=1e-5): over each group of channels of (B, C, H, W); weight (C,), bias (C,)",
     "SiLU": "x * sigmoid(x)",
     "GELU": "(approximate='tanh')",
-    "parameter": "(shape) -> a trained parameter, float32; its values come later",
-    "frozen_parameter": "(float32 array) -> a parameter that is saved and never trained",
-    "set_constant": "(module, name, array): a tensor of the module that is neither saved nor trained",
+    "parameter": "(shape, init=ZEROS, trained=True, matrices=0) -> a parameter, float32; its values come later, "
+    "unless it is not trained and its init is a function",
+    "set_constant": "(module, name, shape, () -> array): a tensor of the module that is neither saved nor trained",
 }
 
 OPS = {
@@ -57,7 +59,8 @@ OPS = {
     "to_float32": "(x)",
     "cast_like": "(x, y): x in the dtype of y",
     "tensor": "(array): on the runtime's device",
-    "from_host": "(function of integers to an array) -> the same to a tensor; in a graph it is a constant",
+    "from_host": "(function of integers to a shape) -> decorator that lets a function of the same integers to an array "
+    "of that shape return a tensor; in a graph it is a constant",
     "numpy": "(x) -> array, float32 for low-precision floats",
     "no_grad": "() -> context in which no gradient is recorded",
 }

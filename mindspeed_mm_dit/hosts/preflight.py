@@ -14,10 +14,11 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_ou
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuned
+from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
+from mindspeed_mm_dit.models.on_paper import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement

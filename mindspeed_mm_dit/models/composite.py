@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.predictor import Parameter
+from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
-from mindspeed_mm_dit.framework import nn, ops, runtime
+from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.init import check_declared, initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_teachers
 from mindspeed_mm_dit.models.text_encoder import TextEncoder
@@ -51,30 +52,24 @@ class DiTModel(nn.Module):
         self._config = config
         self._teacher_weights = tuple(teacher.weight for teacher in config.teachers)
         self.loss_names = (*self._conditions.names, *self.diffusion.draw_names, *self._features)
-        self._parameters_declared = config.parameters()
-        check_declared(self._parameters_declared.shapes(), runtime.shapes(self.predictor), config.predictor.model_id)
-        declared = self.declared
+        self.declared: Parameters = parameters_of(config)
         for name, parameter in self.predictor.named_parameters():
-            parameter.requires_grad = declared[name].trained
+            parameter.requires_grad = self.declared[name].trained
 
     @functools.cached_property
     def _teachers(self) -> tuple[Any, ...]:
         """Loaded when they are first asked: a cache may hold their features."""
         return load_teachers(self._config)
 
-    @property
-    def declared(self) -> dict[str, Parameter]:
-        """The predictor's parameters as its config declares them, by name."""
-        return dict(self._parameters_declared)
-
     def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
         """Return the initial value of every parameter of the predictor, float32, by name; depends only on ``seed``."""
-        return initial_weights(self._parameters_declared, seed)
+        return initial_weights(self.declared, seed)
 
     @property
     def blocks(self) -> Any:
         """The predictor's blocks, in order."""
-        return functools.reduce(getattr, self._parameters_declared.stem.split("."), self.predictor)
+        modules = dict(self.predictor.named_modules())
+        return [modules[name] for name in self.declared.blocks]
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32.

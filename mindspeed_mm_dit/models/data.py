@@ -84,7 +84,7 @@ def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
 
 def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
     """Return ``model`` for the sample shape of data.json that takes the most arithmetic."""
-    return max(models_of(model, param), key=lambda own: own.predictor.multiply_adds())
+    return max(models_of(model, param), key=lambda own: own.predictor.num_tokens)
 
 
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:

@@ -6,38 +6,50 @@ width, P patch, N tokens, L tokens of text, D width.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.dit import FREQUENCY_WIDTH, DiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
     SwiGLU,
     TwoLayers,
     WholeAttention,
-    among_themselves,
     merge_heads,
+    self_attention,
     split_heads,
     timestep_code,
 )
-from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d, timestep_frequencies
+from mindspeed_mm_dit.models.positions import (
+    FREQUENCY_WIDTH,
+    rotary_tables_2d,
+    sincos_positions_2d,
+    timestep_frequencies,
+)
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int]
 """Rows and columns of patches."""
 
 
-@ops.from_host
+@ops.from_host(lambda width, base, rows, columns: (rows * columns, width))
 def added_positions(width: int, base: int, rows: int, columns: int) -> Any:
     """Return position embeddings of a rectangle, (N, width), for a network made for squares of side ``base``."""
     return sincos_positions_2d(width, base, (rows, columns))
 
 
-@ops.from_host
-def turning_positions(head_dim: int, base: int, unturned: int, rows: int, columns: int) -> Any:
+@ops.from_host(lambda head_dim, base, unturned, rows, columns: (2, unturned + rows * columns, head_dim // 2))
+def rotary_positions(head_dim: int, base: int, unturned: int, rows: int, columns: int) -> Any:
     """Return rotary cosines, then sines, for the tokens of a rectangle, (2, unturned + N, head_dim / 2)."""
     return np.stack(rotary_tables_2d(head_dim, base, unturned, (rows, columns)))
+
+
+def sincos_of_square(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the frozen position embedding of a square, (1, N, D)."""
+    return sincos_positions_2d(shape[2], math.isqrt(shape[1]))[None]
 
 
 def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
@@ -87,9 +99,12 @@ class TimestepEmbedder(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.mlp = nn.Sequential(
-            nn.Linear(FREQUENCY_WIDTH, hidden_size), nn.SiLU(), nn.Linear(hidden_size, hidden_size)
+            nn.Linear(FREQUENCY_WIDTH, hidden_size, init=Normal(0.02)),
+            nn.SiLU(),
+            nn.Linear(hidden_size, hidden_size, init=Normal(0.02)),
         )
-        nn.set_constant(self, "frequencies", timestep_frequencies(FREQUENCY_WIDTH))
+        width = FREQUENCY_WIDTH
+        nn.set_constant(self, "frequencies", (width // 2,), lambda: timestep_frequencies(width))
 
     def forward(self, t: Tensor) -> Tensor:
         return self.mlp(ops.cast_like(self.code(t), self.mlp[0].weight))  # (B, D)
@@ -104,7 +119,7 @@ class LabelEmbedder(nn.Module):
 
     def __init__(self, num_embeddings: int, hidden_size: int) -> None:
         super().__init__()
-        self.embedding_table = nn.Embedding(num_embeddings, hidden_size)
+        self.embedding_table = nn.Embedding(num_embeddings, hidden_size, init=Normal(0.02))
 
     def forward(self, labels: Tensor) -> Tensor:
         return self.embedding_table(labels)  # (B, D)
@@ -117,7 +132,7 @@ class Attention(nn.Module):
         super().__init__()
         D = config.hidden_size
         self.num_heads, self.qk_norm = config.num_heads, config.qk_norm
-        self.qkv = nn.Linear(D, 3 * D)
+        self.qkv = nn.Linear(D, 3 * D, matrices=3)
         self.proj = nn.Linear(D, D)
         if config.qk_norm:
             self.q_norm, self.k_norm = head_norm(config), head_norm(config)
@@ -127,7 +142,7 @@ class Attention(nn.Module):
         q, k, v = (split_heads(part, self.num_heads) for part in ops.chunk(self.qkv(x), 3, 2))  # 3 x (B, heads, N, d)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        return self.proj(merge_heads(among_themselves(q, k, v, cos, sin)))  # (B, N, D)
+        return self.proj(merge_heads(self_attention(q, k, v, cos, sin)))  # (B, N, D)
 
 
 class Mlp(nn.Module):
@@ -162,15 +177,16 @@ class DiTBlock(nn.Module):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        D, mlp = config.hidden_size, SwiGLU if config.swiglu else Mlp
-        self.num_modulations = config.num_modulations
+        D, M, mlp = config.hidden_size, config.num_modulations, SwiGLU if config.swiglu else Mlp
+        self.num_modulations = M
         self.norm1 = token_norm(config)
         self.attn = Attention(config)
         if config.text_dim:
-            self.cross_attn = WholeAttention(D, config.num_heads, eps=1e-6)
+            # Zero at the start, so that adding captions does not change a DiT of classes.
+            self.cross_attn = WholeAttention(D, config.num_heads, eps=1e-6, init_out=ZEROS)
         self.norm2 = token_norm(config)
         self.mlp = mlp(D, config.mlp_hidden_size)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, config.num_modulations * D))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, M * D, init=ZEROS, matrices=M))
 
     def forward(
         self, x: Tensor, c: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, text: Tensor | None = None
@@ -197,10 +213,10 @@ class FinalLayer(nn.Module):
 
     def __init__(self, config: DiTConfig) -> None:
         super().__init__()
-        D = config.hidden_size
+        D, patch = config.hidden_size, config.patch_size**2
         self.norm_final = token_norm(config)
-        self.linear = nn.Linear(D, config.patch_size * config.patch_size * config.out_channels)
-        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, 2 * D))
+        self.linear = nn.Linear(D, patch * config.out_channels, init=ZEROS, matrices=0)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, 2 * D, init=ZEROS, matrices=2))
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = ops.chunk(self.adaLN_modulation(c), 2, 1)  # 2 x (B, D)
@@ -221,7 +237,7 @@ class DiT(nn.Module):
         self.config = config
         D, P = config.hidden_size, config.patch_size
         self.base = config.input_size // P
-        self.pos_embed = nn.frozen_parameter(sincos_positions_2d(D, self.base)[None])
+        self.pos_embed = nn.parameter((1, self.base**2, D), sincos_of_square, trained=False)
         narrow = config.bottleneck_dim
         self.x_embedder = BottleneckPatchEmbed(config, narrow) if narrow else PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
@@ -235,12 +251,13 @@ class DiT(nn.Module):
         if config.pooled_dim:
             self.pooled_embedder = TwoLayers(config.pooled_dim, D, nn.SiLU())
         if config.in_context_len:
-            self.in_context_posemb = nn.parameter((1, config.in_context_len, D))
+            self.in_context_posemb = nn.parameter((1, config.in_context_len, D), Normal(0.02))
         if config.rope:
-            cos, sin = rotary_tables_2d(config.head_dim, self.base, config.in_context_len)
-            nn.set_constant(self, "rope_cos", cos)
-            nn.set_constant(self, "rope_sin", sin)
-        self.blocks = nn.ModuleList([DiTBlock(config) for _ in range(config.num_layers)])
+            sizes = (config.head_dim, self.base, config.in_context_len)
+            shape = (config.in_context_len + self.base**2, config.head_dim // 2)
+            nn.set_constant(self, "rope_cos", shape, lambda: rotary_tables_2d(*sizes)[0])
+            nn.set_constant(self, "rope_sin", shape, lambda: rotary_tables_2d(*sizes)[1])
+        self.blocks = nn.Blocks([DiTBlock(config) for _ in range(config.num_layers)])
         if config.z_dims:
             self.projectors = nn.ModuleList([make_projector(config, width) for width in config.z_dims])
         self.final_layer = FinalLayer(config)
@@ -270,13 +287,14 @@ class DiT(nn.Module):
         if self.config.text_dim:
             text = self.text_embedder(given[self._place["text"]])  # (B, L, D)
         joined, first, projected = 0, self.config.in_context_start, ()
+        cos, sin = self._positions(joined, grid)
         for number, block in enumerate(self.blocks):
             if number == first and self.config.in_context_len:
                 joined = self.config.in_context_len
                 tokens = label[:, None] + self.in_context_posemb  # (B, in_context_len, D)
                 x = ops.cat([ops.cast_like(tokens, x), ops.gather_tokens(x)], 1)  # (B, in_context_len + N, D)
                 x = ops.split_tokens(x)  # (B, in_context_len + N, D)
-            cos, sin = self._positions(joined, grid)
+                cos, sin = self._positions(joined, grid)
             x = block(x, c, cos, sin, text)  # (B, joined + N, D)
             if project and number + 1 == self.config.encoder_depth:
                 tokens = ops.gather_tokens(x)[:, joined:]  # (B, N, D)
@@ -305,7 +323,7 @@ class DiT(nn.Module):
         unused = self.config.in_context_len - joined
         if grid == (self.base, self.base):
             return self.rope_cos[unused:], self.rope_sin[unused:]
-        tables = turning_positions(self.config.head_dim, self.base, joined, grid[0], grid[1])
+        tables = rotary_positions(self.config.head_dim, self.base, joined, grid[0], grid[1])
         return tables[0], tables[1]
 
     def unpatchify(self, x: Tensor, grid: Grid) -> Tensor:

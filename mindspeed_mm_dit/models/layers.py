@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, Rule
 from mindspeed_mm_dit.framework import nn, ops
 
 Tensor = Any  # a tensor of the active framework
@@ -27,7 +28,7 @@ def merge_heads(x: Tensor) -> Tensor:
     return ops.reshape(x, (x.shape[0], x.shape[1], -1))
 
 
-def among_themselves(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+def self_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
     """Self-attention among the tokens of a sample, which ranks may share: q, k, v and the result are (B, heads, N, d).
 
     cos, sin: rotary positions (all tokens, d / 2), if used.
@@ -43,7 +44,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, hidden_size: int) -> None:
         super().__init__()
-        self.w12 = nn.Linear(width, 2 * hidden_size)
+        self.w12 = nn.Linear(width, 2 * hidden_size, matrices=2)
         self.act = nn.SiLU()
         self.w3 = nn.Linear(hidden_size, width)
 
@@ -55,11 +56,11 @@ class SwiGLU(nn.Module):
 class TwoLayers(nn.Module):
     """Two linear layers around an activation."""
 
-    def __init__(self, in_features: int, hidden_size: int, activation: Any) -> None:
+    def __init__(self, in_features: int, hidden_size: int, activation: Any, init: Rule = XAVIER_UNIFORM) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(in_features, hidden_size)
+        self.linear_1 = nn.Linear(in_features, hidden_size, init=init)
         self.activation = activation
-        self.linear_2 = nn.Linear(hidden_size, hidden_size)
+        self.linear_2 = nn.Linear(hidden_size, hidden_size, init=init)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_1(ops.cast_like(x, self.linear_1.weight))  # (..., D)
@@ -69,13 +70,13 @@ class TwoLayers(nn.Module):
 class WholeAttention(nn.Module):
     """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads."""
 
-    def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, eps: float, init_out: Rule = XAVIER_UNIFORM) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.to_q = nn.Linear(hidden_size, hidden_size)
         self.to_k = nn.Linear(hidden_size, hidden_size)
         self.to_v = nn.Linear(hidden_size, hidden_size)
-        self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size))
+        self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size, init=init_out))
         self.norm_q = nn.RMSNorm(hidden_size, eps=eps)
         self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
 
@@ -90,5 +91,5 @@ class WholeAttention(nn.Module):
         if cos is None:  # cross-attention: each token attends to the text by itself
             x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         else:
-            x = among_themselves(q, k, v, cos, sin)  # (B, heads, N, d)
+            x = self_attention(q, k, v, cos, sin)  # (B, heads, N, d)
         return self.to_out(merge_heads(x))  # (B, N, D)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+
+FREQUENCY_WIDTH = 256
+"""Width of DiT's sinusoidal timestep embedding."""
 
 
 def stretched_grid(height: int, width: int, base: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,15 +62,16 @@ def rotary_tables_2d(
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def rotary_tables(head_dim: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return cosines and sines of rotary positions for frames, rows and columns, each (length, pairs) float32.
-
-    Rows and columns have head_dim // 6 pairs each, frames the rest. Pair i of n rotates by
-    position * 10000**(-i / n), computed in float64 (Su et al. 2021, section 3.2.2).
-    """
+def pairs_by_axis(head_dim: int) -> tuple[int, int, int]:
+    """Return how many pairs of a head rotate with frames, rows and columns: a third of them each, frames the rest."""
     of_rows = head_dim // 6
-    tables = []
-    for pairs in (head_dim // 2 - 2 * of_rows, of_rows, of_rows):
-        angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(pairs) / pairs))
-        tables.append((np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)))
-    return tables
+    return head_dim // 2 - 2 * of_rows, of_rows, of_rows
+
+
+def rotary_table(wave: Callable[[np.ndarray], np.ndarray], pairs: int, length: int) -> np.ndarray:
+    """Return the cosines or sines (``wave``) of rotary positions along one axis, (length, pairs) float32.
+
+    Pair i of n rotates by position * 10000**(-i / n), computed in float64 (Su et al. 2021, section 3.2.2).
+    """
+    angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(pairs) / pairs))
+    return wave(angles).astype(np.float32)

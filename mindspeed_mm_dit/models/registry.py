@@ -4,13 +4,14 @@ MindSpeed-MM calls OBJECTIVES DIFFUSION_MODEL_MAPPINGS; AE_MODEL_MAPPINGS has th
 
 An entry builds its object from the frozen dataclass of its section. You can add entries, also from another package
 with a plugin (``configs/plugins.py``). An objective, an autoencoder or a text encoder is one record: pass it to
-``register_objective``, ``register_autoencoder`` or ``register_text_encoder``. A predictor is a config class
-(``configs/predictor.py``) and a module: ``register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, ...)``. No framework is
-imported before something is built.
+``register_objective``, ``register_autoencoder`` or ``register_text_encoder``. A predictor is a config class that names
+its network (``configs/predictor.py``): pass it to ``register_predictor``. No framework is imported before something is
+built.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +23,14 @@ from mindspeed_mm_dit.configs.model import (
     TEXT_ENCODER_CONFIGS,
     ModelConfig,
 )
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import PlatformError, check_free
 from mindspeed_mm_dit.framework import active, own
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
+from mindspeed_mm_dit.models.on_paper import adapters_of
 from mindspeed_mm_dit.models.teacher import DINOV2, SIGLIP, TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.models.text_encoders import BERT, CLIP_TEXT, T5, UMT5
@@ -37,22 +40,9 @@ Builder = Callable[[Any], Any]
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
 
-def _dit(config: Any) -> Any:
-    from mindspeed_mm_dit.models.dit import DiT
-
-    return DiT(config)
-
-
-def _custom_dit(config: Any) -> Any:
-    from mindspeed_mm_dit.models.video_transformer import CustomDiT
-
-    return CustomDiT(config)
-
-
-def _wan(config: Any) -> Any:
-    from mindspeed_mm_dit.models.video_transformer import Wan
-
-    return Wan(config)
+def _network(config: Any) -> Any:
+    module, _, name = config.network.partition(":")
+    return getattr(importlib.import_module(module), name)(config)
 
 
 def _autoencoder_kl(config: Any) -> Any:
@@ -71,7 +61,7 @@ def _deterministic(config: Any) -> Any:
     return DiffusersAutoencoder(config)
 
 
-PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = {"dit": _dit, "custom_dit": _custom_dit, "wan": _wan}
+PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = dict.fromkeys(PREDICTOR_CONFIGS, _network)
 AUTOENCODERS: dict[str, AutoencoderKind] = {
     name: AutoencoderKind(AE_CONFIGS[name], build)
     for name, build in (
@@ -87,7 +77,7 @@ TEACHERS: dict[str, TeacherKind] = {"dinov2": DINOV2, "siglip": SIGLIP}
 def build_predictor(config: ModelConfig) -> Any:
     """Build the network of model.json with the adapters beside its layers; the values come later."""
     network = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
-    if adapters := config.adapters():
+    if adapters := adapters_of(config):
         from mindspeed_mm_dit.models.lora import with_adapters
 
         with_adapters(network, adapters)
@@ -198,15 +188,14 @@ def register_teacher(model_id: str, kind: TeacherKind) -> None:
     TEACHERS[model_id], TEACHER_CONFIGS[model_id] = kind, kind.config
 
 
-def register(
-    mappings: dict[str, Builder], configs: dict[str, Any], model_id: str, config: type, build: Builder
-) -> None:
-    """Add ``model_id`` to a table and its config class to the matching table of configs.
+def register_predictor(config: type[PredictorConfig]) -> None:
+    """Add a predictor, so that section ``predictor`` can name its ``model_id``; its config names its network.
 
     Raises ConfigError if the name is taken.
     """
-    check_free(mappings, model_id, build, f"model_id = {model_id!r}")
-    mappings[model_id], configs[model_id] = build, config
+    model_id = config.model_id
+    check_free(PREDICTOR_CONFIGS, model_id, config, f"model_id = {model_id!r}")
+    PREDICTOR_CONFIGS[model_id], PREDICTOR_MODEL_MAPPINGS[model_id] = config, _network
 
 
 __all__ = [
@@ -226,9 +215,9 @@ __all__ = [
     "load_teachers",
     "load_text_encoder",
     "open_tokenizer",
-    "register",
     "register_autoencoder",
     "register_objective",
+    "register_predictor",
     "register_teacher",
     "register_text_encoder",
 ]

@@ -2,21 +2,28 @@
 CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers with the blocks wired differently.
 
 A transformer over patches of noised video latents, conditioned on a timestep and a text or a label. Parameters have
-diffusers' names. Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches,
-N = f h w tokens, L tokens of text, D width of a token, d of a head.
+diffusers' names, and the initial values of Wan's own code: linear layers by Xavier, those that embed time and text by a
+normal of 0.02, the last layer zero, the modulation tables by a normal of D^(-1/2).
+
+Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches, N = f h w tokens, L
+tokens of text, D width of a token, d of a head.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, ZEROS, Normal
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import TwoLayers, WholeAttention, timestep_code
-from mindspeed_mm_dit.models.positions import rotary_tables, timestep_frequencies
+from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int, int]
@@ -29,7 +36,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
         self.patch_size = config.patch_size
-        self.weight = nn.parameter((config.hidden_size, config.in_channels, *config.patch_size))
+        self.weight = nn.parameter((config.hidden_size, config.in_channels, *config.patch_size), XAVIER_UNIFORM)
         self.bias = nn.parameter((config.hidden_size,))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,9 +53,9 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, head_dim: int, length: int) -> None:
         super().__init__()
-        for axis, (cos, sin) in zip("fhw", rotary_tables(head_dim, length)):
-            nn.set_constant(self, f"cos_{axis}", cos)
-            nn.set_constant(self, f"sin_{axis}", sin)
+        for axis, pairs in zip("fhw", pairs_by_axis(head_dim)):
+            nn.set_constant(self, f"cos_{axis}", (length, pairs), partial(rotary_table, np.cos, pairs, length))
+            nn.set_constant(self, f"sin_{axis}", (length, pairs), partial(rotary_table, np.sin, pairs, length))
 
     def forward(self, f: int, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (N, d / 2) float32, tokens in the order of frames, rows, columns."""
@@ -69,15 +76,15 @@ class ConditionEmbedder(nn.Module):
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
         D = config.hidden_size
-        self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU())
+        self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU(), Normal(0.02))
         self.act_fn = nn.SiLU()
-        self.time_proj = nn.Linear(D, 6 * D)
+        self.time_proj = nn.Linear(D, 6 * D, matrices=6)
         self.has_labels, self.has_text = config.num_classes > 0, config.text_dim is not None
         if config.text_dim:
-            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"), Normal(0.02))
         if config.num_classes:
-            self.label_embedder = nn.Embedding(config.num_embeddings, D)
-        nn.set_constant(self, "frequencies", timestep_frequencies(config.freq_dim))
+            self.label_embedder = nn.Embedding(config.num_embeddings, D, init=Normal(0.02))
+        nn.set_constant(self, "frequencies", (config.freq_dim // 2,), lambda: timestep_frequencies(config.freq_dim))
 
     def forward(self, t: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the embedded time (B, D), each block's modulation (B, 6 D), and the embedded text (B, L, D), if any.
@@ -129,7 +136,7 @@ class VideoBlock(nn.Module):
             self.attn2 = WholeAttention(D, config.num_heads, eps)
         self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.ffn = FeedForward(D, config.ffn_dim)
-        self.scale_shift_table = nn.parameter((1, 6, D))
+        self.scale_shift_table = nn.parameter((1, 6, D), Normal(D**-0.5))
 
     def forward(self, x: Tensor, text: Tensor | None, time: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return tokens (B, N, D); text: (B, L, D) if there is one; time: (B, 6, D); cos, sin: (N, d / 2)."""
@@ -158,10 +165,10 @@ class VideoTransformer(nn.Module):
         self.rope = RotaryPositions(config.head_dim, config.rope_max_seq_len)
         self.patch_embedding = PatchEmbedding(config)
         self.condition_embedder = ConditionEmbedder(config)
-        self.blocks = nn.ModuleList([block(config) for _ in range(config.num_layers)])
+        self.blocks = nn.Blocks([block(config) for _ in range(config.num_layers)])
         self.norm_out = nn.LayerNorm(D, eps=config.eps, elementwise_affine=False)
-        self.proj_out = nn.Linear(D, config.out_channels * math.prod(config.patch_size))
-        self.scale_shift_table = nn.parameter((1, 2, D))
+        self.proj_out = nn.Linear(D, config.out_channels * math.prod(config.patch_size), init=ZEROS, matrices=0)
+        self.scale_shift_table = nn.parameter((1, 2, D), Normal(D**-0.5))
 
     def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
         """Predict.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.models.on_paper import multiply_adds
 
 
 def train_flop(predictor: PredictorConfig) -> int:
     """Return the FLOP of one sample in one training step: forward, and twice that in backward; 2 per multiply-add."""
-    return 6 * predictor.multiply_adds()
+    return 6 * multiply_adds(predictor)
 
 
 def recompute_flop(predictor: PredictorConfig) -> int:
     """Return the FLOP that recomputing the blocks adds per sample and step; they do not count as useful in MFU."""
-    return 2 * predictor.multiply_adds()
+    return 2 * multiply_adds(predictor)
 
 
 PEAKS: dict[str, dict[str, float]] = {

@@ -10,6 +10,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.memory import Memory, Placement, memory
 
 GIB = 2**30
@@ -63,8 +64,8 @@ def tight_step(
 
 def host_bytes(predictor: PredictorConfig) -> int:
     """Return the bytes that a network takes when it is built: weights, and the objects that hold them."""
-    parameters = predictor.parameters()
-    return 4 * parameters.num_elements() + BLOCK_BYTES * parameters.num_blocks
+    parameters = parameters_of(predictor)
+    return 4 * parameters.num_elements() + BLOCK_BYTES * len(parameters.blocks)
 
 
 def state_bytes(plan: Memory) -> int:
@@ -78,7 +79,7 @@ def _check(predictor: PredictorConfig, need: int, words: str, place: Place) -> N
         shared = f", which {place.sharers} ranks share" if place.sharers > 1 else ""
         raise ConfigError(
             f"predictor.{name} = {getattr(predictor, name)}",
-            f"{words.format(f'{predictor.parameters().num_elements():,}', _gib(need))}, and {place.name} has "
+            f"{words.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {place.name} has "
             f"{_gib(place.num_bytes)}{shared}",
             f"use a smaller {name}, or more devices (mm-dit plan says how many)",
         )

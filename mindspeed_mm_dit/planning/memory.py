@@ -1,7 +1,7 @@
 """Computes the memory of one rank, part by part, and the largest micro-batch that fits.
 
 Weights, gradients, optimizer state and EMA are exact. Activations are what autograd keeps between forward and backward,
-counted from the network's code. Temporary memory of kernels is a separate estimate.
+counted by running the network on paper. Temporary memory of kernels is a separate estimate.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.parameters import Parameter, Parameters, count
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.configs.predictor import Kept, Parameter, Parameters, count
+from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 
@@ -21,13 +22,6 @@ RESERVE = 0.08
 
 _WHOLE_COPIES = 4
 """Tensors of the size of a parameter that an optimizer of whole matrices holds while it updates it."""
-
-_ELEMENT_BYTES = {
-    # way to bfloat16: (inputs and outputs of norms, all else in the step's precision); CUDA's autocast norms in float32
-    None: (4, 4),
-    "autocast": (4, 2),
-    "fsdp2": (2, 2),
-}
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ class Memory:
 
 def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) -> Memory:
     """Return the memory of a rank; ``online_vae``: images are encoded in the step, not read from a cache."""
-    parameters, S = model.parameters(), placement.shard_ranks
+    parameters, S = parameters_of(model), placement.shard_ranks
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
     activations, workspace = activation_bytes(model, placement)
     return Memory(
@@ -132,47 +126,30 @@ def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) 
     """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
     def kept(p: Parameter) -> int:
-        return 4 * len(optimizer.rule_of(p).state) * count([p], shards) if p.trained else 0
+        return 4 * len(optimizer.rule_of(p).state) * count([p], shards)
 
-    return parameters.total(kept)
+    return sum(kept(p) for p in parameters.values() if p.trained)
 
 
 def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
     """Return the elements whose shards an optimizer step must gather, because it needs their whole change."""
-
-    return parameters.total(lambda p: count([p]) if p.trained and optimizer.rule_of(p).of_matrices else 0)
+    return count(p for p in parameters.values() if p.trained and optimizer.rule_of(p).of_matrices)
 
 
 def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
     """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
-    whole = [p for p in (*parameters.ends, *parameters.block.values()) if optimizer.rule_of(p).of_matrices]
-    return 4 * _WHOLE_COPIES * max((count([p]) for p in whole), default=0)
+    whole = (count([p]) for p in parameters.values() if optimizer.rule_of(p).of_matrices)
+    return 4 * _WHOLE_COPIES * max(whole, default=0)
 
 
 def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int]:
     """Return the bytes of one image on one rank: (kept from forward to backward, temporary).
 
-    Ranks that share a sample hold equal parts of it; the text is counted as if it were split in the same way.
+    Temporary are the gradients of a large tensor and of the next, and one recomputed block.
     """
-    predictor, blocks = model.predictor, model.parameters().num_blocks
-    element = _ELEMENT_BYTES[placement.precision.way][1]
-    block = block_activation_bytes(model, placement.precision)
-    ends = _kept_bytes(predictor.kept_by_ends(), placement.precision) + _loss_bytes(model)
-    gradients = 2 * predictor.widest * element
-    ranks = placement.sequence_ranks
-    if placement.recompute:
-        return (blocks * predictor.block_input * element + ends) // ranks, (block + gradients) // ranks
-    return (blocks * block + ends) // ranks, gradients // ranks
-
-
-def block_activation_bytes(model: ModelConfig, precision: Precision) -> int:
-    """Return the bytes that one transformer block keeps of one image for backward."""
-    return _kept_bytes(model.predictor.kept_by_block(), precision)
-
-
-def _kept_bytes(kept: Kept, precision: Precision) -> int:
-    norm, other = _ELEMENT_BYTES[precision.way]
-    return int(kept.norm * norm + kept.other * other) + 4 * kept.full
+    passed = forward_pass(model, placement.precision.way, placement.sequence_ranks)
+    kept = passed.kept_bytes(placement.recompute) + _loss_bytes(model) // placement.sequence_ranks
+    return kept, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
 
 
 def _loss_bytes(model: ModelConfig) -> int:
@@ -181,13 +158,13 @@ def _loss_bytes(model: ModelConfig) -> int:
 
 
 def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
-    parameters = model.parameters()
+    parameters = parameters_of(model)
     if placement.precision.way == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
     if placement.shard_ranks == 1 and placement.precision.way is None:
         return 0
     element = 2 if placement.precision.way == "fsdp2" else 4
-    largest = max(count(parameters.block.values()), count(parameters.ends))
+    largest = max(map(count, parameters.by_block().values()))
     if not placement.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
     return element * largest * (2 + placement.prefetch)  # in use, gathered ahead, and the gradient being reduced

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
 
@@ -89,7 +90,7 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
 
 def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
     """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``."""
-    return read_all(given, config.parameters().shapes(), "--lora") if given else []
+    return read_all(given, parameters_of(config).shapes(), "--lora") if given else []
 
 
 def load_model(

@@ -12,6 +12,7 @@ from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTING
 from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.on_paper import adapters_of
 from mindspeed_mm_dit.optimizers.registry import kept_facts
 
 _DATA_SETTINGS = (
@@ -51,7 +52,7 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
 
 def _adapters(args: RunConfig) -> dict[str, Any]:
     """Return the facts about adapters: how they were made, and which base weights they belong to."""
-    if not args.mm.model.adapters():
+    if not adapters_of(args.mm.model):
         return {}
     return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
 
@@ -86,7 +87,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
     settings |= kept_facts(args.chosen_optimizer())
-    settings |= {} if model.adapters() else model.tuned_by()
+    settings |= {} if adapters_of(model) else model.tuned_by()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters

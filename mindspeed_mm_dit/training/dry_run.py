@@ -21,6 +21,7 @@ from mindspeed_mm_dit.framework import active, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import dearest
+from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 
@@ -77,8 +78,8 @@ def _losses(config: ModelConfig, samples: int) -> Any:
 
 def _is_small(config: ModelConfig, samples: int) -> bool:
     predictor = config.predictor
-    work = 3 * samples * predictor.multiply_adds()
-    return work <= SMALL_MULTIPLY_ADDS and predictor.parameters().num_elements() <= SMALL_ELEMENTS
+    work = 3 * samples * multiply_adds(predictor)
+    return work <= SMALL_MULTIPLY_ADDS and parameters_of(predictor).num_elements() <= SMALL_ELEMENTS
 
 
 def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
@@ -128,7 +129,7 @@ def _model(args: RunConfig) -> str:
     channels = {1: "grey", 3: "RGB"}[model.ae.channels]
     size = " x ".join(map(str, model.sample_size))
     return (
-        f"  model     {model.predictor.model_id}, {model.parameters().num_elements():,} parameters, on "
+        f"  model     {model.predictor.model_id}, {parameters_of(model).num_elements():,} parameters, on "
         f"{size} {channels} {'clips' if len(model.sample_size) == 3 else 'images'}, ae {model.ae.model_id}, diffusion "
         f"{model.diffusion.model_id}"
     )

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mappin
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
+from mindspeed_mm_dit.models.on_paper import adapters_of, parameters_of
 from mindspeed_mm_dit.training.resume import Start, differences, print_rank_0
 
 
@@ -41,21 +42,21 @@ def first_weights(args: RunConfig, start: Start | None) -> First:
     model: ModelConfig = args.mm.model
     if args.init_from is None:
         return First(None)
-    if start is not None and not model.adapters():
+    if start is not None and not adapters_of(model):
         print_rank_0(f"note: --init-from = {args.init_from} is not read: the run goes on from {start.path}")
         return First(None)
     try:
         source = read_source(args.init_from, model.predictor)
         begun = begin(source, model.predictor, args.mm.classes, args.seed)
         weights = {name: value for name, value, _ in begun}
-        base = digest_of_base(weights) if model.adapters() else ""
+        base = digest_of_base(weights) if adapters_of(model) else ""
         if start is not None:
             _check_base(args.init_from, base, start)
     except UserError as error:
         error.is_shared = True  # all ranks read one file
         raise
     print_rank_0("\n".join(_said(source, begun, model, args.init_verbose)))
-    new = {name: initial_value(name, p, args.seed) for name, p in model.parameters() if name not in weights}
+    new = {name: initial_value(name, p, args.seed) for name, p in parameters_of(model).items() if name not in weights}
     return First(weights | new, base)
 
 
@@ -81,6 +82,6 @@ def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, 
         sections = ("diffusion", "ae") if there.ae.model_id != model.ae.model_id else ("diffusion",)
         for line in differences(there, model, sections):
             yield f"    note: {line}"
-    if adapters := model.adapters():
-        trained = model.parameters().num_elements(trained_only=True)
+    if adapters := adapters_of(model):
+        trained = parameters_of(model).num_elements(trained_only=True)
         yield f"frozen, with adapters beside {len(adapters)} layers: {trained:,} parameters are trained"

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -100,7 +101,7 @@ def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
     _check_adapters(here.get(ADAPTERS), facts.get(ADAPTERS), path)
     if table := table_of(changes(facts, here)):
         print_rank_0(table)
-    checkpoints.check_architecture(path, args.mm.model.parameters().shapes(saved_only=True))
+    checkpoints.check_architecture(path, parameters_of(args.mm.model).shapes(saved_only=True))
     if not args.no_load_optim:
         if not checkpoints.has_optimizer(path):
             raise without_optimizer(path)

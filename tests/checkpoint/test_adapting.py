@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.checkpoint_fixtures import TINY_VAE, needs_torch, random_arrays, write
 
@@ -33,7 +34,7 @@ TABLE, EMBEDDING = "y_embedder.embedding_table.weight", "x_embedder.proj.weight"
 
 
 def weights_of(config=THERE, seed=0):
-    shapes = config.parameters().shapes()
+    shapes = parameters_of(config).shapes()
     side = config.input_size // config.patch_size
     return random_arrays(shapes, seed) | {"pos_embed": sincos_positions_2d(config.hidden_size, side)[None]}
 
@@ -51,8 +52,8 @@ def begun(tmp_path):
         FORMATS["safetensors"].write(path, State({"model": weights}, facts))
         here = dataclasses.replace(THERE, **settings)
         found = begin(read_source(path, here), here, classes, seed)
-        assert [name for name, _, _ in found] == list(here.parameters().shapes())
-        assert {name: value.shape for name, value, _ in found} == here.parameters().shapes()
+        assert [name for name, _, _ in found] == list(parameters_of(here).shapes())
+        assert {name: value.shape for name, value, _ in found} == parameters_of(here).shapes()
         assert all(value.dtype == np.float32 for _, value, _ in found)
         return {name: value for name, value, _ in found}, {name: how for name, _, how in found if how}
 
@@ -76,7 +77,7 @@ def test_a_dit_of_classes_begins_one_of_captions_and_its_classes_are_left_out(be
     new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
     assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
     assert_taken(values, new)
-    drawn = initial_weights(dataclasses.replace(THERE, num_classes=0, text_dim=6, pooled_dim=4).parameters(), 5)
+    drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=0, text_dim=6, pooled_dim=4)), 5)
     assert all(values[name].tobytes() == drawn[name].tobytes() for name in new)
     assert not values["blocks.0.cross_attn.to_out.0.weight"].any(), "so the first answer is that of the DiT of classes"
 
@@ -95,7 +96,7 @@ def test_captions_of_another_text_encoder_are_embedded_anew(begun):
 
 def test_classes_are_kept_by_name_wherever_they_stand_and_others_drawn_as_without_a_source(begun):
     values, how = begun(("bird", "dog", "cow", "cat", "fish"), num_classes=5)
-    drawn = initial_weights(dataclasses.replace(THERE, num_classes=5).parameters(), 5)[TABLE]
+    drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=5)), 5)[TABLE]
     wanted = [drawn[0], WEIGHTS[TABLE][1], drawn[2], WEIGHTS[TABLE][0], drawn[4], WEIGHTS[TABLE][3]]
     np.testing.assert_array_equal(values[TABLE], np.stack(wanted))
     assert how == {TABLE: "2 of 5 classes kept, 3 of 5 classes drawn anew, the null class kept"}
@@ -224,7 +225,7 @@ def test_latents_of_another_autoencoder_are_embedded_anew(begun):
         "drawn anew: latents of 3 channels there and of 16 here have nothing in common"
     )  # fmt: skip
     assert not values[LAST[0]].any()
-    drawn = initial_weights(dataclasses.replace(THERE, in_channels=16).parameters(), 5)
+    drawn = initial_weights(parameters_of(dataclasses.replace(THERE, in_channels=16)), 5)
     np.testing.assert_array_equal(values[EMBEDDING], drawn[EMBEDDING])
 
 
@@ -288,7 +289,7 @@ def test_a_pipeline_of_diffusers_says_its_classes(tmp_path):
 
 SMALL_WAN = WanConfig(num_layers=1, num_attention_heads=2, attention_head_dim=12, text_dim=16, ffn_dim=32)
 OTHERS = {
-    "wan": SMALL_WAN.parameters().shapes(),
+    "wan": parameters_of(SMALL_WAN).shapes(),
     "vae": vae_shapes(TINY_VAE),
     "inception": {"Mixed_5b.branch1x1.conv.weight": (4, 3, 1, 1), "fc.bias": (8,)},
 }
@@ -329,7 +330,7 @@ def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
     model = {"ae": {"model_id": "pixel", "channels": 1}, "predictor": predictor,
              "text_encoder": {"model_id": "umt5", "from_pretrained": "nowhere"},
              "diffusion": {"model_id": "wan_flow_match_scheduler"}}  # fmt: skip
-    weights = random_arrays(grey.parameters().shapes(), 0)
+    weights = random_arrays(parameters_of(grey).shapes(), 0)
     FORMATS["safetensors"].write(path, State({"model": weights}, {"model": model}))
     longer = dataclasses.replace(grey, latent_size=(3, 8, 8), rope_max_seq_len=64)
     begun = begin(read_source(path, longer), longer, (), 0)

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import GOLDEN
 
 FOLDER = GOLDEN / "wan_lora_tiny"
@@ -36,7 +37,7 @@ TARGETS = {
 
 def drawn(config, targets, rank=3, alpha=5.0, seed=0):
     """Adapters none of whose values is zero; those of block 1 have another rank and strength."""
-    draw, parameters = np.random.default_rng(seed), config.parameters()
+    draw, parameters = np.random.default_rng(seed), parameters_of(config)
     shapes, layers = parameters.shapes(), {}
     for layer in Tuning(targets).layers(parameters):
         rows, columns = shapes[f"{layer}.weight"]
@@ -73,7 +74,7 @@ def assert_same(found, wanted, exactly=True):
 @pytest.mark.parametrize("model", CONFIGS)
 @pytest.mark.parametrize("knows_the_base", [True, False], ids=["base", "no-base"])
 def test_what_is_written_is_read_as_it_was(form, model, knows_the_base, tmp_path):
-    adapter, shapes = drawn(CONFIGS[model], TARGETS[model]), CONFIGS[model].parameters().shapes()
+    adapter, shapes = drawn(CONFIGS[model], TARGETS[model]), parameters_of(CONFIGS[model]).shapes()
     path, _ = written(form, tmp_path, adapter, shapes)
     layers = [name.removesuffix(".weight") for name in shapes if name.endswith(".weight")] if knows_the_base else None
     found = files.read(path, layers)
@@ -108,7 +109,7 @@ def test_wan_s_forms_are_those_that_diffusers_kohya_and_comfyui_have(tmp_path):
         ("kohya.safetensors", "kohya"),
         ("native.safetensors", "native"),
     ):
-        path, notes = written(form, tmp_path, files.read(FOLDER / source), WAN.parameters().shapes())
+        path, notes = written(form, tmp_path, files.read(FOLDER / source), parameters_of(WAN).shapes())
         wanted = read_safetensors_file(
             FOLDER / source / "pytorch_lora_weights.safetensors" if form == "diffusers" else FOLDER / source
         )[0]
@@ -212,14 +213,14 @@ def test_an_alpha_of_two_bytes_is_read_and_convert_knows_adapters_in_either_file
 
 
 def test_a_negative_alpha_takes_away_in_every_form(tmp_path):
-    adapter, shapes = drawn(WAN, TARGETS["wan"], alpha=-5.0), WAN.parameters().shapes()
+    adapter, shapes = drawn(WAN, TARGETS["wan"], alpha=-5.0), parameters_of(WAN).shapes()
     for form in files.LORA_FORMATS:
         assert_same(files.read(written(form, tmp_path, adapter, shapes)[0]), adapter, exactly=False)
 
 
 def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
     adapter = drawn(WAN, ("to_q",))
-    path, notes = written("kohya", tmp_path, adapter, WAN.parameters().shapes())
+    path, notes = written("kohya", tmp_path, adapter, parameters_of(WAN).shapes())
     arrays = read_safetensors_file(path)[0]
     assert len(arrays) == 3 * 2 * 10 and "16 layers without an adapter are written as zeros" in notes[0]
     assert_same(files.read(path), adapter)
@@ -252,18 +253,14 @@ def test_what_is_not_lora_of_this_network_is_named(change, words, tmp_path):
 
 
 def test_adapters_of_another_size_and_of_another_kind_are_refused_by_layer():
-    wide = (
-        WanConfig(num_layers=2, num_attention_heads=4, attention_head_dim=32, ffn_dim=96, text_dim=32)
-        .parameters()
-        .shapes()
-    )
+    wide = WanConfig(num_layers=2, num_attention_heads=4, attention_head_dim=32, ffn_dim=96, text_dim=32)
     with pytest.raises(
         CheckpointError,
         match=r"--lora = .*: an adapter for blocks.0.attn1.to_k, of a weight \(64, 64\): is \(128, 128\)",
     ):
-        read_all([str(FOLDER / "wan_lora")], wide, "--lora")
+        read_all([str(FOLDER / "wan_lora")], parameters_of(wide).shapes(), "--lora")
     with pytest.raises(CheckpointError, match="no linear layer of this network"):
-        read_all([str(FOLDER / "wan_lora")], DIT.parameters().shapes(), "--lora")
+        read_all([str(FOLDER / "wan_lora")], parameters_of(DIT).shapes(), "--lora")
 
 
 def test_a_strength_stands_behind_a_colon(tmp_path):
@@ -274,7 +271,7 @@ def test_a_strength_stands_behind_a_colon(tmp_path):
 
 
 def test_merged_adapters_change_their_layers_alone_and_zero_times_nothing():
-    weights, adapter = initial_weights(WAN.parameters(), 0), drawn(WAN, ("to_q",))
+    weights, adapter = initial_weights(parameters_of(WAN), 0), drawn(WAN, ("to_q",))
     none, once = adapter.merged(weights, 0.0), adapter.merged(weights)
     assert [name for name in weights if none[name].tobytes() != weights[name].tobytes()] == []
     assert {name for name in weights if not np.array_equal(once[name], weights[name])} == {
@@ -336,7 +333,7 @@ def relative(a, b):
 @pytest.mark.parametrize("form", ["diffusers", "kohya", "native", "peft"])
 def test_diffusers_and_peft_load_what_is_written_here_for_wan(peers, values, form, tmp_path):
     adapter = drawn(WAN, ("to_q", "to_v", "ffn.net.2"))
-    path, _ = written(form, tmp_path, adapter, WAN.parameters().shapes())
+    path, _ = written(form, tmp_path, adapter, parameters_of(WAN).shapes())
     model = their_wan(peers)
     if form == "peft":
         import peft
@@ -388,7 +385,7 @@ def our_dit_output(weights, values):
 
     network = DiT(DIT)
     runtime.load_arrays(network, weights)
-    nn.set_constant(network.t_embedder, "frequencies", diffusers_frequencies())
+    nn.set_constant(network.t_embedder, "frequencies", (128,), diffusers_frequencies)
     with ops.no_grad():
         return ops.numpy(network(*(ops.tensor(values[f"dit/{name}"]) for name in "xty")))
 
@@ -401,10 +398,10 @@ def test_peft_and_this_package_read_each_other_s_adapters_of_a_dit(peers, values
     draw = np.random.default_rng(3)
     weights = {  # none zero, so that the adapters show
         name: array if name == "pos_embed" else (0.2 * draw.standard_normal(array.shape)).astype(np.float32)
-        for name, array in initial_weights(DIT.parameters(), 0).items()
+        for name, array in initial_weights(parameters_of(DIT), 0).items()
     }
     adapter = drawn(DIT, TARGETS["dit"])
-    path, _ = written("peft", tmp_path, adapter, DIT.parameters().shapes())
+    path, _ = written("peft", tmp_path, adapter, parameters_of(DIT).shapes())
     model = peft.PeftModel.from_pretrained(their_dit(peers, weights), str(path))
     theirs = their_output(model, values, "dit", class_labels="dit/y")
     assert relative(our_dit_output(adapter.merged(weights), values), theirs) < 1e-5

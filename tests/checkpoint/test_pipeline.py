@@ -15,6 +15,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import timestep_frequencies
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import needs_diffusers
@@ -36,7 +37,7 @@ def model(tmp_path_factory):
 
 def weights_of(model):
     """Initial weights with all that begins at zero moved away from it, so far that the timestep matters."""
-    drawn = initial_weights(model_config_from_mapping(model, "test").predictor.parameters(), 3)
+    drawn = initial_weights(parameters_of(model_config_from_mapping(model, "test").predictor), 3)
     draw = np.random.default_rng(0)
     far = {name: 0.3 if "adaLN" in name or "t_embedder" in name else 0.05 for name in drawn}
     moved = {name: array + draw.normal(0, far[name], array.shape).astype(np.float32) for name, array in drawn.items()}

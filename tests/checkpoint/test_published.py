@@ -19,6 +19,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.checkpoint_fixtures import assert_same
 from tests.conftest import GOLDEN
 
@@ -50,14 +51,14 @@ def test_jits_names_lose_their_prefix_and_its_first_average_is_the_average(tmp_p
     for use_ema, key in ((True, "model_ema1"), (False, "model")):
         assert_same(read_weights(GOLDEN / "jit_tiny.pt", use_ema), {n[4:]: a for n, a in stored[key].items()})
     convert(GOLDEN / "jit_tiny.pt", tmp_path / "run", to="mindspore")
-    assert read_weights(tmp_path / "run" / "iter_0000000", use_ema=False).keys() == JIT.parameters().shapes().keys()
+    assert read_weights(tmp_path / "run" / "iter_0000000", use_ema=False).keys() == parameters_of(JIT).shapes().keys()
 
 
 def test_a_jit_of_other_classes_and_larger_images_begins_with_the_published_weights():
     here = dataclasses.replace(JIT, num_classes=4, input_size=32, patch_size=8)
     source = read_source(GOLDEN / "jit_tiny.pt", here)
     found = {name: (value, how) for name, value, how in begin(source, here, [], 0)}
-    assert list(found) == list(here.parameters().shapes())
+    assert list(found) == list(parameters_of(here).shapes())
     changed = {name for name, (_, how) in found.items() if how}
     assert changed == {"x_embedder.proj1.weight", "y_embedder.embedding_table.weight", "final_layer.linear.weight",
                        "final_layer.linear.bias"}  # fmt: skip
@@ -66,7 +67,7 @@ def test_a_jit_of_other_classes_and_larger_images_begins_with_the_published_weig
 
 def test_projectors_of_repa_stay_behind_and_the_rest_is_a_network(tmp_path):
     here = DiTConfig(8, num_classes=10, hidden_size=48, num_layers=3, num_heads=4, learn_sigma=False)
-    stored, names = read_torch_file(GOLDEN / "repa_tiny.pt"), here.parameters().shapes().keys()
+    stored, names = read_torch_file(GOLDEN / "repa_tiny.pt"), parameters_of(here).shapes().keys()
     for use_ema, key in ((True, "ema"), (False, "model")):
         assert_same(read_weights(GOLDEN / "repa_tiny.pt", use_ema), {name: stored[key][name] for name in names})
     summary = convert(GOLDEN / "repa_tiny.pt", tmp_path / "export.safetensors")
@@ -94,7 +95,7 @@ def test_what_diffusers_dit_does_not_have_is_refused_by_name(tmp_path, option, t
     values = {"bottleneck_dim": 3, "in_context_len": 2, "text_dim": 8, "pooled_dim": 8}
     sizes = {"input_size": 4, "num_classes": 3, "in_channels": 4, "hidden_size": 16, "num_layers": 1, "num_heads": 2,
              "learn_sigma": option != "h_embedder", option: values.get(option, True)}  # fmt: skip
-    write_torch_file(tmp_path / "source.pt", initial_weights(DiTConfig(**sizes).parameters(), 0))
+    write_torch_file(tmp_path / "source.pt", initial_weights(parameters_of(DiTConfig(**sizes)), 0))
     described = {
         "ae": {"model_id": "autoencoder_kl", "from_pretrained": "nowhere", "scaling_factor": 1.0, "latent_channels": 4,
                "downsample_factor": 8},

@@ -16,14 +16,15 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 
-WAN = WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96).parameters()
-DIT = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10).parameters()
+WAN = parameters_of(WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96))
+DIT = parameters_of(DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10))
 
 
 def trained(parameters):
-    return [name for name, p in parameters if p.trained]
+    return [name for name, p in parameters.items() if p.trained]
 
 
 @pytest.mark.parametrize(

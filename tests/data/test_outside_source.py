@@ -15,9 +15,9 @@ from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register
+from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register_predictor
 from mindspeed_mm_dit.objectives.registry import draw_of
-from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned, on_circle
+from tests.outside.condition import ANGLE, Angle, TurnedConfig, on_circle
 from tests.outside.source import TURNED, write_turned
 
 IMAGES = 12
@@ -27,7 +27,7 @@ IMAGES = 12
 def joined():
     register_source("turned", TURNED)
     register_condition(Angle, ANGLE)
-    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+    register_predictor(TurnedConfig)
     yield
     for table, name in ((SOURCES, "turned"), (SOURCE_CONFIGS, "turned"), (CONDITIONS, Angle),
                         (PREDICTOR_MODEL_MAPPINGS, "turned"), (PREDICTOR_CONFIGS, "turned")):  # fmt: skip

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, DataError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.training.read_logs import read_curve
 from mindspeed_mm_dit.wings.lab.parity import compare
@@ -30,7 +31,7 @@ GAUSSIAN_KEYS = ("config", "x0", "noise", "t", "y", "x_t")
 @pytest.fixture
 def diffusers_folder(tmp_path):
     """A DiT of two blocks as diffusers writes it."""
-    weights = {name: np.zeros(shape, np.float32) for name, shape in TINY.parameters().shapes().items()}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in parameters_of(TINY).shapes().items()}
     weights["pos_embed"] = sincos_positions_2d(16, 4)[None]
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -60,7 +61,7 @@ def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_f
 
 @pytest.mark.parametrize("number", ["999999999999", "²"])
 def test_the_number_in_a_tensors_name_is_not_counted_to(number):
-    shapes = {**TINY.parameters().shapes(), f"blocks.{number}.mlp.fc1.bias": (64,)}
+    shapes = {**parameters_of(TINY).shapes(), f"blocks.{number}.mlp.fc1.bias": (64,)}
     assert DiTConfig.of_shapes(shapes).num_layers == 2 + number.isdecimal()
 
 

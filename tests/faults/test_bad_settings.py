@@ -27,6 +27,7 @@ from mindspeed_mm_dit.configs.model import (
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.flags import parse, whole_parser
 from mindspeed_mm_dit.training.resume import find_start
@@ -204,7 +205,7 @@ def test_a_file_that_is_no_config_is_named_in_time(tmp_path, name):
 def state_of(config):
     """Return what a checkpoint of ``config`` holds, zeros all of it, by our names."""
     state = {}
-    for name, shape in config.parameters().shapes().items():
+    for name, shape in parameters_of(config).shapes().items():
         state |= {f"{tree}.{name}": np.zeros(shape, np.float32) for tree in ("model", "ema")}
         state[f"optimizer.state.{name}.exp_avg"] = np.zeros(shape, np.float32)
     return state
@@ -267,10 +268,10 @@ def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
 
 def test_a_checkpoint_of_mindspore_is_judged_by_its_shapes_alone(places):
     path = places / "mindspore" / "iter_0000007"
-    mindspore_ckpt.check_architecture(path, OURS.parameters().shapes())
+    mindspore_ckpt.check_architecture(path, parameters_of(OURS).shapes())
     assert mindspore_ckpt.has_optimizer(path)
     with pytest.raises(UserError, match=r"x_embedder.proj.weight is \(32, 1, 2, 2\), this model has \(64, 1, 2, 2\)"):
-        mindspore_ckpt.check_architecture(path, WIDER.parameters().shapes())
+        mindspore_ckpt.check_architecture(path, parameters_of(WIDER).shapes())
 
 
 # --- the autoencoder ---------------------------------------------------------------------------------------
@@ -328,7 +329,7 @@ def weights(tmp_path_factory):
     for name, changes in (("model", {}), ("huge", {"num_layers": 10**8})):
         content["predictor"] = {**TINY, "model_id": "dit", **changes}
         (folder / f"{name}.json").write_text(json.dumps(content))
-    save_file({name: np.zeros(shape, np.float32) for name, shape in DiTConfig(**TINY).parameters().shapes().items()},
+    save_file({name: np.zeros(shape, np.float32) for name, shape in parameters_of(DiTConfig(**TINY)).shapes().items()},
               folder / "w.safetensors")  # fmt: skip
     return folder
 

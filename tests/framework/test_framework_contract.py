@@ -1,5 +1,6 @@
 """Each framework offers every name of the contract, and each name does what NumPy says it should."""
 
+import importlib
 import math
 import re
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework import contract
+from mindspeed_mm_dit.framework import contract, paper
 from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import ROOT, gradient
 
@@ -35,8 +36,10 @@ def test_every_name_of_the_contract_exists(framework):
 
 
 def test_every_layer_and_operator_is_in_the_contract(framework):
-    assert set(framework.nn.__all__) == set(contract.NN)
-    assert set(framework.ops.__all__) == set(contract.OPS)
+    importlib.import_module("mindspeed_mm_dit.framework.paper.nn")
+    for room in (framework, paper):
+        assert set(room.nn.__all__) == set(contract.NN)
+        assert set(room.ops.__all__) == set(contract.OPS)
 
 
 def test_what_the_rooms_use_of_a_framework_is_the_contract_and_all_of_it_is_used():
@@ -313,9 +316,9 @@ def small_module(nn):
     class Small(nn.Module):
         def __init__(self):
             super().__init__()
-            self.frozen = nn.frozen_parameter(draw(3))
+            self.frozen = nn.parameter((3,), lambda _, shape: draw(*shape), trained=False)
             self.gain = nn.parameter((3,))
-            nn.set_constant(self, "constant", draw(3, seed=1))
+            nn.set_constant(self, "constant", (3,), lambda: draw(3, seed=1))
             self.table = nn.Embedding(2, 3)
             self.layers = nn.ModuleList([nn.Sequential(nn.SiLU(), nn.Linear(3, 3)), nn.Linear(3, 1, bias=False)])
 
@@ -375,7 +378,7 @@ def test_a_backend_of_another_device_is_refused(framework):
 
 
 def test_a_table_made_on_the_host_is_a_constant_in_a_compiled_network_too(framework, all_compiled):
-    table = framework.ops.from_host(_counted)
+    table = framework.ops.from_host(lambda rows, columns: (rows, columns))(_counted)
 
     class Net(framework.nn.Module):
         def forward(self, x):

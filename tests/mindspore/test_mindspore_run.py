@@ -15,6 +15,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import clip_configs, write_clips
@@ -94,7 +95,7 @@ def test_losses_and_validations_of_a_flow_are_those_of_pytorch(flow):
 
 def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path):
     there = DiTConfig(input_size=8, num_classes=7, in_channels=1, hidden_size=32, num_layers=1, num_heads=2)
-    drawn = initial_weights(there.parameters(), 9)
+    drawn = initial_weights(parameters_of(there), 9)
     moved = {name: array + np.float32(0.01) for name, array in drawn.items() if name != "pos_embed"}
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": moved | {"pos_embed": drawn["pos_embed"]}}))
     flags = STEPS.replace("20", "4") + f"--micro-batch-size 16 --init-from {tmp_path / 'there.pt'}"
@@ -108,7 +109,7 @@ def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begi
 ):
     configs = Configs.create(tmp_path, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     configs.hold_out(0.1)
-    shapes = load_model_config(tmp_path / "model.json").parameters()
+    shapes = parameters_of(load_model_config(tmp_path / "model.json"))
     FORMATS["pt"].write(tmp_path / "there.pt", State({"model": initial_weights(shapes, 9)}))
     flags = STEPS.replace("20", "4") + "--micro-batch-size 8 --eval-interval 2 --eval-iters 2 "
     flags += f"--init-from {tmp_path / 'there.pt'}"

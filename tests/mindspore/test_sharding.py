@@ -9,6 +9,7 @@ import pytest
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 WORLDS = [8, 64, 512]
 
@@ -43,7 +44,7 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
 def test_dit_xl_2_divides_evenly(mindspore, world):
     from mindspeed_mm_dit.training.mindspore.parts import FlatLayout
 
-    parameters = DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]).parameters()
+    parameters = parameters_of(DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]))
     trained = parameters.shapes(trained_only=True)
     layout = FlatLayout(tuple(trained), tuple(trained.values()), world)
     assert 0 <= layout.slice_length * world - parameters.num_elements(trained_only=True) < world

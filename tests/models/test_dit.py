@@ -12,6 +12,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import GOLDEN
 
 TINY = DiTConfig(input_size=8, num_classes=10, in_channels=4, patch_size=2, hidden_size=64, num_layers=2, num_heads=4)
@@ -21,7 +22,7 @@ FIRST_DRAWN = "4f0cab7e364ae5d3c628c891043280513d109db935b40306fb21917bc22ac859"
 
 def initialised(config: DiTConfig, seed: int = 0) -> DiT:
     model = DiT(config)
-    runtime.load_arrays(model, initial_weights(config.parameters(), seed))
+    runtime.load_arrays(model, initial_weights(parameters_of(config), seed))
     return model
 
 
@@ -45,14 +46,14 @@ def test_at_the_start_every_block_is_the_identity_and_the_output_zero():
 
 def test_the_initial_weights_of_a_dit_keep_every_bit():
     """A digest of all that is trained, as it was first drawn."""
-    weights = initial_weights(TINY.parameters(), 1234)
-    trained = sorted(TINY.parameters().shapes(trained_only=True))
+    weights = initial_weights(parameters_of(TINY), 1234)
+    trained = sorted(parameters_of(TINY).shapes(trained_only=True))
     digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in trained)).hexdigest()
     assert digest == FIRST_DRAWN
 
 
 def test_the_frozen_positions_are_among_the_initial_weights():
-    np.testing.assert_array_equal(initial_weights(TINY.parameters(), 5)["pos_embed"], DiT(TINY).pos_embed.numpy())
+    np.testing.assert_array_equal(initial_weights(parameters_of(TINY), 5)["pos_embed"], DiT(TINY).pos_embed.numpy())
 
 
 def test_patches_are_laid_out_where_they_were_cut():

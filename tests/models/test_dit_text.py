@@ -16,6 +16,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 LABELS = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=2, num_heads=4)
 TEXT = dataclasses.replace(LABELS, num_classes=0, text_dim=10, text_length=5, pooled_dim=6)
@@ -33,7 +34,7 @@ def built(config, weights):
 def of_noise(config):
     """A network of which every weight is drawn, those that begin at zero too."""
     generator = np.random.default_rng(1)
-    shapes = config.parameters().shapes()
+    shapes = parameters_of(config).shapes()
     return built(config, {name: generator.standard_normal(shape, np.float32) * 0.1 for name, shape in shapes.items()})
 
 
@@ -64,11 +65,11 @@ def test_what_a_caption_says_counts_and_not_the_place_of_a_state(framework):
 
 def test_a_dit_of_classes_that_is_given_captions_too_begins_as_it_was(framework):
     both = dataclasses.replace(LABELS, text_dim=10)
-    weights = initial_weights(both.parameters(), 0)
+    weights = initial_weights(parameters_of(both), 0)
     for name in weights:  # what is zero at the start but for the attention to the text
         if "cross_attn" not in name and not weights[name].any():
             weights[name] = np.random.default_rng(2).standard_normal(weights[name].shape, np.float32) * 0.1
-    plain = built(LABELS, {name: weights[name] for name in LABELS.parameters().shapes()})
+    plain = built(LABELS, {name: weights[name] for name in parameters_of(LABELS).shapes()})
     assert torch.equal(answer(built(both, weights), NUMBERS, CAPTIONS), answer(plain, NUMBERS))
 
 
@@ -86,11 +87,11 @@ def test_what_steers_it_is_said_in_the_order_of_its_arguments():
 @pytest.mark.parametrize("settings", [{}, STATES, POOLED, {"num_classes": 3}])
 def test_shapes_tell_what_steers_it(settings):
     config = dataclasses.replace(TEXT, **settings)
-    found = DiTConfig.of_shapes(config.parameters().shapes())
+    found = DiTConfig.of_shapes(parameters_of(config).shapes())
     assert (found.num_classes, found.text_dim, found.pooled_dim) == (
         config.num_classes, config.text_dim, config.pooled_dim,
     )  # fmt: skip
-    assert found.parameters().shapes() == config.parameters().shapes()
+    assert parameters_of(found).shapes() == parameters_of(config).shapes()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.lora.adapter import of_arrays
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.tuning import Beside, Tuning, tuned
+from mindspeed_mm_dit.configs.tuning import Beside, Tuning
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
 from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.models.test_outside_predictor import FLOW, PREDICTOR, joined  # noqa: F401
@@ -47,7 +48,7 @@ def drawn(config, seed):
     draw = np.random.default_rng(seed)
     return {
         name: draw.standard_normal(shape).astype(np.float32) * 0.1
-        for name, shape in config.parameters().shapes().items()
+        for name, shape in parameters_of(config).shapes().items()
     }
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.shapes import predictor_of
-from mindspeed_mm_dit.configs import video_transformer
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.positions import rotary_tables
+from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table
 from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import FRAMEWORK
 
@@ -91,13 +91,13 @@ def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_
     from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
 
     shapes = framework.runtime.shapes(PREDICTOR_MODEL_MAPPINGS[config.model_id](config))
-    assert config.parameters().shapes() == shapes
+    assert parameters_of(config).shapes() == shapes
     found = predictor_of(shapes, {})
-    assert type(found) is type(config) and found.parameters().shapes() == shapes
+    assert type(found) is type(config) and parameters_of(found).shapes() == shapes
 
 
 def test_parameters_begin_as_in_wan_s_own_code():
-    begun = initial_weights(WAN.parameters(), 0)
+    begun = initial_weights(parameters_of(WAN), 0)
     assert not begun["proj_out.weight"].any() and (begun["blocks.1.attn2.norm_k.weight"] == 1).all()
     assert (begun["blocks.0.norm2.weight"] == 1).all() and not begun["blocks.0.norm2.bias"].any()
     assert begun["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
@@ -109,39 +109,8 @@ def test_parameters_begin_as_in_wan_s_own_code():
 def test_the_published_networks_have_their_published_number_of_parameters():
     """diffusers 0.35.2 builds WanTransformer3DModel with as many, 1.3B and 14B."""
     small = WanConfig(num_attention_heads=12, num_layers=30, ffn_dim=8960)
-    assert small.parameters().num_elements() == 1_418_996_800
-    assert WanConfig().parameters().num_elements() == 14_288_491_584
-
-
-@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="counts what PyTorch does")
-@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_arithmetic_and_memory_are_what_pytorch_counts(framework, kind, monkeypatch):
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from mindspeed_mm_dit.framework.pytorch import linear
-
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)  # whose products the counter does not know
-    monkeypatch.setattr(video_transformer, "TEXT_LENGTH", 7)
-    model, _ = with_random_weights(framework, kind)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # of others it counts no products
-        output(framework, model, X[:1], T[:1], TEXT[:1])
-    assert counter.get_total_flops() == 2 * model.config.multiply_adds()
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    cos, sin = model.rope(2, 3, 2)
-    x, text, time = (torch.randn(1, *shape, requires_grad=True) for shape in ((12, 54), (7, 54), (6, 54)))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = model.blocks[0](x, text, time, cos, sin)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()} | {cos.data_ptr(), sin.data_ptr()}
-    found = sum(size for place, size in kept.items() if place not in weights) / 4
-    planned = model.config.kept_by_block()
-    assert result.shape == x.shape and planned.norm + planned.other + planned.full == pytest.approx(found, rel=0.03)
+    assert parameters_of(small).num_elements() == 1_418_996_800
+    assert parameters_of(WanConfig()).num_elements() == 14_288_491_584
 
 
 @pytest.mark.parametrize("kind", ["custom_dit", "wan"])
@@ -153,11 +122,10 @@ def test_the_same_weights_take_every_number_of_frames_height_and_width(framework
 
 def test_rotary_positions_turn_by_frame_row_and_column():
     """Wan's head of 128: 22, 21 and 21 pairs, the first of each turning by one radian a patch."""
-    tables = rotary_tables(128, 5)
-    assert [cos.shape for cos, _ in tables] == [(5, 22), (5, 21), (5, 21)]
-    for cos, sin in tables:
+    assert pairs_by_axis(128) == (22, 21, 21)
+    for pairs in pairs_by_axis(128):
+        cos, sin = (rotary_table(wave, pairs, 5) for wave in (np.cos, np.sin))
         np.testing.assert_allclose(np.arctan2(sin, cos)[:4, 0], np.arange(4), rtol=1e-6)
-        pairs = cos.shape[1]
         np.testing.assert_allclose(np.arctan2(sin, cos)[4, -1], 4 * 10000 ** (1 / pairs - 1), rtol=1e-4)
 
 
@@ -221,8 +189,10 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     both = dataclasses.replace(CUSTOM, num_classes=3)
     alone = dataclasses.replace(both, text_dim=None)
     assert [type(condition).__name__ for condition in both.conditions] == ["ClassLabel", "TextStates"]
-    shapes = alone.parameters().shapes()
-    assert shapes.keys() == {name for name in both.parameters().shapes() if "attn2" not in name and "text" not in name}
+    shapes = parameters_of(alone).shapes()
+    assert shapes.keys() == {
+        name for name in parameters_of(both).shapes() if "attn2" not in name and "text" not in name
+    }
     assert CustomDiTConfig.of_shapes(shapes).conditions == alone.conditions
     model, _ = with_random_weights(framework, "custom_dit", alone)
     found = output(framework, model, text=np.array([0, 0]))

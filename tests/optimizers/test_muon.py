@@ -8,6 +8,7 @@ import pytest
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers import adam, muon
 from mindspeed_mm_dit.optimizers.muon import MuonConfig, orthogonalised
 from tests.conftest import GOLDEN
@@ -29,18 +30,18 @@ def compare(*given):
 
 def test_the_dit_says_which_of_its_weights_are_how_many_matrices():
     config = DiTConfig(input_size=8, num_classes=10, hidden_size=32, num_layers=1, num_heads=2)
-    matrices = {name: p.matrices for name, p in config.parameters() if p.matrices}
+    matrices = {name: p.matrices for name, p in parameters_of(config).items() if p.matrices}
     block = {"attn.qkv": 3, "attn.proj": 1, "mlp.fc1": 1, "mlp.fc2": 1, "adaLN_modulation.1": 6}
     ends = {"t_embedder.mlp.0": 1, "t_embedder.mlp.2": 1, "final_layer.adaLN_modulation.1": 2}
     wanted = {**ends, **{f"blocks.0.{name}": count for name, count in block.items()}}
     assert matrices == {f"{name}.weight": count for name, count in wanted.items()}
-    for name, p in config.parameters():
+    for name, p in parameters_of(config).items():
         assert muon.rule_of(MuonConfig(), p) is (muon.RULE if name in matrices else adam.RULE), name
 
 
 def test_a_parameter_is_as_high_as_its_matrices_together():
     for config in (DiTConfig(input_size=8, num_classes=10), WanConfig()):
-        for name, p in config.parameters():
+        for name, p in parameters_of(config).items():
             assert not p.matrices or (len(p.shape) == 2 and p.shape[0] % p.matrices == 0), name
 
 

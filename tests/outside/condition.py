@@ -60,23 +60,8 @@ class TurnedConfig(ResidualConfig):
 
     model_id: str = "turned"
 
+    network = "tests.outside.turned:Turned"
+
     @property
     def conditions(self) -> Conditions:
         return Conditions(ClassLabel(self.classes, self.dropout), Angle(0.2))
-
-
-def build_turned(config: TurnedConfig):
-    """Build its network."""
-    from mindspeed_mm_dit.framework import ops
-    from tests.outside.predictor import build
-
-    class Turned(type(build(config))):
-        def forward(self, x, t, y, angle):
-            times = ops.to_float32(t)[:, None] / 1000
-            flat = ops.cat([ops.reshape(x, (x.shape[0], -1)), times], 1)
-            x = self.first(flat) + self.labels(y) * (1 + angle[:, :1]) + angle[:, 1:]
-            for stage in self.stages:
-                x = stage(x)
-            return ops.reshape(self.last(x), (x.shape[0], *config.latent_shape))
-
-    return Turned()

@@ -8,23 +8,21 @@ from tests.conftest import ROOT
 from tests.outside.autoencoder import FOLDED
 from tests.outside.objective import DENOISE
 from tests.outside.optimizer import LION
-from tests.outside.predictor import ResidualConfig, build
+from tests.outside.predictor import ResidualConfig
 from tests.outside.text_encoder import LETTERS
 
 
 def join() -> None:
     """Make predictor "residual", objective "denoise", optimizer "lion", and what reads and encodes known."""
     from mindspeed_mm_dit.models.registry import (
-        PREDICTOR_CONFIGS,
-        PREDICTOR_MODEL_MAPPINGS,
-        register,
         register_autoencoder,
         register_objective,
+        register_predictor,
         register_text_encoder,
     )
     from mindspeed_mm_dit.optimizers.registry import register_optimizer
 
-    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "residual", ResidualConfig, build)
+    register_predictor(ResidualConfig)
     register_objective("denoise", DENOISE)
     register_autoencoder("folded", FOLDED)
     register_text_encoder("letters", LETTERS)
@@ -35,14 +33,14 @@ def join_turned() -> None:
     """Make predictor "turned" known, what steers it, and where its samples are; and all of ``join``."""
     from mindspeed_mm_dit.data.conditions.registry import register_condition
     from mindspeed_mm_dit.data.sources import register_source
-    from mindspeed_mm_dit.models.registry import PREDICTOR_CONFIGS, PREDICTOR_MODEL_MAPPINGS, register
-    from tests.outside.condition import ANGLE, Angle, TurnedConfig, build_turned
+    from mindspeed_mm_dit.models.registry import register_predictor
+    from tests.outside.condition import ANGLE, Angle, TurnedConfig
     from tests.outside.source import TURNED
 
     join()
     register_source("turned", TURNED)
     register_condition(Angle, ANGLE)
-    register(PREDICTOR_MODEL_MAPPINGS, PREDICTOR_CONFIGS, "turned", TurnedConfig, build_turned)
+    register_predictor(TurnedConfig)
 
 
 def join_runs() -> None:

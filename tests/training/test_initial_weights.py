@@ -19,6 +19,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.preflight import check_before_import
 from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
@@ -106,7 +107,7 @@ def test_a_resume_comes_first_and_says_so(source, adapted, whole, tmp_path):
 @pytest.mark.parametrize(("ranks", "name"), [(1, "gone.pt"), (2, "wide.pt")])
 def test_what_cannot_be_taken_is_refused_before_there_is_a_model(adapted, tmp_path, ranks, name):
     wide = DiTConfig(input_size=8, num_classes=10, in_channels=1, hidden_size=48, num_layers=2, num_heads=2)
-    FORMATS["pt"].write(tmp_path / "wide.pt", State({"model": random_arrays(wide.parameters().shapes(), 0)}))
+    FORMATS["pt"].write(tmp_path / "wide.pt", State({"model": random_arrays(parameters_of(wide).shapes(), 0)}))
     outcome = adapted.run(STEPS + f"--train-iters 1 --init-from {tmp_path / name}", ranks)
     assert outcome.code == 2 if ranks == 1 else outcome.code, outcome.output
     reason = {"gone.pt": "there is no such file", "wide.pt": "does not fit this model: hidden_size is 48 there"}[name]
@@ -136,7 +137,7 @@ def test_cat_dog_fine_tunes_published_weights(tmp_path):
     model["predictor"].update(SIZES)
     (config / "model.json").write_text(json.dumps(model))
     published = DiTConfig(input_size=32, num_classes=1000, **SIZES)
-    shapes = published.parameters().shapes()
+    shapes = parameters_of(published).shapes()
     weights.mkdir()
     arrays = {name: array * np.float32(0.02) for name, array in random_arrays(shapes, 0).items()}
     FORMATS["pt"].write(weights / "DiT-XL-2-256x256.pt", State({"model": arrays}))

@@ -13,6 +13,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.preflight import check_before_import
 from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
@@ -171,7 +172,7 @@ def test_mindspeed_mm_which_would_not_keep_them_is_not_begun(tiny, tmp_path):
 def test_memory_is_planned_for_each_of_them(tiny, capsys):
     words = ["plan", "--model", str(tiny.folder / "model.json"), "--world-size", "2", "--device-memory-gib", "1"]
     model = load_model_config(tiny.folder / "model.json")
-    weights = 4 * model.predictor.parameters().num_elements(trained_only=True)
+    weights = 4 * parameters_of(model.predictor).num_elements(trained_only=True)
     one, three = (memory(model, Placement(averages=count)) for count in (1, 3))
     assert one.ema == weights and three.ema == 3 * weights and three.fixed - one.fixed == 2 * weights
     printed = []

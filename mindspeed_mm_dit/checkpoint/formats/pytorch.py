@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 
 def fits(path: Path) -> bool:
@@ -37,7 +38,7 @@ def read(path: Path) -> State:
 def _trained(dcp: ModuleType, path: Path, facts: Mapping[str, Any]) -> Shapes:
     """Return name -> shape of the weights that were trained."""
     found = {name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."}
-    return predictor_of(found, facts).parameters().shapes(trained_only=True)
+    return parameters_of(predictor_of(found, facts)).shapes(trained_only=True)
 
 
 def write(path: Path, state: State) -> None:

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 
 def convert_adapter(
@@ -66,4 +67,4 @@ def _form(target: Path, to: str | None) -> str:
 def _shapes(source: Path, description: dict[str, Any] | None) -> Shapes:
     """Return the shapes of the base's weights; {} if unknown."""
     content = description or (read_facts(source).get("model") if of_run(source) else None)
-    return model_config_from_mapping(content, "--model").parameters().shapes() if content else {}
+    return parameters_of(model_config_from_mapping(content, "--model")).shapes() if content else {}

@@ -6,7 +6,7 @@ Weights start at zero (norms: at one); ``models/init.py`` or a checkpoint gives 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
+from mindspeed_mm_dit.configs.parameters import Rule, Shape
 from mindspeed_mm_dit.framework.mindspore.ops import linear
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
@@ -23,8 +24,8 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "BACKWARD_HOOK", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList",
-    "RMSNorm", "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
+    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant",
 ]  # fmt: skip
 
 BACKWARD_HOOK = "register_backward_hook"
@@ -47,10 +48,16 @@ class Module(msnn.Cell):
         return self.cells_and_names()
 
 
+class Blocks(ModuleList):
+    """The blocks of a network."""
+
+
 class Linear(Module):
     """x W^T + b: (..., in_features) -> (..., out_features)."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, init: Rule | None = None, matrices: int = 1
+    ) -> None:
         super().__init__()
         self.weight = _zeros(out_features, in_features)
         self.bias = _zeros(out_features) if bias else None
@@ -70,6 +77,7 @@ class Conv2d(Module):
         stride: int = 1,
         padding: int = 0,
         bias: bool = True,
+        init: Rule | None = None,
     ) -> None:
         super().__init__()
         self.stride, self.padding = stride, padding
@@ -95,7 +103,7 @@ def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
 class Embedding(Module):
     """Rows of a table: (...) int -> (..., width)."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule | None = None) -> None:
         super().__init__()
         self.weight = _zeros(num_embeddings, embedding_dim)
 
@@ -170,17 +178,14 @@ def _gelu_by_sigmoid(x: Any) -> Any:
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
 
 
-def parameter(shape: tuple[int, ...]) -> Parameter:
-    return Parameter(Tensor(np.zeros(shape, np.float32)))
+def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> Parameter:
+    value = np.zeros(shape, np.float32) if trained or not callable(init) else init(np.random.default_rng(0), shape)
+    return Parameter(Tensor(value), requires_grad=trained)
 
 
-def frozen_parameter(array: np.ndarray) -> Parameter:
-    return Parameter(Tensor(array), requires_grad=False)
-
-
-def set_constant(module: Module, name: str, array: np.ndarray) -> None:
+def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.ndarray]) -> None:
     """Give ``module`` a tensor that is neither saved nor trained."""
-    setattr(module, name, Tensor(array))
+    setattr(module, name, Tensor(make()))
 
 
 def _zeros(*shape: int) -> Parameter:

@@ -11,6 +11,7 @@ from mindspore import _no_grad as no_grad
 from mindspore import ops as msops
 from mindspore.ops import broadcast_to, cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
+from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
@@ -135,14 +136,17 @@ def tensor(array: np.ndarray) -> Tensor:
     return Tensor(array)
 
 
-def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
-    """Let ``make``, a function of integers, return a tensor; a graph calls it when it is compiled."""
+def from_host(shape: Callable[..., Shape]) -> Callable[[Callable[..., np.ndarray]], Callable[..., Tensor]]:
+    """Let a function of integers return a tensor; a graph calls it when it is compiled."""
 
-    @msops.constexpr
-    def made(*numbers: int) -> Tensor:
-        return Tensor(make(*numbers))
+    def in_graph(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
+        @msops.constexpr
+        def made(*numbers: int) -> Tensor:
+            return Tensor(make(*numbers))
 
-    return made
+        return made
+
+    return in_graph
 
 
 def numpy(x: Tensor) -> np.ndarray:

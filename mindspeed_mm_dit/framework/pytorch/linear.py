@@ -14,9 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_mm_dit.configs.parameters import Rule
+
 
 class Linear(torch.nn.Linear):
     """PyTorch's linear layer, computed by the faster of its libraries."""
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, init: Rule | None = None, matrices: int = 1
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, (..., out_features), of x (..., in_features)."""

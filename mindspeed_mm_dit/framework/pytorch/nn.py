@@ -1,23 +1,38 @@
-"""Layers: PyTorch's own or subclasses of them, so that torch.compile, FSDP2 and hooks see ordinary modules."""
+"""Layers: PyTorch's own or subclasses of them, so that torch.compile, FSDP2 and hooks see ordinary modules.
+
+What a layer declares of its parameters (``init``, ``matrices``) is read on paper; their values come later.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import (
-    GELU,
-    Conv2d,
-    Embedding,
-    GroupNorm,
-    Module,
-    ModuleList,
-    RMSNorm,
-    Sequential,
-    SiLU,
-)
+from torch.nn import GELU, GroupNorm, Module, ModuleList, RMSNorm, Sequential, SiLU
 
+from mindspeed_mm_dit.configs.parameters import Rule, Shape
 from mindspeed_mm_dit.framework.pytorch.linear import Linear
+
+
+class Blocks(ModuleList):
+    """The blocks of a network."""
+
+
+class Conv2d(torch.nn.Conv2d):
+    """PyTorch's convolution."""
+
+    def __init__(self, *sizes: int, init: Rule | None = None, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+
+
+class Embedding(torch.nn.Embedding):
+    """PyTorch's table."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule | None = None) -> None:
+        super().__init__(num_embeddings, embedding_dim)
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -33,23 +48,19 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 __all__ = [
-    "BACKWARD_HOOK", "GELU", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module", "ModuleList",
-    "RMSNorm", "Sequential", "SiLU", "frozen_parameter", "parameter", "set_constant",
+    "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
+    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant",
 ]  # fmt: skip
 
 BACKWARD_HOOK = "register_full_backward_hook"
 
 
-def parameter(shape: tuple[int, ...]) -> torch.nn.Parameter:
-    """Return a trained parameter of a module; the values come later."""
-    return torch.nn.Parameter(torch.zeros(shape))
+def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> torch.nn.Parameter:
+    """Return a parameter of a module. Its values come later, unless it is not trained and ``init`` is a function."""
+    value = torch.zeros(shape) if trained or not callable(init) else torch.tensor(init(np.random.default_rng(0), shape))
+    return torch.nn.Parameter(value, requires_grad=trained)
 
 
-def frozen_parameter(array: np.ndarray) -> torch.nn.Parameter:
-    """Return a parameter that is saved with the model and never trained."""
-    return torch.nn.Parameter(torch.tensor(array), requires_grad=False)
-
-
-def set_constant(module: Module, name: str, array: np.ndarray) -> None:
+def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.ndarray]) -> None:
     """Give ``module`` a tensor that moves with it and is neither saved nor trained."""
-    module.register_buffer(name, torch.tensor(array), persistent=False)
+    module.register_buffer(name, torch.tensor(make()), persistent=False)

@@ -35,6 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cosine_similarity, interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
+from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.linear import linear
 from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_tokens, split_tokens, tokens_to_heads
@@ -115,10 +116,14 @@ def tensor(array: np.ndarray) -> Tensor:
     return runtime.to_device({"array": array})["array"]
 
 
-def from_host(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
-    """Let ``make``, a function of integers, return a tensor."""
-    made = lru_cache(maxsize=64)(make)
-    return lambda *numbers: tensor(made(*numbers))
+def from_host(shape: Callable[..., Shape]) -> Callable[[Callable[..., np.ndarray]], Callable[..., Tensor]]:
+    """Let a function of integers to an array return a tensor; ``shape`` tells its shape, which paper needs."""
+
+    def on_device(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
+        made = lru_cache(maxsize=64)(make)
+        return lambda *numbers: tensor(made(*numbers))
+
+    return on_device
 
 
 def numpy(x: Tensor) -> np.ndarray:

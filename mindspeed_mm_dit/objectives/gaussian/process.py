@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +61,8 @@ class GaussianDiffusion(nn.Module):
         self.prediction_type = prediction_type
         self.variance_type = variance_type
         for name in TABLES:
-            nn.set_constant(self, name, getattr(schedule, name).astype("float32"))
+            table = getattr(schedule, name)
+            nn.set_constant(self, name, table.shape, functools.partial(table.astype, "float32"))
 
     @classmethod
     def from_config(cls, config: GaussianDiffusionConfig) -> GaussianDiffusion:

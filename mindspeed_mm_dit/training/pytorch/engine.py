@@ -19,6 +19,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.pytorch.parallel import (
@@ -130,6 +131,6 @@ def check_sharding(mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None:
         with torch.device("meta"):
             predictor = build_predictor(mm.model)
-        check_recompute(mm.fsdp2, mm.model.parameters())
+        check_recompute(mm.fsdp2, parameters_of(mm.model))
         modules = {f"predictor.{name}" if name else "predictor": module for name, module in predictor.named_modules()}
         check_paths(mm.fsdp2, modules)

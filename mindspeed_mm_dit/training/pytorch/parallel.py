@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
-from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
@@ -138,13 +139,12 @@ def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
 
 def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
     """Raise ConfigError for the kind of recompute that gives no gradient to a module whose inputs have none."""
-    if config.recompute_modules and config.use_reentrant and any(not p.trained for p in parameters.before.values()):
-        frozen = [name for name, p in parameters.before.items() if not p.trained]
-        if len(frozen) == len(parameters.before):
-            raise ConfigError(
-                "fsdp2.yaml: use_reentrant = true", "what comes before the first block is frozen, and blocks that are "
-                "recomputed this way would get no gradient", "write use_reentrant: false",
-            )  # fmt: skip
+    before = itertools.takewhile(lambda name: not parameters.block_of(name), parameters)
+    if config.recompute_modules and config.use_reentrant and not any(parameters[name].trained for name in before):
+        raise ConfigError(
+            "fsdp2.yaml: use_reentrant = true", "what comes before the first block is frozen, and blocks that are "
+            "recomputed this way would get no gradient", "write use_reentrant: false",
+        )  # fmt: skip
 
 
 def unwrap(model: nn.Module) -> nn.Module:

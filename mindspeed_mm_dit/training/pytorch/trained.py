@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.configs.predictor import Parameter
+from mindspeed_mm_dit.configs.parameters import Parameter
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.training.pytorch.ema import MovingAverage, PowerEmas
 from mindspeed_mm_dit.training.pytorch.stepper import Stepper

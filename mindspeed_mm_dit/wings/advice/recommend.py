@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning.memory import Placement, memory
@@ -115,17 +116,19 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
     """Return the text of fsdp2.yaml, with the reason for each key as a comment."""
     placement = recommendation.placement
     prefetch = placement.prefetch if placement.shard_ranks > 1 else 0
-    parameters = model.parameters()
-    blocks = f"predictor.{parameters.stem}.{{*}}"
-    last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in parameters.after if "." in name)
+    parameters = parameters_of(model)
+    blocks = [f"predictor.{stem}.{{*}}" for stem in parameters.stems]
+    names = list(parameters)
+    after = names[names.index(next(name for name in reversed(names) if parameters.block_of(name))) + 1 :]
+    last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in after if "." in name)
     values: dict[str, object] = {
         "sharding_size": "auto" if 1 < placement.shard_ranks == placement.world_size else placement.shard_ranks,
-        "sub_modules_to_wrap": [blocks, *last],
+        "sub_modules_to_wrap": [*blocks, *last],
         "reshard_after_forward": placement.reshard_after_forward,
         "param_dtype": placement.precision.compute,
         "reduce_dtype": "fp32",
         "cast_forward_inputs": False,
-        "recompute_modules": [blocks] if placement.recompute else [],
+        "recompute_modules": blocks if placement.recompute else [],
         "use_reentrant": False,
         "num_to_forward_prefetch": prefetch,
         "num_to_backward_prefetch": prefetch,

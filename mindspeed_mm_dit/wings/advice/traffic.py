@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
 from mindspeed_mm_dit.planning.memory import Placement, gathered_elements
 
@@ -35,7 +36,7 @@ def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) ->
     Gradients are reduced in float32, sharded ones after every micro-batch. What an optimizer needs whole (Muon's
     matrices) is gathered in float32 once per step.
     """
-    parameters, S = model.parameters(), placement.shard_ranks
+    parameters, S = parameters_of(model), placement.shard_ranks
     replicas = placement.world_size // S
     weight = 2 if placement.precision.way == "fsdp2" else 4
     trained = parameters.num_elements(trained_only=True)

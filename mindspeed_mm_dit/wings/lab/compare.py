@@ -16,6 +16,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.terminal import say
@@ -137,7 +138,7 @@ def compare_sides(
     """
     config, start = load_model_config(model), folder / "weights.safetensors"
     weights = weights_of(config, checkpoint, seed)
-    check_names(config.predictor.parameters().shapes(), {name: array.shape for name, array in weights.items()},
+    check_names(parameters_of(config.predictor).shapes(), {name: array.shape for name, array in weights.items()},
                 f"--checkpoint = {checkpoint}")  # fmt: skip
     write_weights(start, weights)
     np.savez(folder / "inputs.npz", **draw_inputs(config, seed, INPUTS))  # type: ignore[arg-type]

@@ -74,10 +74,11 @@ def weights_of(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping
     """Return the weights of a checkpoint of any format; without one, a run's initial weights, with no zeros."""
     from mindspeed_mm_dit.checkpoint.adapting import read_source
     from mindspeed_mm_dit.models.init import initial_weights
+    from mindspeed_mm_dit.models.on_paper import parameters_of
 
     if checkpoint is not None:
         return read_source(checkpoint, model.predictor).weights
-    drawn = initial_weights(model.predictor.parameters(), seed)
+    drawn = initial_weights(parameters_of(model.predictor), seed)
     return {name: nudged(name, value, seed) for name, value in drawn.items()}
 
 

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.layouts import RECOMPUTED, UNITS, WATCHED_BY, Layout
@@ -80,10 +81,10 @@ class Config:
 
     def _sharding(self, layout: Layout) -> Path:
         """Write the fsdp2.yaml of a layout: the user's, with the keys that the layout sets."""
-        blocks = f"predictor.{self.model.predictor.parameters().stem}.{{*}}"
+        blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(self.model).stems]
         asked = {"param_dtype": "fp32", "reduce_dtype": "fp32", **(layout.sharding or {})}
         recomputed = asked.pop(RECOMPUTED, None)
-        content = {"sub_modules_to_wrap": [blocks], **self.fsdp2, RECOMPUTED: [blocks] if recomputed else None, **asked}
+        content = {"sub_modules_to_wrap": blocks, **self.fsdp2, RECOMPUTED: blocks if recomputed else None, **asked}
         path = self.folder / f"{layout.stem}.yaml"
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
         return path
@@ -123,12 +124,12 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
 def _narrowed(model: ModelConfig) -> ModelConfig:
     """Return a narrower copy of the model; ``model`` itself if the copy would have the same weights."""
     small = replace(model, predictor=model.predictor.narrowed())
-    return model if small.predictor.parameters().shapes() == model.predictor.parameters().shapes() else small
+    return model if parameters_of(small.predictor).shapes() == parameters_of(model.predictor).shapes() else small
 
 
 def _check_memory(model: ModelConfig) -> None:
     """Raise ConfigError if this machine has too little memory for a step of the model in float64."""
-    need, there = model.predictor.parameters().num_elements() * TRUTH_BYTES, host_memory_bytes()
+    need, there = parameters_of(model.predictor).num_elements() * TRUTH_BYTES, host_memory_bytes()
     if need > there:
         raise ConfigError(
             "--full", f"a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB",
@@ -235,10 +236,10 @@ def _by_processes(asked: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str
 
 
 def _said(model: ModelConfig, proved: ModelConfig) -> str:
-    count = f"{proved.predictor.parameters().num_elements():,} parameters"
+    count = f"{parameters_of(proved.predictor).num_elements():,} parameters"
     if proved == model:
         return f"whole: {count}"
-    whole = model.predictor.parameters()
+    whole = parameters_of(model.predictor)
     changed = [
         f"{field.name} {getattr(model.predictor, field.name)} -> {getattr(proved.predictor, field.name)}"
         for field in dataclasses.fields(proved.predictor)

@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.adapting import digest_of_base, read_source
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.flags import quiet
 from mindspeed_mm_dit.training.resume import print_rank_0
@@ -46,7 +47,7 @@ def described(run: Published) -> dict[str, str]:
     """Return the facts that a card states about ``run``: model, data, weights, versions."""
     args = preflight(quiet(run.flags))
     here = {
-        "parameters": f"{args.mm.model.parameters().num_elements():,}",
+        "parameters": f"{parameters_of(args.mm.model).num_elements():,}",
         "data": args.mm.data_digest,
         "versions": ", ".join(f"{name} {run.facts[name]}" for name in runtime.versions() if name in run.facts),
         "taken again with": ", ".join(f"{name} {version}" for name, version in runtime.versions().items()),

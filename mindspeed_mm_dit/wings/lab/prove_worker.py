@@ -26,6 +26,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import end_with_launcher
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.flags import parse, quiet
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch
 from mindspeed_mm_dit.wings.lab.task import Task, read_tasks, sample_indices_of
@@ -122,7 +123,8 @@ def _first(seen: Any, watch: Watch | None, divided_by: int) -> dict[str, np.ndar
 
 def _watched(args: RunConfig) -> Any:
     """Return a test for the names of modules to watch; compiled blocks are not looked into."""
-    inside = re.compile(rf"{re.escape(args.mm.model.predictor.parameters().stem)}\.\d+\..+")
+    stems = "|".join(map(re.escape, parameters_of(args.mm.model).stems))
+    inside = re.compile(rf"(?:{stems})\.\d+\..+")
     return lambda name: not (args.torch_compile and inside.fullmatch(name))
 
 

@@ -7,13 +7,13 @@ loss, the samples, the activations, and the first tensor that is not finite.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import Sample, open_data_set
 from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -36,8 +36,8 @@ class StepReport:
     """Samples of each micro-batch of this rank."""
     largest: Mapping[str, float]
     """Module -> largest absolute value in its outputs."""
-    stem: str
-    """Prefix of the names of blocks, before their number."""
+    blocks: Sequence[str]
+    """Names of the network's blocks."""
 
     @property
     def is_finite(self) -> bool:
@@ -78,17 +78,16 @@ class StepReport:
         return ["samples (index, file, class):", *shown, *([f"  and {more} more"] if more else [])]
 
     def _activations(self) -> list[str]:
-        rows = [(unit, *_largest(self.largest, unit)) for unit in _units(self.largest, self.stem)]
+        rows = [(unit, *_largest(self.largest, unit)) for unit in _units(self.largest, self.blocks)]
         wide = max((len(unit) for unit, *_ in rows), default=0)
         table = [f"  {unit.ljust(wide)}  {value:12.6g}  {module}" for unit, value, module in rows]
         return ["largest activations (unit, value, module):", *table]
 
 
-def _units(modules: Mapping[str, float], stem: str) -> list[str]:
+def _units(modules: Mapping[str, float], blocks: Sequence[str]) -> list[str]:
     """Return the blocks and the modules beside them, in the order of their outputs."""
-    block = re.compile(rf"{re.escape(stem)}\.\d+")
-    found = (match[0] if (match := block.match(name)) else name.split(".")[0] for name in modules if name)
-    return list(dict.fromkeys(found))
+    inside = lambda name: next((block for block in blocks if name == block or name.startswith(f"{block}.")), None)  # noqa: E731
+    return list(dict.fromkeys(inside(name) or name.split(".")[0] for name in modules if name))
 
 
 def _largest(modules: Mapping[str, float], unit: str) -> tuple[float, str]:
@@ -127,7 +126,7 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
     for step in steps_after(args, engine, start, script(probe.loss, probe.next)):
         if step.iteration == last or not (math.isfinite(step.loss) and math.isfinite(step.grad_norm)):
             samples = _samples(args, step.began_at, runtime.num_microbatches())
-            return StepReport(*step[:3], probe.not_finite, samples, probe.largest, args.mm.model.parameters().stem)
+            return StepReport(*step[:3], probe.not_finite, samples, probe.largest, parameters_of(args.mm.model).blocks)
         probe.begin()
     raise AssertionError("a run has no end of steps")
 

@@ -12,6 +12,7 @@ import torch
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
@@ -25,7 +26,7 @@ from tests.planning.test_planning import GIB, model_of
 
 def test_traffic_follows_the_ring():
     model = model_of()
-    parameters = model.predictor.parameters()
+    parameters = parameters_of(model.predictor)
     everything, trained = parameters.num_elements(), parameters.num_elements(trained_only=True)
     replicated = traffic(model, Placement(8, 1))
     assert (replicated.within_shards, replicated.between_replicas) == (0, round(2 * 7 / 8 * 4 * trained))
@@ -162,12 +163,12 @@ def test_recompute_keeps_one_vector_a_token_and_block():
 @pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-XL/2"])
 def test_muons_state_and_what_it_gathers_are_planned(preset):
     model = model_of(preset)
-    shapes = {name: p for name, p in model.predictor.parameters() if p.trained}
+    shapes = {name: p for name, p in parameters_of(model.predictor).items() if p.trained}
     matrices = sum(math.prod(p.shape) for p in shapes.values() if p.matrices)
     everything = sum(math.prod(p.shape) for p in shapes.values())
     chosen = Chosen("muon", muon.MuonConfig(), muon.MUON)
-    assert optimizer_bytes(model.predictor.parameters(), chosen) == 4 * matrices + 8 * (everything - matrices)
-    assert optimizer_bytes(model.predictor.parameters(), ADAMW) == 8 * everything
+    assert optimizer_bytes(parameters_of(model.predictor), chosen) == 4 * matrices + 8 * (everything - matrices)
+    assert optimizer_bytes(parameters_of(model.predictor), ADAMW) == 8 * everything
     sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
     assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
     alike = [traffic(model, Placement(8, 1, optimizer=one)) for one in (chosen, ADAMW)]

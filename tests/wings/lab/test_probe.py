@@ -9,6 +9,7 @@ import torch
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.lab.pytorch.probe import NotFinite, Probe
 
 
@@ -17,7 +18,7 @@ def network(model_json):
     model_json["predictor"].update(hidden_size=32, num_layers=3, num_heads=2)
     config = model_config_from_mapping(model_json, "model.json").predictor
     network, generator = DiT(config), np.random.default_rng(0)
-    arrays = initial_weights(config.parameters(), 0)
+    arrays = initial_weights(parameters_of(config), 0)
     with torch.no_grad():
         for name, parameter in network.named_parameters():  # (adaLN-zero's zeros would hide what blocks compute)
             parameter.copy_(torch.from_numpy(arrays[name] + 0.02 * generator.standard_normal(arrays[name].shape)))

@@ -16,6 +16,7 @@ from benchmarks.sweep import random_weights
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
@@ -35,7 +36,7 @@ def untrained(tmp_path_factory) -> tuple[str, ...]:
     model["predictor"].update(hidden_size=32, num_layers=1, num_heads=2)
     (folder / "model.json").write_text(json.dumps(model))
     predictor = model_config_from_mapping(model, "model.json").predictor
-    positions = np.zeros(predictor.parameters().shapes()["pos_embed"], np.float32)
+    positions = np.zeros(parameters_of(predictor).shapes()["pos_embed"], np.float32)
     save_file({**random_weights(predictor, 0), "pos_embed": positions}, folder / "weights.safetensors")
     return ("--checkpoint", f"{folder}/weights.safetensors", "--model", f"{folder}/model.json")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.configs.tuning import tuned
+    from mindspeed_mm_dit.models.on_paper import tuned
     from mindspeed_mm_dit.optimizers.registry import check_flags
     from mindspeed_mm_dit.wings.advice.recommend import GIB, Request, fsdp2_yaml, recommend
 
@@ -202,15 +203,18 @@ def check_batch(request: Request) -> None:
 
 def print_model(model: ModelConfig) -> None:
     """Print parameters and arithmetic."""
-    from mindspeed_mm_dit.configs.predictor import count
+    from mindspeed_mm_dit.configs.parameters import count
+    from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
-    parameters, each = model.parameters(), "a clip" if _learns_videos(model) else "an image"
-    in_block = count(parameters.block.values())
-    say(f"parameters       {parameters.num_elements():,} ({in_block:,} in each of {parameters.num_blocks} blocks)")
+    parameters, each = parameters_of(model), "a clip" if _learns_videos(model) else "an image"
+    by_block = parameters.by_block()
+    sizes = Counter(count(by_block[block]) for block in parameters.blocks)
+    in_blocks = [f"{size:,} in each of {number} blocks" for size, number in sizes.items()]
+    say(f"parameters       {parameters.num_elements():,} ({', '.join(in_blocks)})")
     if (trained := parameters.num_elements(trained_only=True)) < parameters.num_elements():
         say(f"trained          {trained:,} of them")
-    say(f"forward          {model.predictor.multiply_adds() / 1e9:,.2f} G multiply-adds {each}")
+    say(f"forward          {multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds {each}")
     say(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
 

@@ -23,6 +23,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.lab.table import Rows
 
 Tensor = Any
@@ -107,7 +108,7 @@ def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
 def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str) -> Any:
     """Return a network with the ``weights`` of ``flag``, ready to use; CheckpointError for weights that do not fit."""
     check_names(
-        config.parameters().shapes(),
+        parameters_of(config).shapes(),
         {name: array.shape for name, array in weights.items()},
         flag,
         "is not of the network that config of --reference describes",

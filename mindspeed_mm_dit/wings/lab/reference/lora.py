@@ -24,6 +24,7 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder, TimestepEmbedder
 from mindspeed_mm_dit.models.lora import with_adapters
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of
 from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
 from mindspeed_mm_dit.wings.lab.reference.video import TextToVideo, check_latents
@@ -55,7 +56,7 @@ class DiffusersDiT(nn.Module):
         self.times = nn.ModuleList([TimestepEmbedder(config.hidden_size) for _ in blocks])
         self.labels = nn.ModuleList([LabelEmbedder(config.num_embeddings, config.hidden_size) for _ in blocks])
         for embedder in self.times:
-            nn.set_constant(embedder, "frequencies", diffusers_frequencies())
+            nn.set_constant(embedder, "frequencies", (FREQUENCY_WIDTH // 2,), diffusers_frequencies)
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         """Predict; x: (B, C, H, W), t and y: (B,)."""

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
 from mindspeed_mm_dit.models.video_transformer import CustomDiT
@@ -61,7 +62,7 @@ class SoRAPredictor(torch.nn.Module):
         return self
 
     def _fill(self) -> None:
-        runtime.load_arrays(self, initial_weights(self.config.parameters(), get_args().seed))
+        runtime.load_arrays(self, initial_weights(parameters_of(self.config), get_args().seed))
 
 
 class SoRADiT(SoRAPredictor, DiT):

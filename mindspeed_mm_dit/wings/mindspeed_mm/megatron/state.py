@@ -21,6 +21,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
@@ -65,7 +66,7 @@ def check_checkpoint(args: RunConfig) -> None:
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
     check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
-    torch_dcp.check_architecture(path, args.mm.model.predictor.parameters().shapes())
+    torch_dcp.check_architecture(path, parameters_of(args.mm.model.predictor).shapes())
     facts = read_facts(path)
     check_classes(facts, args.mm.classes, path)
     if table := table_of(changes(facts, run_facts(args, 0, 0))):

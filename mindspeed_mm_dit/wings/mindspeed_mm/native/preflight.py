@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
+from mindspeed_mm_dit.models.on_paper import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
@@ -91,7 +92,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     )
     bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
-    if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not mm.model.adapters():
+    if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not adapters_of(mm.model):
         reason = f"diffusers' form of {mm.model.predictor.model_id} is read here, and not written"
         raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
     data = open_data_set(mm, flags.seed)
@@ -160,7 +161,7 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
     from mindspeed_mm.fsdp.utils.lora_utils import match_target_modules
 
     if mm.fsdp2 is not None:
-        check_recompute(mm.fsdp2, mm.model.parameters())
+        check_recompute(mm.fsdp2, parameters_of(mm.model))
     with torch.device("meta"):
         predictor = build_predictor(mm.model)
     names = [name for name, _ in predictor.named_modules() if name]
@@ -180,9 +181,9 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
             reason = "in braces the engine takes {*} and {0-3}"
             raise ConfigError(f"model.freeze: {pattern}", reason, "write several patterns") from None
     targets = read.training.lora.target_modules
-    if mm.model.adapters() and not match_target_modules(predictor, targets):
+    if adapters_of(mm.model) and not match_target_modules(predictor, targets):
         raise ConfigError(
             f"training.lora.target_modules = {targets}",
             "the engine finds no module by it: it knows no numbers in braces there",
-            f"also name one of the layers in full: {next(iter(mm.model.adapters()))}",
+            f"also name one of the layers in full: {next(iter(adapters_of(mm.model)))}",
         )

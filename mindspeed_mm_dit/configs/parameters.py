@@ -1,0 +1,105 @@
+"""The parameters of a network, by name: shape, initial value, and whether each is trained and saved.
+
+A network says all of this beside its layers (``framework/contract.py``). Plans, checkpoints, initial weights and
+adapters read it here, without a framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+class Initial(Enum):
+    """How a parameter is initialised; ``models/init.py`` does it."""
+
+    ZEROS = "zeros"
+    ONES = "ones"
+    XAVIER_UNIFORM = "xavier_uniform"
+    """Glorot & Bengio 2010, eq. 16; axes past the second count as inputs."""
+
+
+ZEROS, ONES, XAVIER_UNIFORM = Initial
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initialisation by a normal distribution of mean 0."""
+
+    std: float
+
+
+Rule = Initial | Normal | Callable[[np.random.Generator, Shape], np.ndarray]
+"""How to initialise. A function gets its own generator and the shape, for whatever the others cannot express; of a
+parameter that is not trained, it must not use the generator."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of a network."""
+
+    shape: Shape
+    initial: Rule = ZEROS
+    trained: bool = True
+    """Whether it is trained. If not, it keeps its initial value, and is still saved."""
+    saved: bool = True
+    """Whether checkpoints contain it. If not, it belongs to a frozen base, of which they keep a digest."""
+    matrices: int = 0
+    """Number of matrices stacked in it, e.g. 3 for q, k and v in one layer; 0 for a vector, a table, a filter, or the
+    last layer. Some optimizers (Muon) treat matrices specially."""
+
+
+@dataclass(frozen=True)
+class Parameters(Mapping[str, Parameter]):
+    """All parameters of a network by their names in a checkpoint, in the order of the network."""
+
+    by_name: Mapping[str, Parameter]
+    blocks: tuple[str, ...] = ()
+    """Names of the network's blocks, "blocks.0", "blocks.1", ... With sharded weights, one at a time is gathered."""
+
+    def __getitem__(self, name: str) -> Parameter:
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name)
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def shapes(self, trained_only: bool = False, saved_only: bool = False) -> dict[str, Shape]:
+        """Return the shape of each parameter, by its name."""
+        return {
+            name: p.shape for name, p in self.items() if (p.trained or not trained_only) and (p.saved or not saved_only)
+        }
+
+    def num_elements(self, shards: int = 1, trained_only: bool = False) -> int:
+        """Return the number of elements on the fullest of ``shards`` ranks."""
+        return count((p for p in self.values() if p.trained or not trained_only), shards)
+
+    @property
+    def stems(self) -> tuple[str, ...]:
+        """Names of the lists of blocks: "blocks"; some networks have several."""
+        return tuple(dict.fromkeys(block.rpartition(".")[0] for block in self.blocks))
+
+    def block_of(self, name: str) -> str:
+        """Return the name of the block that parameter ``name`` belongs to; empty if it is in none."""
+        stem = next((stem for stem in self.stems if name.startswith(f"{stem}.")), None)
+        return f"{stem}.{name[len(stem) + 1 :].partition('.')[0]}" if stem else ""
+
+    def by_block(self) -> dict[str, list[Parameter]]:
+        """Return the parameters of each block by its name, and those outside of all blocks under ""."""
+        found: dict[str, list[Parameter]] = {"": [], **{block: [] for block in self.blocks}}
+        for name, p in self.items():
+            found[self.block_of(name)].append(p)
+        return found
+
+
+def count(parameters: Iterable[Parameter], shards: int = 1) -> int:
+    """Return the elements on the fullest of ``shards`` ranks: FSDP2 splits the first axis evenly, rounded up."""
+    return sum(-(-p.shape[0] // shards) * math.prod(p.shape[1:]) for p in parameters)

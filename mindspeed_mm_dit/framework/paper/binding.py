@@ -1,0 +1,81 @@
+"""Imports the file of a network a second time, for paper.
+
+A network's file takes ``nn`` and ``ops`` from ``framework`` when it is imported, and keeps those of the active
+framework. Here it is executed again, in a module of its own: what it imports of our framework is paper, and files that
+take ``nn`` or ``ops`` too, directly or through others, are executed again as well. All else is imported as usual.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from mindspeed_mm_dit.framework import paper
+
+_FRAMEWORK = "mindspeed_mm_dit.framework"
+_IMPORT = re.compile(r"^(?:from\s+([.\w]+)\s+import\b|import\s+([.\w]+))", re.M)
+"""An import at the top level of a file."""
+_lock = threading.RLock()
+
+
+def on_paper(reference: str) -> Any:
+    """Return what ``reference``, "package.module:name", is on paper."""
+    module, _, name = reference.partition(":")
+    with _lock:
+        return getattr(_executed(module), name)
+
+
+@functools.cache
+def _executed(name: str) -> ModuleType:
+    """Return the module ``name``, executed for paper."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None, name
+    module = ModuleType(f"{name} on paper")
+    module.__package__, module.__file__ = spec.parent, spec.origin
+    module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
+    sys.modules[module.__name__] = module  # (dataclasses look there)
+    exec(spec.loader.get_code(name), vars(module))  # type: ignore[attr-defined]
+    return module
+
+
+def _import(name: str, globals: Any = None, locals: Any = None, wanted: Any = (), level: int = 0) -> Any:
+    """Import for a module on paper, as ``import`` does."""
+    whole = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
+    if whole == _FRAMEWORK and wanted:
+        for part in wanted:
+            importlib.import_module(f"{paper.__name__}.{part}")
+        return paper
+    if wanted and _is_bound(whole):
+        return _executed(whole)
+    return builtins.__import__(name, globals, locals, wanted, level)
+
+
+@functools.cache
+def _is_bound(name: str) -> bool:
+    """Return whether a module takes ``nn`` or ``ops`` of the framework, directly or through another."""
+    seen, ahead = {name}, [name]
+    while ahead:
+        new = _imported_by(ahead.pop()) - seen
+        if _FRAMEWORK in new:
+            return True
+        seen |= new
+        ahead += new
+    return False
+
+
+@functools.cache
+def _imported_by(name: str) -> frozenset[str]:
+    """Return the modules of its own package and of ours that a module imports at its top level."""
+    spec = importlib.util.find_spec(name)
+    get_source = getattr(spec and spec.loader, "get_source", None)
+    if spec is None or spec.submodule_search_locations or get_source is None:
+        return frozenset()
+    found = (importlib.util.resolve_name(a or b, spec.parent) for a, b in _IMPORT.findall(get_source(name) or ""))
+    return frozenset(each for each in found if each.partition(".")[0] in (name.partition(".")[0], "mindspeed_mm_dit"))

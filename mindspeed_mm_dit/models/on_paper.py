@@ -1,0 +1,87 @@
+"""Asks a predictor's network what it is and what it costs, by building and running it on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.parameters import Parameters
+from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.tuning import WHOLE, Beside, TunedModel, Tuning
+from mindspeed_mm_dit.framework.paper import nn, ops
+from mindspeed_mm_dit.framework.paper.binding import on_paper
+from mindspeed_mm_dit.framework.paper.tensor import Tensor
+from mindspeed_mm_dit.framework.paper.trace import Trace, recording
+
+
+def parameters_of(model: ModelConfig | PredictorConfig) -> Parameters:
+    """Return the parameters of a network; those of a model as it is tuned: adapters added, frozen ones marked."""
+    return _tuned_parameters(*_parts(model))
+
+
+def adapters_of(model: ModelConfig) -> Mapping[str, Beside]:
+    """Return the adapter of each adapted layer, by layer name."""
+    predictor, tuning = _parts(model)
+    return dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
+
+
+def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
+    """Return ``model`` with ``tuning``; unchanged if the tuning has no patterns.
+
+    Raises ConfigError for patterns that match nothing in it.
+    """
+    if tuning == WHOLE:
+        return model
+    found = TunedModel.of(model, tuning)
+    parameters_of(found)
+    return found
+
+
+def multiply_adds(predictor: PredictorConfig) -> int:
+    """Return the multiply-adds of one forward pass of one sample, without elementwise work, as published counts."""
+    return forward_pass(predictor).multiply_adds
+
+
+def forward_pass(model: ModelConfig | PredictorConfig, way: Way | None = None, ranks: int = 1) -> Trace:
+    """Return what a forward pass of one sample costs one of ``ranks`` that share it, in the precision of a step."""
+    return _forward_pass(*_parts(model), way, ranks)
+
+
+def _parts(model: ModelConfig | PredictorConfig) -> tuple[PredictorConfig, Tuning]:
+    if isinstance(model, ModelConfig):
+        return model.predictor, model.tuning if isinstance(model, TunedModel) else WHOLE
+    return model, WHOLE
+
+
+@lru_cache(maxsize=64)
+def _declared(predictor: PredictorConfig) -> Parameters:
+    network = on_paper(predictor.network)(predictor)
+    lists = {name: module for name, module in network.named_modules() if isinstance(module, nn.Blocks)}
+    blocks = tuple(f"{name}.{number}" for name, module in lists.items() for number in range(len(module)))
+    return Parameters({name: parameter.declared for name, parameter in network.named_parameters()}, blocks)
+
+
+@lru_cache(maxsize=64)
+def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> Parameters:
+    return tuning.applied(_declared(predictor))
+
+
+@lru_cache(maxsize=256)
+def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: Way | None, ranks: int) -> Trace:
+    network = on_paper(predictor.network)(predictor)
+    if tuning.targets:
+        adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
+        on_paper("mindspeed_mm_dit.models.lora:with_adapters")(network, adapters)
+    declared = _tuned_parameters(predictor, tuning)
+    for name, parameter in network.named_parameters():
+        parameter.needs_gradient = declared[name].trained
+        parameter.dtype = "bfloat16" if way == "fsdp2" else "float32"
+    times = () if predictor.num_time_inputs == 1 else (predictor.num_time_inputs,)
+    conditions = [ops.tensor(array) for array in predictor.conditions.hollow().values()]
+    options: dict[str, Any] = {"project": True} if predictor.z_dims else {}
+    with recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
+        network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
+    return trace

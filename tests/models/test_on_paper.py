@@ -1,0 +1,121 @@
+"""What networks say of themselves on paper, against the networks that PyTorch builds and runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+
+from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parameters_of
+from tests.conftest import FRAMEWORK
+
+torch = pytest.importorskip("torch") if FRAMEWORK == "pytorch" else None
+pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
+
+SMALL = {"num_layers": 3, "hidden_size": 192, "num_heads": 3, "num_classes": 10}
+TEXT = {"text_dim": 96, "text_length": 40}
+VIDEO = {"num_layers": 2, "ffn_dim": 512, "latent_size": (3, 8, 12)}
+HEADS = {"num_heads": 6, "head_dim": 32}
+NETWORKS = {
+    "DiT": DiTConfig(16, **SMALL),
+    "LightningDiT": DiTConfig(**PRESETS["LightningDiT-B/2"] | SMALL, input_size=16),
+    "LightningDiT without shifts": DiTConfig(**PRESETS["LightningDiT-B/2"] | SMALL, input_size=16, wo_shift=True),
+    "QK-norm by LayerNorm": DiTConfig(16, **SMALL, qk_norm=True),
+    "JiT": DiTConfig(**PRESETS["JiT-B/16"] | SMALL | {"patch_size": 4, "bottleneck_dim": 24, "in_context_len": 8,
+                     "in_context_start": 1}, input_size=32, in_channels=3),
+    "MeanFlow": DiTConfig(16, **SMALL, learn_sigma=False, h_embedder=True),
+    "text": DiTConfig(16, **SMALL | {"num_classes": 0}, **TEXT, pooled_dim=64),
+    "text and classes": DiTConfig(16, **SMALL, **TEXT),
+    "teachers": DiTConfig(16, **SMALL, z_dims=(80, 48), projector_dim=96, encoder_depth=2),
+    "Wan": WanConfig(**VIDEO, num_attention_heads=6, attention_head_dim=32, text_dim=96),
+    "CustomDiT": CustomDiTConfig(**VIDEO, **HEADS, text_dim=96),
+    "CustomDiT of labels": CustomDiTConfig(**VIDEO, **HEADS, text_dim=None, num_classes=10),
+}  # fmt: skip
+WIDER = {
+    DiTConfig: {"hidden_size": 320, "num_heads": 5},
+    WanConfig: {"num_attention_heads": 10, "ffn_dim": 900},
+    CustomDiTConfig: {"num_heads": 10, "ffn_dim": 900},
+}
+SIZES = {
+    "small": lambda config: config,
+    "wider": lambda config: dataclasses.replace(config, **WIDER[type(config)]),
+    "larger samples": lambda config: config.resized(
+        (*config.latent_shape[:-2], 2 * config.latent_shape[-2], 2 * config.latent_shape[-1])
+    ),
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def config(request):
+    return NETWORKS[request.param]
+
+
+def built(config):
+    module, _, name = config.network.partition(":")
+    return getattr(importlib.import_module(module), name)(config)
+
+
+def called(network, config):
+    """Run a forward pass of one sample."""
+    times = (1, 2) if config.num_time_inputs == 2 else (1,)
+    given = [torch.from_numpy(array) for array in config.conditions.examples(1).values()]
+    project = {"project": True} if config.z_dims else {}
+    return network(torch.randn(1, *config.latent_shape), torch.rand(times), *given, **project)
+
+
+def test_parameters_are_those_of_the_network_in_their_order(config):
+    network, declared = built(config), parameters_of(config)
+    assert {name: tuple(p.shape) for name, p in network.named_parameters()} == declared.shapes()
+    trained = {name for name, p in network.named_parameters() if p.requires_grad}
+    assert trained == declared.shapes(trained_only=True).keys()
+    assert declared.blocks == tuple(f"blocks.{number}" for number in range(config.num_layers))
+
+
+def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from mindspeed_mm_dit.framework.pytorch import linear
+
+    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)  # whose products the counter does not know
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        called(built(config), config)
+    assert counter.get_total_flops() == 2 * multiply_adds(config)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_backward_keeps_what_pytorch_keeps(config, size):
+    config = SIZES[size](config)
+    network, kept, block, inputs, alive = built(config), {}, [None], {}, []
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+
+    def storage_of(tensor):
+        alive.append(tensor)
+        return tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+
+    def pack(tensor):
+        place, size = storage_of(tensor)
+        if (
+            place not in weights and not tensor.is_complex()
+        ):  # (a CPU's tables of complex numbers, for rotary positions)
+            kept.setdefault(place, (size, block[0]))
+        return tensor
+
+    def entered(module, given):
+        block[0] = module
+        inputs.update(storage_of(each) for each in given if isinstance(each, torch.Tensor))
+
+    for each in network.blocks:
+        each.register_forward_pre_hook(entered)
+        each.register_forward_hook(lambda *_: block.__setitem__(0, None))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        called(network, config)
+    outside = {place: size for place, (size, inside) in kept.items() if inside is None}
+    paper = forward_pass(config)
+    assert paper.kept_bytes() == pytest.approx(sum(size for size, _ in kept.values()), rel=0.03)
+    assert paper.kept_bytes(recompute=True) == pytest.approx(sum((outside | inputs).values()), rel=0.03)
