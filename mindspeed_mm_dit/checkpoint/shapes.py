@@ -12,6 +12,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.planning.fit import GIB, host_bytes
 
@@ -54,27 +55,8 @@ def predictor_of(shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> Predi
 
 def vae_shapes(config: KLArchitecture) -> Shapes:
     """Return the shapes of an AutoencoderKL by diffusers' names."""
-    widths, Z = config.block_out_channels, config.latent_channels
-    last = widths[-1]
-    shapes = _layer("encoder.conv_in", widths[0], config.in_channels, 3, 3)
-    for side, levels, count, resize in (
-        ("encoder.down_blocks", widths, config.layers_per_block, "downsamplers"),
-        ("decoder.up_blocks", widths[::-1], config.layers_per_block + 1, "upsamplers"),
-    ):
-        before = levels[0]
-        for i, width in enumerate(levels):
-            for j in range(count):
-                shapes |= _resnet(f"{side}.{i}.resnets.{j}", before if j == 0 else width, width)
-            if i < len(levels) - 1:
-                shapes |= _layer(f"{side}.{i}.{resize}.0.conv", width, width, 3, 3)
-            before = width
-    for side in ("encoder", "decoder"):
-        shapes |= _middle(f"{side}.mid_block", last, config.mid_block_add_attention)
-    shapes |= _norm("encoder.conv_norm_out", last) | _layer("encoder.conv_out", 2 * Z, last, 3, 3)
-    shapes |= _layer("decoder.conv_in", last, Z, 3, 3) | _norm("decoder.conv_norm_out", widths[0])
-    shapes |= _layer("decoder.conv_out", config.out_channels, widths[0], 3, 3)
-    shapes |= _layer("quant_conv", 2 * Z, 2 * Z, 1, 1) if config.use_quant_conv else {}
-    return shapes | (_layer("post_quant_conv", Z, Z, 1, 1) if config.use_post_quant_conv else {})
+    network = on_paper("mindspeed_mm_dit.models.autoencoder_kl.network:AutoencoderKLNetwork")(config)
+    return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 
 def vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32) -> KLArchitecture:
@@ -90,26 +72,3 @@ def vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32)
         use_quant_conv="quant_conv.weight" in shapes, use_post_quant_conv="post_quant_conv.weight" in shapes,
         mid_block_add_attention="encoder.mid_block.attentions.0.to_q.weight" in shapes,
     )  # fmt: skip
-
-
-def _middle(name: str, width: int, has_attention: bool) -> Shapes:
-    shapes = _resnet(f"{name}.resnets.0", width, width) | _resnet(f"{name}.resnets.1", width, width)
-    if has_attention:
-        shapes |= _norm(f"{name}.attentions.0.group_norm", width)
-        for part in ("to_q", "to_k", "to_v", "to_out.0"):
-            shapes |= _layer(f"{name}.attentions.0.{part}", width, width)
-    return shapes
-
-
-def _resnet(name: str, before: int, width: int) -> Shapes:
-    shapes = _norm(f"{name}.norm1", before) | _layer(f"{name}.conv1", width, before, 3, 3)
-    shapes |= _norm(f"{name}.norm2", width) | _layer(f"{name}.conv2", width, width, 3, 3)
-    return shapes | (_layer(f"{name}.conv_shortcut", width, before, 1, 1) if before != width else {})
-
-
-def _layer(name: str, *shape: int) -> Shapes:
-    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-
-
-def _norm(name: str, width: int) -> Shapes:
-    return _layer(name, width)

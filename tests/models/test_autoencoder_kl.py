@@ -15,7 +15,7 @@ from tests.autoencoder_kl_fixtures import SMALL, inputs, our_shapes, relative_er
 @pytest.fixture
 def small(framework, tmp_path):
     """Return (folder of a small AutoencoderKL, build(path, **settings) -> our autoencoder)."""
-    from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
 
     def build(path, **settings):
         return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2, **settings))
@@ -45,7 +45,7 @@ def test_the_framework_chooses_the_module(framework, small):
     if framework.active() == "pytorch":
         pytest.importorskip("diffusers")
     chosen = AE_MODEL_MAPPINGS["autoencoder_kl"](AutoencoderKLConfig(str(small[0]), downsample_factor=2))
-    module = {"pytorch": "diffusers_autoencoders", "mindspore": "autoencoder_kl.network"}[framework.active()]
+    module = {"pytorch": "diffusers_autoencoders", "mindspore": "autoencoder_kl.autoencoder"}[framework.active()]
     assert type(chosen).__module__ == f"mindspeed_mm_dit.models.{module}"
 
 

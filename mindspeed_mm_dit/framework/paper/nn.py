@@ -89,8 +89,6 @@ class Blocks(ModuleList):
 
 
 class Sequential(ModuleList):
-    """Modules called in turn."""
-
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
@@ -101,8 +99,6 @@ class Sequential(ModuleList):
 
 
 class Linear(Module):
-    """x W^T + b."""
-
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, init: Rule = XAVIER_UNIFORM, matrices: int = 1
     ) -> None:
@@ -115,8 +111,6 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """Cross-correlation."""
-
     def __init__(
         self,
         in_channels: int,
@@ -137,8 +131,6 @@ class Conv2d(Module):
 
 
 class Embedding(Module):
-    """Rows of a table."""
-
     def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule = _STANDARD) -> None:
         super().__init__()
         self.weight = parameter((num_embeddings, embedding_dim), init)
@@ -148,8 +140,6 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Zero mean and unit variance over the last axis."""
-
     def __init__(self, width: int, eps: float = 1e-5, elementwise_affine: bool = True) -> None:
         super().__init__()
         self.weight = parameter((width,), ONES) if elementwise_affine else None
@@ -160,8 +150,6 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / root mean square over the last axis, times weight."""
-
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.weight = parameter((width,), ONES)
@@ -171,8 +159,6 @@ class RMSNorm(Module):
 
 
 class GroupNorm(Module):
-    """Zero mean and unit variance over each group of channels."""
-
     def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5) -> None:
         super().__init__()
         self.num_groups = num_groups
@@ -183,15 +169,11 @@ class GroupNorm(Module):
 
 
 class SiLU(Module):
-    """x * sigmoid(x)."""
-
     def forward(self, x: Tensor) -> Tensor:
         return ops.silu(x)
 
 
 class GELU(Module):
-    """x * Phi(x)."""
-
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
 

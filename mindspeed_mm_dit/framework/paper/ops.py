@@ -48,14 +48,12 @@ exp = expm1 = sigmoid = _keeping_result
 
 
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    """Join tensors along ``dim``."""
     shape = list(tensors[0].shape)
     shape[dim] = sum(x.shape[dim] for x in tensors)
     return result(shape, promoted(*(x.dtype for x in tensors)), tensors)
 
 
 def chunk(x: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
-    """Return views of ``x`` cut along ``dim``."""
     shape = list(x.shape)
     shape[dim] //= parts
     return tuple(x.view(shape, x.strides) for _ in range(parts))
@@ -72,22 +70,18 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return a view with the axes in another order."""
     return x.view([x.shape[axis] for axis in axes], [x.strides[axis] for axis in axes])
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Return ``x`` laid out in the order of its axes."""
     return x if view_strides(x, (x.num_elements,)) else result(x.shape, x.dtype, [x])
 
 
 def broadcast_to(x: Tensor, shape: Shape) -> Tensor:
-    """Return a view whose axes of length 1 are repeated."""
     return x.view(shape, [0 if a != b else stride for a, b, stride in zip(x.shape, shape, x.strides)])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b."""
     x, weight = for_product(x), for_product(weight)
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"{x.shape} does not fit a weight of {weight.shape}")
@@ -123,47 +117,39 @@ def _cast(x: Tensor, dtype: str) -> Tensor:
 
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """``x + y * z``."""
     return elementwise(x, y, z, keeps=factors(y, z))
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
-    """``x`` bounded from below and above."""
     return _keeping_input(x)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """``x`` where ``condition``, else ``y``."""
     both = elementwise(x, y)
     return result(broadcast(condition.shape, both.shape), both.dtype, [x, y], [condition])
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
-    """Mean over every axis but the first."""
     return result(x.shape[:1], x.dtype, [x])
 
 
 def cosine_similarity(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """Cosine of the angle between the vectors along ``dim``."""
     both = elementwise(x, y, keeps=[x, y])
     axis = dim % both.ndim
     return result([*both.shape[:axis], *both.shape[axis + 1 :]], both.dtype, [x, y])
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table."""
     return result((*index.shape, *table.shape[1:]), table.dtype, [table], [index])
 
 
 def pad(x: Tensor, widths: tuple[int, int, int, int]) -> Tensor:
-    """Zeros around the last two axes."""
     left, right, top, bottom = widths
     *outer, H, W = x.shape
     return result((*outer, H + top + bottom, W + left + right), x.dtype, [x])
 
 
 def upsample_nearest_2x(x: Tensor) -> Tensor:
-    """(B, C, H, W) -> (B, C, 2H, 2W)."""
     *outer, H, W = x.shape
     return result((*outer, 2 * H, 2 * W), x.dtype, [x])
 
@@ -181,7 +167,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs of neighbours on the last axis, rotated."""
     return result(x.shape, promoted(x.dtype, cos.dtype), [x], [cos, sin], dense_like(x))
 
 
@@ -200,22 +185,18 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def split_tokens(x: Tensor) -> Tensor:
-    """This rank's tokens of (B, N, D)."""
     return _exchanged(x, 1, None)
 
 
 def gather_tokens(x: Tensor) -> Tensor:
-    """All tokens, from those of each rank (B, N, D)."""
     return _exchanged(x, None, 1)
 
 
 def tokens_to_heads(x: Tensor) -> Tensor:
-    """Some tokens of every head (B, heads, N, d) -> every token of some heads."""
     return _exchanged(x, 1, 2)
 
 
 def heads_to_tokens(x: Tensor) -> Tensor:
-    """Undo :func:`tokens_to_heads`."""
     return _exchanged(x, 2, 1)
 
 
@@ -259,17 +240,14 @@ def no_grad() -> Iterator[None]:
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """``x`` in float32."""
     return _cast(x, "float32")
 
 
 def cast_like(x: Tensor, y: Tensor) -> Tensor:
-    """``x`` in the dtype of ``y``."""
     return _cast(x, y.dtype)
 
 
 def tensor(array: Any) -> Tensor:
-    """A tensor like ``array``."""
     return Tensor(array.shape, str(array.dtype))
 
 
