@@ -38,6 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--campaign", action="store_true", help="run the tests marked 'campaign' too: every combination")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their number: their content may differ from process to process."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the long form of the campaigns unless it is asked for."""
     if not config.getoption("--campaign"):
