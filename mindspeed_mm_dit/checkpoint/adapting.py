@@ -142,6 +142,10 @@ def by_name(classes: Sequence[str]) -> dict[str, int]:
     return labels if any(name != str(label) for name, label in labels.items()) else {}
 
 
+def _numbers(count: int) -> dict[str, int]:
+    return {str(label): label for label in range(count)}
+
+
 def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
     """Return the initial value of each parameter of ``here``, trained or not, in the order of the network.
 
@@ -184,13 +188,17 @@ def _begun(
 
 
 def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
-    """Map labels here to labels there: by name if both have names, else by number if both have as many classes."""
+    """Map labels here to labels there: by name if both have names, or the same ones; else by number.
+
+    Without names both must have as many classes.
+    """
     ours, theirs = here.conditions.label, source.predictor.conditions.label
     if ours is None or theirs is None:
         return {}
     names = by_name(classes)
-    if names and source.names:
-        labels = {label: source.names[name] for name, label in names.items() if name in source.names}
+    own, given = names or _numbers(ours.num_classes), source.names or _numbers(theirs.num_classes)
+    if (names and source.names) or set(own) == set(given):
+        labels = {label: given[name] for name, label in own.items() if name in given}
         labels = {a: b for a, b in labels.items() if a < ours.num_classes and b < theirs.num_classes}
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}

@@ -236,6 +236,15 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def classes_in(folder: str | Path | None) -> tuple[str, ...]:
+    """Return the class names in the newest checkpoint of ``folder`` that can be read; empty if there are none."""
+    store = CheckpointStore(folder or "")
+    for iteration in reversed(store.iterations() if folder else []):
+        with suppress(UserError):  # (a resume names the damage)
+            return tuple(read_facts(store.path(iteration)).get("classes") or ())
+    return ()
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_SAMPLES
 

@@ -30,7 +30,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--classes",
         metavar="LIST",
-        help="labels, e.g. 0-9 or 1,5,7-9, or names that the checkpoint knows, e.g. cat,dog (default: the first 10)",
+        help="labels, e.g. 0-9 or 1,5,7-9, or names that the checkpoint knows, e.g. cat,dog (default: the first 10); a "
+        "name comes before a number or range, and one with a comma stands in double quotes: 'cat,\"salt, pepper\"'",
     )
     parser.add_argument("--num-per-class", type=int, metavar="N", help="samples of each class (default 4)")
     text = parser.add_argument_group("models with a text encoder")
@@ -100,11 +101,12 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
 
 
 def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> list[int]:
-    from mindspeed_mm_dit.sampling.request import labels_of
+    from mindspeed_mm_dit.sampling.request import labels_of, split_classes
 
     num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
-    wanted = f"0-{min(10, num_classes) - 1}" if args.classes is None else args.classes
-    return labels_of(wanted.split(","), names, num_classes)
+    if args.classes is None:
+        return list(range(min(10, num_classes)))
+    return labels_of(split_classes(args.classes, names), names, num_classes)
 
 
 # --- prompts and vectors -----------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
+from mindspeed_mm_dit.data.labels import labels_of
 from mindspeed_mm_dit.data.moving_digits import write_moving_digits, write_moving_digits_buckets
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
@@ -111,7 +112,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
             f"remove {param.data_folder}: an earlier version wrote it, and it is written again" if param.source
             else "correct these lines or files, or set dataset_param.skip_bad_clips to true",
         )  # fmt: skip
-    items, classes = _items(clips, wanted.items)
+    items, classes, notes = _items(param, clips, wanted)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     shapes = None if param.buckets is None else shapes_of(sizes, param)
     return Rows(
@@ -120,7 +121,10 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         classes,
         skipped=len(problems),
         problems=problems,
-        notes=(*_notes(lines, clips, decode, param), *_notes_on_display(looks, param), *_note_of_unused(param, shapes)),
+        notes=(
+            *notes, *_notes(lines, clips, decode, param), *_notes_on_display(looks, param),
+            *_note_of_unused(param, shapes),
+        ),
         digest=_digest_of(clips, looks),
         facts=clips,
         shapes=shapes,
@@ -128,18 +132,18 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     )
 
 
-def _items(clips: tuple[Clip, ...], wanted: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the items of each clip besides its video, and the class names; labels that are names are sorted."""
+def _items(
+    param: ClipsParam, clips: tuple[Clip, ...], wanted: Wanted
+) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
+    """Return the items of each clip besides its video, the class names, and notes on them."""
     items: dict[str, Any] = {"caption": tuple(clip.entry.captions for clip in clips)}
-    if "label" not in wanted:
-        return items, ()
-    labels = [clip.entry.label for clip in clips]
-    names = sorted({label for label in labels if isinstance(label, str)})
-    if names:
-        names = sorted(map(str, set(labels)))
-        labels = [names.index(str(label)) for label in labels]
-    numbers = np.array(labels, np.int64)
-    return items | {"label": numbers}, tuple(names) or tuple(map(str, range(1 + int(numbers.max()))))
+    if "label" not in wanted.items:
+        return items, (), ()
+    words = [str(clip.entry.label).strip() for clip in clips]
+    place = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
+    labels = labels_of(words, param.json_path, place, kept=wanted.classes)
+    classes = labels.classes or tuple(map(str, range(1 + int(labels.numbers.max()))))
+    return items | {"label": labels.numbers}, classes, labels.notes
 
 
 def provide_clips(param: ClipsParam) -> None:

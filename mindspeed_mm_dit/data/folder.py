@@ -34,7 +34,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
     """
     folder, labelled = Path(param.data_folder), wants_labels(param, wanted)
-    rows, classes, notes, told = list_images(param, labelled)
+    rows, classes, notes, told = list_images(param, labelled, wanted.classes)
     _check_labels(rows, wanted.num_classes if labelled else None, folder)
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.sample_size, decode)
@@ -96,7 +96,7 @@ def _sorted_out(looks: Sequence[Look], told: Sequence[Told]) -> tuple[list[int],
 def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is drawn."""
     labelled = wants_labels(param, wanted)
-    rows, labels, classes, notes, digest, told = list_shards(param, labelled)
+    rows, labels, classes, notes, digest, told = list_shards(param, labelled, wanted.classes)
     outside = (labels < 0) | (labels >= _most(wanted.num_classes))
     if labelled and outside.any():
         first = int(outside.argmax())
@@ -142,7 +142,7 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
     if not is_folder(folder):
         return rows
     labelled = "label" in rows.items
-    present, classes, notes, told = list_images(param, labelled)
+    present, classes, notes, told = list_images(param, labelled, rows.classes)
     labels = rows.labels.tolist() if labelled else [0] * len(rows)
     kept = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
     missing = sorted(set(kept) - set(present))

@@ -9,16 +9,15 @@ from __future__ import annotations
 import csv
 import io
 import posixpath
-import re
 import reprlib
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
 from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE, LABEL = "image_path", "label"
@@ -26,7 +25,6 @@ COLUMNS = (IMAGE, LABEL)
 IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
 """Possible names of the image column in an index of captions."""
 
-NUMBER = re.compile(r"-?\d{1,18}")
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -50,25 +48,30 @@ class Labelled(NamedTuple):
     """Name of every label; empty if the labels are plain numbers."""
     told: tuple[Told, ...] = ()
     """Captions of each image; empty if captions are not requested."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user that begin with "note: " or "warning: "."""
 
 
-def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = ()) -> Labelled:
+def read_labels(
+    path: Path, labelled: bool = True, captions: tuple[str, ...] = (), kept: Sequence[str] = ()
+) -> Labelled:
     """Read an index; labels that are not numbers are class names, numbered in sorted order.
 
-    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns.
+    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns. kept: class names
+    of a run or cache to go on with.
 
     Raises:
         DataError: naming file, line and cure.
     """
     rows = list(_csv_rows(path, _text_of(path), labelled, captions))
+    _check_one_label_each(path, rows)
     if not captions:
-        return _labelled(path, rows)
+        return _labelled(path, rows, kept)
     offered: dict[str, list[Row]] = {}
     for row in rows:
         offered.setdefault(row.image, []).append(row)
     told = tuple(_told(path, own, captions) for own in offered.values())
-    _check_one_label_each(path, rows)
-    found = _labelled(path, [own[0] for own in offered.values()])
+    found = _labelled(path, [own[0] for own in offered.values()], kept)
     return found._replace(told=told)
 
 
@@ -78,13 +81,11 @@ def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> Told:
     return Told(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
 
 
-def _labelled(path: Path, rows: list[Row]) -> Labelled:
-    _check_one_label_each(path, rows)
-    if not _are_names(path, rows):
-        return Labelled([(row.image, int(row.label or 0)) for row in rows], ())
-    names = sorted({row.label for row in rows})
-    numbers = {name: number for number, name in enumerate(names)}
-    return Labelled([(row.image, numbers[row.label]) for row in rows], tuple(names))
+def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Labelled:
+    if not any(row.label for row in rows):
+        return Labelled([(row.image, 0) for row in rows], ())
+    found = labels_of([row.label for row in rows], str(path), lambda row: f"{path}: line {rows[row].line}", kept=kept)
+    return Labelled([(row.image, n) for row, n in zip(rows, found.numbers.tolist())], found.classes, notes=found.notes)
 
 
 def is_index(path: Path) -> bool:
@@ -158,7 +159,7 @@ def _row(
         if "\n" in value or "\r" in value:
             raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
     texts = tuple(str(row[column]) for column in captions if str(row[column] or "").strip())
-    return Row(line, _below(where, image), unicodedata.normalize("NFC", label.strip()), texts)
+    return Row(line, _below(where, image), composed([label.strip()])[0], texts)
 
 
 def _below(where: str, image: str) -> str:
@@ -183,36 +184,3 @@ def _check_one_label_each(path: Path, rows: list[Row]) -> None:
                 f"has the label {reprlib.repr(row.label)}, and in line {earlier.line} {reprlib.repr(earlier.label)}",
                 "keep one of the two lines: an image has one class",
             )
-
-
-def _are_names(path: Path, rows: list[Row]) -> bool:
-    """Return whether the labels are names; raise DataError if names and numbers are mixed."""
-    rows = [row for row in rows if row.label]
-    numbers = [row for row in rows if NUMBER.fullmatch(row.label)]
-    names = [row for row in rows if not NUMBER.fullmatch(row.label)]
-    no_labels = set(filter(_is_other_number, {row.label for row in names}))
-    if no_labels:
-        row = next(row for row in names if row.label in no_labels)
-        raise DataError(
-            f"{path}: line {row.line}: label {reprlib.repr(row.label)}",
-            "is neither a whole number nor a name",
-            "write labels as 0, 1, 2, ..., or as names",
-        )
-    if numbers and names:
-        few, many = sorted((numbers, names), key=len)
-        kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
-        raise DataError(
-            f"{path}: line {few[0].line}: label {reprlib.repr(few[0].label)}",
-            f"is {kinds[0]}; {len(many)} of {len(rows)} labels are {kinds[1]}, such as {reprlib.repr(many[0].label)}",
-            "write all labels as numbers, or all as names that are no numbers",
-        )
-    return bool(names)
-
-
-def _is_other_number(label: str) -> bool:
-    """Return whether ``label`` is a number that cannot be a label, e.g. 1.0, 1e3, nan."""
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True

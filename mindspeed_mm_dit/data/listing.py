@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,12 +12,13 @@ from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, check_is_source, provide
 from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
+from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
+from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
 NAMES_SHOWN = 5
-KINDS_SHOWN = 10
 
 
 class Listing(NamedTuple):
@@ -34,10 +34,11 @@ class Listing(NamedTuple):
     """Captions of each image; empty if captions are not requested."""
 
 
-def list_images(param: DatasetParam, labelled: bool = True) -> Listing:
+def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> Listing:
     """Return every image of ``param``, the class names, and the captions that ``param`` requests.
 
-    labelled: whether labels are requested; if not, all are 0 and folders are not classes.
+    labelled: whether labels are requested; if not, all are 0 and folders are not classes. kept: class names of a run or
+    cache to go on with.
 
     Raises:
         DataError: naming the folder, or file and line.
@@ -51,7 +52,7 @@ def list_images(param: DatasetParam, labelled: bool = True) -> Listing:
             "is not a folder",
             f"{_nearest_folder(folder)}correct the path in data.json",
         )
-    listing = _listing(folder, param, labelled)
+    listing = _listing(folder, param, labelled, kept)
     if endings_of(param.caption_places):
         paths = [folder / path for path, _ in listing.rows]
         listing = listing._replace(told=captions_beside(paths, param.caption_places))
@@ -65,13 +66,13 @@ def list_images(param: DatasetParam, labelled: bool = True) -> Listing:
     return listing
 
 
-def _listing(folder: Path, param: DatasetParam, labelled: bool) -> Listing:
+def _listing(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[str]) -> Listing:
     if param.index:
-        return _of_csv(folder, param, labelled)
+        return _of_csv(folder, param, labelled, kept)
     left_out = _Remainder(endings_of(param.caption_places))
     if param.single_class or not labelled:
         return _of_one_class(folder, left_out)
-    return of_folders(folder, left_out)
+    return of_folders(folder, left_out, kept)
 
 
 def _nearest_folder(folder: Path) -> str:
@@ -94,25 +95,31 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def of_folders(folder: Path, left_out: _Remainder | None = None) -> Listing:
-    """Take every sub-folder with images as a class, numbered in the order of names; hidden ones are not classes."""
+def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = ()) -> Listing:
+    """Take every sub-folder with images as a class; hidden ones are not classes."""
     left_out = left_out or _Remainder()
     images = {
         directory: sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
         for directory in class_folders(folder)
     }
     classes = [directory for directory, found in images.items() if found]
-    rows = [(str(image.relative_to(folder)), label) for label, own in enumerate(classes) for image in images[own]]
-    left_out.add_loose(_entries(folder))
     names = composed(path.name for path in classes)
-    notes = [*left_out.notes(), *_notes_of_names(folder, names)]
+    _check_told_apart(folder, names)
+    labels = labels_of(names, str(folder), lambda number: str(classes[number]), kept=kept)
+    rows = [
+        (str(image.relative_to(folder)), label)
+        for label, own in zip(labels.numbers.tolist(), classes)
+        for image in images[own]
+    ]
+    left_out.add_loose(_entries(folder))
+    notes = [*left_out.notes(), *labels.notes]
     if empty := [directory.name for directory, found in images.items() if not found]:
         notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
                      f"{', ...' if len(empty) > NAMES_SHOWN else ''}")  # fmt: skip
     if found := indices_in(folder):
         unused = folder / found[0]
         notes.append(f"note: {unused} is not used, the folders are the classes: dataset_param.index names none")
-    return Listing(rows, names, tuple(notes))
+    return Listing(rows, labels.classes, tuple(notes))
 
 
 def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
@@ -197,11 +204,7 @@ class _Remainder:
 
     def notes(self) -> list[str]:
         """Return one note with the counts, if any."""
-        by_count = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        counts = [f"{count:,} {kind}" for kind, count in by_count]
-        if len(counts) > KINDS_SHOWN:
-            counts[KINDS_SHOWN:] = ["..."]
-        return [f"note: left out: {', '.join(counts)}"] if counts else []
+        return note_of_left_out(self._counts)
 
 
 def _is_image(name: str) -> bool:
@@ -213,23 +216,18 @@ def is_hidden(name: str) -> bool:
     return name.startswith((".", "__"))
 
 
-def composed(names: Iterable[str]) -> tuple[str, ...]:
-    """Return ``names`` in Unicode's composed form, so that names from different systems compare equal."""
-    return tuple(unicodedata.normalize("NFC", name) for name in names)
-
-
 # --- an index --------------------------------------------------------------------------------------------------
 
 
-def _of_csv(folder: Path, param: DatasetParam, labelled: bool) -> Listing:
+def _of_csv(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[str]) -> Listing:
     assert param.index is not None
     path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
     if not os.path.lexists(path):
         raise _no_index(folder, param.index)
-    rows, names, told = read_labels(path, labelled, columns)
+    rows, names, told, said = read_labels(path, labelled, columns, kept)
     left_out = _unlisted(folder, {image for image, _ in rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
-    return Listing(rows, names, (*notes, *_notes_of_names(path, names)), told)
+    return Listing(rows, names, (*notes, *said), told)
 
 
 def _no_index(folder: Path, index: str) -> DataError:
@@ -262,23 +260,15 @@ def indices_in(folder: Path) -> list[str]:
     return sorted(name for name in names if is_index(folder / name))
 
 
-def _notes_of_names(where: Path, names: tuple[str, ...]) -> list[str]:
-    """Return warnings for classes with similar names; raise DataError if two names are the same."""
-    first: dict[str, str] = {}
-    notes = []
-    for name in names:
-        key = " ".join(name.casefold().split())
-        if key not in first:
-            first[key] = name
-        elif first[key] == name:
+def _check_told_apart(folder: Path, names: Sequence[str]) -> None:
+    """Raise DataError if two folders have the same name in Unicode's composed form."""
+    for name, count in Counter(names).items():
+        if count > 1:
             raise DataError(
-                f"{where}: class {name!r}",
+                f"{folder}: class {name!r}",
                 "stands there twice, written with other Unicode characters that look the same",
                 "put the images of both into one folder",
             )
-        else:
-            notes.append(f"warning: {where}: {first[key]!r} and {name!r} are two classes")
-    return notes
 
 
 def _shown(names: list[str]) -> str:

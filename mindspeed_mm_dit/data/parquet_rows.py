@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.data.image_captions import Told, joined, said_to_be
+from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
@@ -38,23 +39,30 @@ def scan(path: Path, sought: Sought) -> Scanned:
 def _scan(path: Path, sought: Sought) -> Scanned:
     parquet = _open(path)
     _image_column(path, parquet.schema_arrow)
-    labels, names = _labels_in(path, parquet, sought.label) if sought.label else (None, ())
+    labels, names = _labels_in(path, parquet, sought.label) if sought.label else ([], ())
     groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
     counts = [group.num_rows for group in groups]
     where = np.empty((sum(counts), 2), np.int64)
     where[:, 0] = np.repeat(np.arange(len(counts)), counts)
     where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
     largest = max((group.total_byte_size for group in groups), default=0)
-    labels = np.zeros(len(where), np.int64) if labels is None else labels
-    return Scanned(labels, where, names, read_bytes=largest, told=_told(path, parquet, sought.captions))
+    return Scanned(
+        labels or [""] * len(where), where, names, read_bytes=largest, told=_told(path, parquet, sought.captions)
+    )
 
 
-def _labels_in(path: Path, parquet: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the label of each row, by its name if the hub's features list names, and the names."""
     column = _column(path, parquet, name, "label_column")
     if column.null_count:
         row = column.is_null().to_numpy().argmax()
         raise DataError(f"{path}: row {row}", f"has no {name}", "write a label in every row")
-    return _labels_of(path, name, column), _names_of(parquet.schema_arrow, name)
+    names, labels = _names_of(path, parquet.schema_arrow, name), column.to_pylist()
+    if all(type(label) is int for label in labels):
+        return [names[label] if 0 <= label < len(names) else str(label) for label in labels], names
+    if all(isinstance(label, str) for label in labels):
+        return [label.strip() for label in labels], names
+    raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
 
 
 def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[Told]:
@@ -150,20 +158,15 @@ def _check_pictures(path: Path, column: Any) -> None:
         raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no images", cure)
 
 
-def _labels_of(path: Path, name: str, column: Any) -> np.ndarray:
-    labels = column.to_numpy()
-    if labels.dtype.kind in "iu":
-        return labels.astype(np.int64)
-    if labels.dtype.kind == "O" and all(isinstance(label, str) for label in labels):
-        return np.array(labels, np.str_)
-    raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
-
-
-def _names_of(schema: Any, label_column: str) -> tuple[str, ...]:
-    """Return the class names from the hub's features; empty if there are none."""
+def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
+    """Return the class names from the hub's features, in the order of their numbers; empty if there are none."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = features[label_column]["names"]
-        return tuple(names.values() if isinstance(names, dict) else names)
+        listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
     except (KeyError, TypeError, ValueError):
         return ()
+    found = composed(map(str, listed))
+    if twice := next((name for name, count in Counter(found).items() if count > 1), None):
+        raise DataError(f"{path}: column {label_column}", f"lists the class {twice!r} twice", "give each its own name")
+    return found

@@ -6,6 +6,7 @@ A source (``data/sources.py``) lists and checks its rows; a cache has rows too. 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 PROBLEMS_SHOWN = 5
+KINDS_SHOWN = 10
 
 ANY_CLASSES = 1_000_000
 """Bound on labels if no model is given."""
@@ -117,3 +119,14 @@ class Wanted:
     """For each text encoder: captions -> what is wrong with each, "" for a good one."""
     decode_all: bool = False
     """Decode every file, however many there are."""
+    classes: Sequence[str] = ()
+    """Class names of a run that goes on: the same set of names keeps its numbers."""
+
+
+def note_of_left_out(counts: Counter[str]) -> list[str]:
+    """Return a note with how many of each kind are left out, the most first; empty if nothing is."""
+    by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {kind}" for kind, count in by_count]
+    if len(shown) > KINDS_SHOWN:
+        shown[KINDS_SHOWN:] = ["..."]
+    return [f"note: left out: {', '.join(shown)}"] if shown else []

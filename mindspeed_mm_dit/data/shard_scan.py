@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +23,14 @@ class Sought(NamedTuple):
 class Scanned(NamedTuple):
     """The rows of one shard, in order."""
 
-    labels: np.ndarray
-    """(n,) int64, or names; zeros if labels are not needed."""
+    labels: Sequence[str]
+    """The class of each row as it is written, or its name if the shard numbers names; "" if labels are not needed."""
     where: np.ndarray
     """(n, 2) int64: place of each image in the shard, for its reader."""
     names: tuple[str, ...] = ()
-    """Names of the labels, if the shard gives them."""
-    left_out: int = 0
-    """Rows without an image or without a label."""
+    """Names of the labels in the order of their numbers, if the shard lists them."""
+    left_out: Mapping[str, int] = MappingProxyType({})
+    """Number of files that are left out, by kind."""
     read_bytes: int = 0
     """Largest number of bytes read for one random image, if more than the image itself; else 0."""
     told: Sequence[Told] = ()

@@ -11,7 +11,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,14 +24,16 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
 from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.data.labels import Labels, labels_of
+from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError
 
 INDEX = ".mm_dit_index.npz"
-VERSION = 2
+VERSION = 3
 """Version of INDEX; an index of another version is made anew."""
 
-KEPT = ("labels", "where", "starts", "classes", "left_out", "read_bytes", "told")
+KEPT = ("words", "labels", "stated", "where", "starts", "left_out", "read_bytes", "told")
 """Arrays in INDEX, besides the fingerprint."""
 MUCH_TO_READ = 64 * 2**20
 """A run warns if more bytes than this are read for one image."""
@@ -105,10 +108,10 @@ class ShardListing(NamedTuple):
     """Captions of each image; empty if captions are not requested."""
 
 
-def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
+def list_shards(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> ShardListing:
     """Return the images that ``param`` names; the first call scans every shard.
 
-    labelled: whether labels are requested; if not, all are 0.
+    labelled: whether labels are requested; if not, all are 0. kept: class names of a run to go on with.
 
     Raises:
         DataError: naming the folder, or the shard.
@@ -124,25 +127,32 @@ def list_shards(param: DatasetParam, labelled: bool = True) -> ShardListing:
         arrays = _look_through(files, kind, sought)
         if not _keep(place, fingerprint, arrays):
             notes.append(f"note: {place} cannot be written: every run looks through the shards again")
-    if arrays["left_out"]:
-        wanting = f"an image or a {tar_rows.LABEL}" if labelled else "an image"
-        notes.append(f"note: left out: {int(arrays['left_out']):,} sample(s) without {wanting}")
+    left_out = note_of_left_out(Counter(json.loads(str(arrays["left_out"]))))
+    notes += left_out
     if arrays["read_bytes"] > MUCH_TO_READ:
         mebibytes = int(arrays["read_bytes"]) / 2**20
         notes.append(
             f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
             "image that is drawn at random: write the shards with row groups of some 100 images"
         )
-    labels = arrays["labels"]
-    if not len(labels):
+    if not len(arrays["labels"]):
         what = "images with labels" if labelled else "images"
-        raise DataError(f"dataset_param.data_folder = {folder}", f"its shards hold no {what}")
+        reason = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
+        raise DataError(f"dataset_param.data_folder = {folder}", f"its shards hold no {what}{reason}")
+    rows = ShardRows(files, arrays["starts"], arrays["where"], np.arange(len(arrays["labels"])), kind.reader())
+    labels = _labels_in(arrays, folder, rows, kept) if labelled else Labels(arrays["labels"], ())
     said = arrays["told"].tobytes() if sought.captions else b""
-    digest = hashlib.sha256(json.dumps([fact[:2] for fact in facts]).encode() + labels.tobytes() + said).hexdigest()
-    rows = ShardRows(files, arrays["starts"], arrays["where"], np.arange(len(labels)), kind.reader())
-    classes = tuple(json.loads(str(arrays["classes"])))
+    names = json.dumps([fact[:2] for fact in facts]).encode()
+    digest = hashlib.sha256(names + labels.numbers.tobytes() + said).hexdigest()
     told = [Told(tuple(captions), problem) for captions, problem in json.loads(said)] if said else []
-    return ShardListing(rows, labels, classes, tuple(notes), f"{len(labels):,} images, {digest[:12]}", told)
+    images = f"{len(rows):,} images, {digest[:12]}"
+    return ShardListing(rows, labels.numbers, labels.classes, (*notes, *labels.notes), images, told)
+
+
+def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, kept: Sequence[str]) -> Labels:
+    words, stated = json.loads(str(arrays["words"])), json.loads(str(arrays["stated"]))
+    own = [words[word] for word in arrays["labels"].tolist()]
+    return labels_of(own, str(folder), rows.__getitem__, stated, kept)
 
 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
@@ -172,17 +182,14 @@ def _size_of(file: Path) -> int:
 
 def _look_through(files: Sequence[Path], kind: Kind, sought: Sought) -> dict[str, np.ndarray]:
     found = [kind.scan(file, sought) for file in tqdm(files, "shards", unit="shard", delay=2, disable=None)]
-    names = next((scanned.names for scanned in found if scanned.names), ())
-    labels = np.concatenate([scanned.labels for scanned in found])
-    if labels.dtype.kind == "U":
-        named, labels = np.unique(labels, return_inverse=True)
-        names = tuple(named.tolist())
+    words = {word: number for number, word in enumerate(sorted({word for own in found for word in own.labels}))}
     return {
-        "labels": labels.astype(np.int64),
+        "words": np.array(json.dumps(list(words))),
+        "labels": np.array([words[word] for own in found for word in own.labels], np.int64),
+        "stated": np.array(json.dumps(list(dict.fromkeys(name for own in found for name in own.names)))),
         "where": np.concatenate([scanned.where for scanned in found]),
         "starts": np.concatenate([[0], np.cumsum([len(scanned.labels) for scanned in found])[:-1]]).astype(np.int64),
-        "classes": np.array(json.dumps(names)),
-        "left_out": np.array(sum(scanned.left_out for scanned in found)),
+        "left_out": np.array(json.dumps(sum((Counter(own.left_out) for own in found), Counter[str]()))),
         "read_bytes": np.array(max(scanned.read_bytes for scanned in found)),
         "told": np.frombuffer(json.dumps([own for scanned in found for own in scanned.told]).encode(), np.uint8),
     }

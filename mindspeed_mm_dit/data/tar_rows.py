@@ -1,21 +1,25 @@
 """Reads images from tar files in webdataset's layout: consecutive KEY.jpg and KEY.cls, whose text is the label.
 
-Captions are KEY.txt, one per line, or KEY.json, an object with texts."""
+Captions are KEY.txt, one per line, or KEY.json, an object with texts. A key ends at the first dot of a file's name.
+Files whose names begin with a dot, such as the companions that macOS writes, or have none belong to no sample.
+"""
 
 from __future__ import annotations
 
 import os
 import tarfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
-from mindspeed_mm_dit.data.image_captions import Told, check_size, joined, told_by
-from mindspeed_mm_dit.data.labels_csv import NUMBER
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.data.image_captions import Told, check_size, endings_of, joined, told_by
 from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError
@@ -39,26 +43,31 @@ def scan(path: Path, sought: Sought) -> Scanned:
     """Return labels, captions and places (offset, bytes) of the samples of a file. No image is read.
 
     Raises:
-        DataError: it is not a tar file, or is cut short.
+        DataError: it is not a tar file, or is cut short; or a label is none, or a sample has two files of a name.
     """
     labels: list[str] = []
     where: list[tuple[int, int]] = []
     told: list[Told] = []
-    left_out = 0
+    left_out: Counter[str] = Counter()
+    needed = {LABEL} if sought.label else set()
+    used = needed | {ending.lower() for ending in endings_of(sought.captions)}
     try:
         check_file(path)
         with open(path, "rb", READ_BYTES) as file:
-            for sample in _samples(members(file)):
-                image = next((member for suffix, member in sample.items() if suffix in readable_formats()), None)
-                if image is None or (sought.label and LABEL not in sample):
-                    left_out += 1
+            for sample in _samples(path, members(file), left_out):
+                images = [ending for ending in sample if ending in readable_formats()]
+                if not images or not needed <= set(sample):
+                    left_out[" or a ".join(("file(s) of samples without an image", *needed))] += len(sample)
                     continue
-                labels.append(_label(file, sample[LABEL]) if sought.label else "0")
+                image = sample[images[0]]
+                labels.append(_label(path, file, sample[LABEL]) if sought.label else "")
                 where.append((image.offset, image.size))
                 told += [_told(file, image, sample, sought.captions)] if sought.captions else []
+                left_out["image(s) after the first of a sample"] += len(images) - 1
+                left_out.update(set(sample) - used - set(images))
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
         raise DataError(str(path), f"is no whole tar file: {reason_of(error)}", "fetch it again") from None
-    return Scanned(_numbers_or_names(labels), np.array(where, np.int64).reshape(-1, 2), left_out=left_out, told=told)
+    return Scanned(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, told=told)
 
 
 class TarReader:
@@ -136,27 +145,41 @@ def _plain(header: bytes, position: int) -> Member | None:
     return Member(name, position + BLOCK, size)
 
 
-def _samples(files: Iterator[Member]) -> Iterator[dict[str, Member]]:
-    """Yield the files of each sample, by suffix: consecutive files that share a key."""
+def _samples(path: Path, files: Iterator[Member], left_out: Counter[str]) -> Iterator[dict[str, Member]]:
+    """Yield the files of each sample, by ending in small letters: consecutive files that share folder and key.
+
+    ``left_out`` counts the files that belong to none.
+    """
     sample: dict[str, Member] = {}
     current = None
     for member in files:
         folder, _, name = member.name.rpartition("/")
-        stem, dot, suffix = name.partition(".")
-        if (folder, stem) != current and sample:
+        key, dot, ending = name.partition(".")
+        if not key or not dot:
+            left_out["file(s) whose names begin with a dot" if dot else "file(s) without an ending"] += 1
+            continue
+        if (folder, key) != current and sample:
             yield sample
             sample = {}
-        current = folder, stem
-        sample[(dot + suffix).lower()] = member
+        current, ending = (folder, key), (dot + ending).lower()
+        if ending in sample:
+            raise DataError(
+                f"{path}: {member.name}", "stands twice in one sample", "write the tar again with one of them"
+            )
+        sample[ending] = member
     if sample:
         yield sample
 
 
-def _label(file: BinaryIO, member: Member) -> str:
-    if member.size > MOST_LABEL_BYTES:
-        raise ValueError(f"{member.name} has {member.size:,} bytes, which are no label")
+def _label(path: Path, file: BinaryIO, member: Member) -> str:
     file.seek(member.offset)
-    return file.read(member.size).decode().strip()
+    content = file.read(min(member.size, MOST_LABEL_BYTES + 1))
+    with suppress(UnicodeDecodeError):
+        label = content.decode("utf-8-sig").strip()
+        if len(content) <= MOST_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
+            return label
+    cure = "write a number or a name, in one line"
+    raise DataError(f"{path}: {member.name}", f"holds {shown(content)}, which is no label", cure)
 
 
 def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
@@ -175,9 +198,3 @@ def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tupl
 def _read(path: Path, offset: int, size: int) -> bytes:
     with open(path, "rb") as file:
         return os.pread(file.fileno(), size, offset)
-
-
-def _numbers_or_names(labels: list[str]) -> np.ndarray:
-    if all(map(NUMBER.fullmatch, labels)):
-        return np.array([int(label) for label in labels], np.int64)
-    return np.array(labels, np.str_)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+from mindspeed_mm_dit.checkpoint.store import classes_in
 from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
@@ -60,7 +61,7 @@ def check_configs(
 ) -> MultiModalArguments:
     """Read every other config file, check everything together with the images, and return the configs.
 
-    ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --bf16, --seed, --context-parallel-size,
+    ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --load, --bf16, --seed, --context-parallel-size,
     --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; one of the last
     two may be None. ``tuning``: what is trained, if that is not the whole model.
 
@@ -109,6 +110,7 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
         fsdp2=fsdp2,
         model_json=model_json,
         valid_data=load_data_config(valid, "--mm-valid-data") if valid else None,
+        kept_classes=classes_in(args.load),
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
     )
 

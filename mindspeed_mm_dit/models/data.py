@@ -23,8 +23,12 @@ from mindspeed_mm_dit.models.registry import open_tokenizer
 _AXES = {2: "images", 3: "videos"}
 
 
-def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) -> Opened:
+def open_data(
+    model: ModelConfig, param: SourceParam, decode_all: bool = False, classes: tuple[str, ...] = ()
+) -> Opened:
     """Open the samples of data.json for ``model`` and check each one; or open the cache that data.json names.
+
+    classes: class names of a run that goes on.
 
     Raises:
         ConfigError: sizes, items, text encoders or the cache do not fit model.json.
@@ -43,7 +47,7 @@ def open_data(model: ModelConfig, param: SourceParam, decode_all: bool = False) 
     problems = tuple(partial(caption_problems, tokenizer) for tokenizer in tokenizers)
     num_classes = conditions.label.num_classes if conditions.label else None
     check_feature_widths(model)
-    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all))
+    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes))
     return _checked(Opened(model, param, rows, tokenizers))
 
 

@@ -151,7 +151,7 @@ class Pipeline:
 
     def sample(
         self,
-        classes: Sequence[str | int] | str | int | None = None,
+        classes: Sequence[str | int] | np.ndarray | str | int | None = None,
         *,
         prompts: Sequence[str] | str | None = None,
         vectors: np.ndarray | None = None,
@@ -172,11 +172,11 @@ class Pipeline:
     ) -> Samples:
         """Generate ``num`` samples of each class, prompt or vector (P,), bit for bit those of ``mm-dit sample``.
 
-        classes: labels, or names that the checkpoint knows; a single class or prompt needs no list. steps, sampler:
-        None for the objective's defaults. guidance: 1 is none, larger follows the condition more closely; ``channels``
-        and ``interval`` limit it. frames, size (H, W) or "HxW": generate videos or images of another size. options:
-        further options of the sampler, by name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps
-        only the samples.
+        classes: names that the checkpoint knows, or labels; a list says which as ``mm-dit sample --classes`` does, an
+        array holds labels. A single class or prompt needs no list. steps, sampler: None for the objective's defaults.
+        guidance: 1 is none, larger follows the condition more closely; ``channels`` and ``interval`` limit it. frames,
+        size (H, W) or "HxW": generate videos or images of another size. options: further options of the sampler, by
+        name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps only the samples.
 
         Raises:
             ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
@@ -287,7 +287,7 @@ class Pipeline:
         self._check_texts("prompts", values.get("caption", []))
         if conditions.label is not None:
             count = conditions.label.num_classes
-            values["label"] = labels_of(
-                [str(one) for one in values.get("label", range(min(10, count)))], self.classes, count
-            )
+            asked = values.get("label", range(min(10, count)))
+            holds_labels = classes is None or (hasattr(classes, "tolist") and not isinstance(asked[0], str))
+            values["label"] = labels_of([str(one) for one in asked], () if holds_labels else self.classes, count)
         return values

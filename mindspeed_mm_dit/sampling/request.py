@@ -126,27 +126,61 @@ def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {item: own if len(own) == most else own * most for item, own in values.items()}
 
 
-def labels_of(asked: Sequence[str], names: Sequence[str], num_classes: int) -> list[int]:
-    """Return the labels that ``asked`` means: "3", a range "7-9" below ``num_classes``, or a class of ``names``.
-
-    Raises ConfigError, naming the nearest class.
-    """
-    classes: list[int] = []
-    for part in asked:
-        first, dash, last = part.strip().partition("-")
-        name = unicodedata.normalize("NFC", part.strip())
-        if _is_number(first) and (not dash or (_is_number(last) and int(first) <= int(last))):
-            if int(last or first) >= num_classes:
-                raise ConfigError(
-                    f"--classes: {part.strip()}",
-                    f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})",
-                )
-            classes.extend(range(int(first), int(last or first) + 1))
-        elif name in names:
-            classes.append(names.index(name))
+def split_classes(text: str, names: Sequence[str]) -> list[str]:
+    """Return the classes in a list like ``cat,7-9,"salt, pepper"``; a text that is a name is no list."""
+    found: list[str] = []
+    for part in [text] if text in names else text.split(","):
+        if found and found[-1].lstrip().startswith('"') and found[-1].count('"') % 2:  # (still inside the quotes)
+            found[-1] += f",{part}"
         else:
-            _refuse_class(asked, part, names)
-    return classes
+            found.append(part)
+    return found
+
+
+def in_a_list(name: str) -> str:
+    """Return a class name as it is written in a list."""
+    return f'"{name}"' if "," in name or name != name.strip() else name
+
+
+def labels_of(asked: Sequence[str], names: Sequence[str], num_classes: int) -> list[int]:
+    """Return the labels that ``asked`` means: a class of ``names``, "3", or a range "7-9" below ``num_classes``.
+
+    A name comes before a number or range; in double quotes it is nothing else.
+
+    Raises ConfigError, naming the nearest class, or if a number is the name of a class with another number.
+    """
+    return [label for part in asked for label in _labels_of_part(part, asked, names, num_classes)]
+
+
+def _labels_of_part(part: str, asked: Sequence[str], names: Sequence[str], num_classes: int) -> Sequence[int]:
+    exact, text = (unicodedata.normalize("NFC", own) for own in (part, part.strip()))
+    if exact in names or text in names:
+        if _is_number(text):
+            _check_agrees(int(text), names, num_classes)
+        return [names.index(exact if exact in names else text)]
+    if text[:1] == text[-1:] == '"' and text[1:-1] in names:
+        return [names.index(text[1:-1])]
+    first, dash, last = text.partition("-")
+    if not _is_number(first) or (dash and not (_is_number(last) and int(first) <= int(last))):
+        _refuse_class(asked, part, names)
+    if int(last or first) >= num_classes:
+        reason = f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})"
+        raise ConfigError(f"--classes: {text}", reason)
+    labels = range(int(first), int(last or first) + 1)
+    for label in labels if names else ():
+        _check_agrees(label, names, num_classes)
+    return labels
+
+
+def _check_agrees(number: int, names: Sequence[str], num_classes: int) -> None:
+    """Raise ConfigError if ``number`` is the name of a class and the label of another."""
+    label = names.index(str(number)) if str(number) in names else number
+    if label != number < num_classes:
+        raise ConfigError(
+            f"--classes: {number}",
+            f"is the name of label {label}, and label {number} is {names[number] if number < len(names) else number}",
+            f"name classes in double quotes, such as '\"{number}\"'",
+        )
 
 
 def _is_number(text: str) -> bool:

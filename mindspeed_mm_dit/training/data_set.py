@@ -47,7 +47,7 @@ class DataSet:
 
     def __init__(self, mm: MultiModalArguments, seed: int) -> None:
         self._opened, self._shuffle, self._seed = (
-            _open(mm.model, mm.data.dataset_param),
+            _open(mm.model, mm.data.dataset_param, mm.kept_classes),
             mm.data.dataloader_param.shuffle,
             seed,
         )
@@ -55,7 +55,7 @@ class DataSet:
         train, valid = split_rows(rows, self._param, seed)
         self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
         if mm.valid_data is not None:
-            self._held_out = _open(mm.model, mm.valid_data.dataset_param)
+            self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.kept_classes)
             self._valid = self._held_out.rows
             _check_beside(mm, self._train, self._valid)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
@@ -179,9 +179,9 @@ def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
 
 
 @lru_cache(maxsize=2)
-def _open(model: ModelConfig, param: Any) -> Opened:
+def _open(model: ModelConfig, param: Any, classes: tuple[str, ...]) -> Opened:
     """Open the data once per process, since checking every sample takes a while."""
-    return open_data(model, param)
+    return open_data(model, param, classes=classes)
 
 
 def open_data_set(mm: MultiModalArguments, seed: int) -> DataSet:

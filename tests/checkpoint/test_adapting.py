@@ -122,6 +122,11 @@ def test_where_one_side_has_no_names_as_many_classes_are_the_same_by_number(begu
         assert not how and values[TABLE].tobytes() == WEIGHTS[TABLE].tobytes()
 
 
+def test_numbers_that_stood_in_another_order_are_the_same_classes_by_number(begun):
+    values, how = begun(("0", "1", "2"), FACTS | {"classes": ["0", "2", "1"]})
+    np.testing.assert_array_equal(values[TABLE], WEIGHTS[TABLE][[0, 2, 1, 3]])
+
+
 def test_without_names_other_classes_are_drawn_anew_and_the_null_class_is_kept(begun):
     values, how = begun(("cat", "dog"), {}, num_classes=2)
     np.testing.assert_array_equal(values[TABLE][2], WEIGHTS[TABLE][3])

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import Asked, labels_of
+from mindspeed_mm_dit.sampling.request import Asked, labels_of, split_classes
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -328,6 +328,37 @@ def test_lists_of_classes():
         ConfigError, match=r"nor the name of a class\n.*Did you mean 'cat'. The checkpoint knows: cat, dog"
     ):
         labels_of(["cta"], ["cat", "dog"], 2)
+
+
+def parse_classes(text, names):
+    return labels_of(split_classes(text, names), names, 12)
+
+
+NAMES = ("7-9", "salt, pepper", "a b", "10", "8", '5" disk', " edge")
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("7-9", [0]), ("salt, pepper", [1]), ('a b,"salt, pepper",7-9', [2, 1, 0]), ('"10", "8"', [3, 4]),
+        ('5" disk', [5]), ('" edge",edge', None), ('" edge"', [6]), ("10", None), ("7-8", None), ("1-2", [1, 2]),
+        ('"none"', None), ('"salt, pepper', None), ("10,8", None),
+    ],
+)  # fmt: skip
+def test_a_class_is_its_name_before_its_number_and_they_may_not_disagree(text, labels):
+    if labels is None:
+        with pytest.raises(ConfigError):
+            parse_classes(text, NAMES)
+    else:
+        assert parse_classes(text, NAMES) == labels
+
+
+def test_a_number_that_is_the_name_of_another_class_is_refused_with_both():
+    reason = r"--classes: 10: is the name of label 2, and label 10 is 8\n.*double quotes, such as '\"10\"'"
+    for text in ("1,10", "10-11"):
+        with pytest.raises(ConfigError, match=reason):
+            parse_classes(text, sorted(map(str, range(12))))
+    assert parse_classes("0,10", [str(number) for number in range(12)]) == [0, 10]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

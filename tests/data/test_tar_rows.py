@@ -148,9 +148,45 @@ def test_damage_is_named(tmp_path, damage, reason):
         tar_rows.scan(tmp_path / "a.tar", Sought())
 
 
-def test_a_label_that_is_none_is_named(tmp_path):
+@pytest.mark.parametrize("content", [b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0"])
+def test_a_label_that_is_none_is_named(tmp_path, content):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        add(archive, "0.cls", b"1" * 1001)
+        add(archive, "0.cls", content)
         add(archive, "0.png")
-    with pytest.raises(DataError, match=r"0\.cls has 1,001 bytes, which are no label"):
+    with pytest.raises(DataError, match=r"0\.cls: holds b'.*', which is no label"):
+        tar_rows.scan(tmp_path / "a.tar", Sought())
+
+
+@pytest.mark.parametrize(
+    ("names", "labels", "left_out"),
+    [
+        (["._a.cls", "a.cls", "._a.png", "a.png"], ["a.cls"], {"file(s) whose names begin with a dot": 2}),
+        (["d/._a.png", "d/a.png", "d/._a.cls", "d/a.cls"], ["d/a.cls"],
+         {"file(s) whose names begin with a dot": 2}),
+        (["a.png", "README", "a.cls"], ["a.cls"], {"file(s) without an ending": 1}),
+        (["a.png", "a.json", "a.PNG.bak", "a.cls"], ["a.cls"], {".json": 1, ".png.bak": 1}),
+        (["a.jpg", "a.png", "a.cls"], ["a.cls"], {"image(s) after the first of a sample": 1}),
+        (["a.v1.png", "a.cls", "a.v2.png"], [], {"file(s) of samples without an image or a .cls": 3}),
+        (["a.png", "b.png", "a.cls", "b.cls"], [], {"file(s) of samples without an image or a .cls": 4}),
+        (["a.png", "a.cls", "b.png", "b.cls", "a.png", "a.cls"], ["a.cls", "b.cls", "a.cls"], {}),
+        (["d\\a.png", "d\\a.cls", "e/a.png", "e/a.cls"], ["d\\a.cls", "e/a.cls"], {}),
+        (["x.y/a.png", "x.y/a.cls"], ["x.y/a.cls"], {}),
+    ],
+)  # fmt: skip
+def test_samples_are_grouped_as_webdataset_does_and_other_files_are_counted(tmp_path, names, labels, left_out):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in names:
+            add(archive, name, name.encode())
+    found = tar_rows.scan(tmp_path / "a.tar", Sought())
+    assert (found.labels, found.left_out) == (labels, left_out)
+    images = [(tmp_path / "a.tar").read_bytes()[first : first + size].decode() for first, size in found.where.tolist()]
+    assert [image.partition(".")[0] for image in images] == [label.partition(".")[0] for label in labels]
+
+
+@pytest.mark.parametrize("second", ["a.png", "a.PNG"])
+def test_a_name_that_stands_twice_in_a_sample_is_refused(tmp_path, second):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in ("a.png", second, "a.cls"):
+            add(archive, name)
+    with pytest.raises(DataError, match=rf"a\.tar: {second}: stands twice in one sample"):
         tar_rows.scan(tmp_path / "a.tar", Sought())

@@ -44,6 +44,17 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
     assert [f"{path} cannot be decoded" in said for path in bad] == [True] * 5 + [False] * 2
 
 
+def test_a_run_goes_on_with_the_numbers_that_its_classes_had_and_says_so(check, tmp_path, capsys):
+    (tmp_path / "images/1").rename(tmp_path / "images/10")
+    Configs.create(tmp_path, tmp_path / "images", num_classes=11)
+    assert check().mm.classes == tuple(map(str, range(11)))
+    for iteration, classes in ((1, ["10", "0"]), (2, None)):  # the second is damaged
+        (tmp_path / f"saved/iter_{iteration:07d}").mkdir(parents=True)
+        (tmp_path / f"saved/iter_{iteration:07d}/run.json").write_text(json.dumps({"classes": classes}))
+    assert check("--load saved").mm.classes == ("10", "0")
+    assert "classes keep the numbers they had: '10' is label 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

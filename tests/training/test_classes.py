@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import classes_in, find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import CheckpointError
@@ -83,7 +83,8 @@ def test_a_run_goes_on_with_the_classes_it_began_with_and_no_others(tmp_path, fe
     flags = "--micro-batch-size 4 --lr 1e-3 --save saved --load saved --train-iters "
     outcome = configs.run(flags + "1", ranks=2)
     assert outcome.code == 0 and outcome.output.count("2 classes, 8 images to train on: 0 cat (4), 1 dog (4)") == 1
-    assert read_facts(find_checkpoint(tmp_path / "saved"))["classes"] == ["cat", "dog"]
+    kept = read_facts(find_checkpoint(tmp_path / "saved"))["classes"]
+    assert kept == ["cat", "dog"] == list(classes_in(tmp_path / "saved"))
     assert configs.run(flags + "2").code == 0
     (tmp_path / "images/cat").rename(tmp_path / "images/lion")
     outcome = configs.run(flags + "3")

@@ -18,7 +18,8 @@ from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.data.check_images import look_at
-from mindspeed_mm_dit.data.listing import composed, is_hidden
+from mindspeed_mm_dit.data.labels import composed
+from mindspeed_mm_dit.data.listing import is_hidden
 from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats, sides
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.wings.scores.metrics import Gaussian

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
@@ -95,7 +96,7 @@ def _drawn(
     items = pipe.config.predictor.conditions.items
     try:
         samples = pipe.sample(
-            classes if "label" in items else None,
+            np.array(classes, np.int64) if "label" in items else None,
             prompts=[line for line in prompts.splitlines() if line.strip()] if "caption" in items else None,
             num=int(num), steps=int(steps), guidance=scale, sampler=sampler, seed=int(seed), path=POINTS,
         )  # fmt: skip

@@ -1,0 +1,116 @@
+"""The one rule for class labels, whatever they are read from: all are whole numbers, or all are names.
+
+Whole numbers are the labels themselves. Names are numbered in sorted order, or as the data set itself numbers them.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import DataError
+
+_NUMBER = re.compile(r"-?\d{1,18}")
+_OTHER_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
+"""A number that is no label, e.g. 1.0, 1e3, nan."""
+_SHOWN = 10
+
+Named = Callable[[str], str]
+"""label as written -> the first row that has it, in words, and the label"""
+
+
+class Labels(NamedTuple):
+    """The classes of some rows."""
+
+    numbers: np.ndarray
+    """(N,) int64."""
+    classes: tuple[str, ...]
+    """Name of every label; empty if the labels are plain numbers."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user that begin with "note: " or "warning: "."""
+
+
+def labels_of(
+    words: Sequence[str], where: str, place: Callable[[int], str], stated: Sequence[str] = (), kept: Sequence[str] = ()
+) -> Labels:
+    """Return the labels of rows whose classes are written as ``words``.
+
+    where: the data set, in notes. place: what to call a row in errors. stated: names in the order of their labels, if
+    the data set lists them. kept: class names of a run or cache to go on with; the same set of names keeps its numbers.
+
+    Raises:
+        DataError: a row has no label, or one that is neither a whole number nor a name, or numbers and names are mixed.
+    """
+    words = composed(words)
+    counts = Counter(words)
+    named: Named = lambda word: f"{place(words.index(word))}: label {reprlib.repr(word)}"  # noqa: E731
+    if "" in counts:
+        raise DataError(place(words.index("")), "has no label", "write a label in every row")
+    if kept and set(kept) == set(stated or counts):
+        names, notes = tuple(kept), _note_of_kept(where, kept)
+    else:
+        names = tuple(stated) or _names_in(counts, named)
+        notes = _notes_of_similar(where, names or counts)
+    known = {name: number for number, name in enumerate(names)}
+    numbers = {word: _number_of(word, known, named) for word in counts}
+    return Labels(np.array([numbers[word] for word in words], np.int64), names, notes)
+
+
+def composed(names: Iterable[str]) -> tuple[str, ...]:
+    """Return ``names`` in Unicode's composed form, so that names from different systems compare equal."""
+    return tuple(unicodedata.normalize("NFC", name) for name in names)
+
+
+def _names_in(counts: Mapping[str, int], named: Named) -> tuple[str, ...]:
+    """Return the labels that are names, sorted; none if all are numbers. Raise DataError if they are mixed."""
+    numbers = [word for word in counts if _NUMBER.fullmatch(word)]
+    names = [word for word in counts if not _NUMBER.fullmatch(word)]
+    if bad := next(filter(_OTHER_NUMBER.fullmatch, names), None):
+        cure = "write labels as 0, 1, 2, ..., or as names"
+        raise DataError(named(bad), "is neither a whole number nor a name", cure)
+    if numbers and names:
+        few, many = sorted((numbers, names), key=lambda words: sum(counts[word] for word in words))
+        kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
+        share = f"{sum(counts[word] for word in many)} of {sum(counts.values())}"
+        raise DataError(
+            named(few[0]),
+            f"is {kinds[0]}; {share} labels are {kinds[1]}, such as {reprlib.repr(many[0])}",
+            "write all labels as numbers, or all as names that are no numbers",
+        )
+    return tuple(sorted(names))
+
+
+def _number_of(word: str, known: Mapping[str, int], named: Named) -> int:
+    """Return the label of ``word``, one of the ``known`` names; a number may lie beyond them."""
+    if word in known:
+        return known[word]
+    if _NUMBER.fullmatch(word) and int(word) not in range(len(known)):
+        return int(word)
+    shown = ", ".join(list(known)[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
+    raise DataError(named(word), f"is none of the classes that the data set lists: {shown}", "name one of these")
+
+
+def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
+    """Return warnings of names that differ little, and of numbers that are written in two ways."""
+    first: dict[str | int, str] = {}
+    notes = []
+    for word in words:
+        key = int(word) if _NUMBER.fullmatch(word) else " ".join(word.casefold().split())
+        if (other := first.setdefault(key, word)) != word:
+            kind = "one class" if isinstance(key, int) else "two classes"
+            notes.append(f"warning: {where}: {other!r} and {word!r} are {kind}")
+    return tuple(notes)
+
+
+def _note_of_kept(where: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note if names that are numbers keep other numbers, as earlier versions gave them."""
+    other = [(name, n) for n, name in enumerate(names) if _NUMBER.fullmatch(name) and int(name) != n]
+    return tuple(
+        f"note: {where}: classes keep the numbers they had: {name!r} is label {number}" for name, number in other[:1]
+    )

@@ -1,0 +1,159 @@
+"""One rule for labels in every source: whole numbers are the labels, names are numbered, and a mix is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.configs.clips import ClipsParam
+from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data.folder import check_labels
+from mindspeed_mm_dit.data.labels import labels_of
+from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.errors import DataError
+from tests.data.test_sharded import write_tar
+
+
+def png(number):
+    """An image whose red is ``number``."""
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8), (number, 0, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def of_folders(folder, words):
+    for number, word in enumerate(words):
+        (folder / word).mkdir(exist_ok=True)
+        (folder / word / f"{number}.png").write_bytes(png(number))
+    return DatasetParam(str(folder), 8)
+
+
+def of_csv(folder, words):
+    for number in range(len(words)):
+        (folder / f"{number}.png").write_bytes(png(number))
+    with open(folder / "labels.csv", "w", newline="", encoding="utf-8") as file:
+        rows = [(f"{number}.png", word) for number, word in enumerate(words)]
+        csv.writer(file).writerows([("image_path", "label"), *rows])
+    return DatasetParam(str(folder), 8, index="labels.csv")
+
+
+def of_tars(folder, words):
+    """Each sample in a shard of its own."""
+    for number, word in enumerate(words):
+        write_tar(folder / f"{number:02d}.tar", [("x", {".cls": word.encode(), ".png": png(number)})])
+    return DatasetParam(str(folder), 8, dataset_type="webdataset")
+
+
+def of_parquets(folder, words, listed=None):
+    """The same; ``listed``: for each shard the names in the hub's features, of which the label is a number."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    for number, word in enumerate(words):
+        names = listed[number] if listed else None
+        table = pyarrow.table({"image": [png(number)], "label": [names.index(word) if names else word]})
+        if names:
+            by_number = {str(label): name for label, name in sorted(enumerate(names), reverse=True)}
+            kind = {"info": {"features": {"label": {"names": by_number if number else names}}}}  # a list, or an object
+            table = table.replace_schema_metadata({"huggingface": json.dumps(kind)})
+        parquet.write_table(table, folder / f"{number:02d}.parquet")
+    return DatasetParam(str(folder), 8, dataset_type="parquet")
+
+
+def of_clips(folder, words):
+    for number in range(len(words)):
+        (folder / f"{number}.png").write_bytes(png(number))
+    entries = [{"path": f"{number}.png", "kind": word} for number, word in enumerate(words)]
+    (folder / "clips.json").write_text(json.dumps(entries))
+    return ClipsParam(str(folder), str(folder / "clips.json"), 1, 8, 8, label_key="kind")
+
+
+SOURCES = {"folders": of_folders, "csv": of_csv, "tars": of_tars, "parquets": of_parquets, "clips": of_clips}
+
+
+def opened(param, num_classes=None, classes=()):
+    return source_of(param).open(param, Wanted(("label",), num_classes, classes=classes))
+
+
+def labels_by_image(param, rows):
+    pixels = source_of(param).visuals(rows, param, 3).read(np.arange(len(rows)), np.zeros(len(rows))).arrays["pixels"]
+    return dict(sorted(zip(pixels.reshape(len(rows), -1).max(1).tolist(), rows.labels.tolist())))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("words", "numbers", "classes"),
+    [
+        (["10", "2", "0", "1"], [10, 2, 0, 1], tuple(map(str, range(11)))),
+        (["03", "1", "2"], [3, 1, 2], ("0", "1", "2", "3")),
+        (["dog", "cat", "class 10", "class 9"], [3, 0, 1, 2], ("cat", "class 10", "class 9", "dog")),
+        (["e\u0301lan", "zebra", "2024_01"], [2, 1, 0], ("2024_01", "zebra", "élan")),
+    ],
+)
+def test_numbers_are_the_labels_and_names_are_numbered_whatever_they_are_read_from(
+    tmp_path, source, words, numbers, classes
+):
+    rows = opened(param := SOURCES[source](tmp_path, words))
+    assert rows.classes == classes and labels_by_image(param, rows) == dict(enumerate(numbers))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["0", "cat", "2", "10"], "label 'cat': is a name; 3 of 4 labels are numbers, such as '"),
+        (["cat", "dog", "7"], "label '7': is a number; 2 of 3 labels are names, such as 'cat'"),
+        (["0.0", "1.0"], "label '0.0': is neither a whole number nor a name"),
+        (["cat", "nan"], "label 'nan': is neither a whole number nor a name"),
+        (["1e3", "cat"], "label '1e3': is neither a whole number nor a name"),
+    ],
+)
+def test_a_mix_and_other_numbers_are_refused_whatever_they_are_read_from(tmp_path, source, words, problem):
+    with pytest.raises(DataError) as caught:
+        opened(SOURCES[source](tmp_path, words))
+    assert problem in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_number_that_is_no_class_of_the_model_is_refused(tmp_path, source):
+    param = SOURCES[source](tmp_path, ["1", "3", "2"])
+    with pytest.raises(DataError, match=r"label 3: is outside 0 \.\.\. 2"):
+        check_labels(opened(param, 3), 3)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_run_or_cache_that_goes_on_keeps_the_numbers_of_the_same_names(tmp_path, source):
+    words = ["0", "1", "2", "10"]
+    rows = opened(param := SOURCES[source](tmp_path, words), 4, classes=("0", "1", "10", "2"))
+    assert labels_by_image(param, rows) == {0: 0, 1: 1, 2: 3, 3: 2} and rows.classes == ("0", "1", "10", "2")
+    assert [note for note in rows.notes if "keep the numbers they had: '10' is label 2" in note]
+    assert opened(param, classes=("0", "1", "10")).classes == tuple(map(str, range(11)))
+    cached = source_of(param).as_listed(param, rows)
+    assert cached.classes == rows.classes and cached.labels.tolist() == rows.labels.tolist()
+
+
+def test_names_that_shards_number_differently_are_one_class_by_name(tmp_path):
+    listed = [["cat", "dog", "emu"], ["emu", "cat", "dog"], ["dog", "fox"]]
+    rows = opened(param := of_parquets(tmp_path, ["dog", "dog", "fox"], listed))
+    assert rows.classes == ("cat", "dog", "emu", "fox") and labels_by_image(param, rows) == {0: 1, 1: 1, 2: 3}
+
+
+@pytest.mark.parametrize("word", [1, "owl"])
+def test_a_shard_whose_labels_are_none_of_the_listed_names_is_refused(tmp_path, word):
+    listed = [["cat", "dog"], None]
+    with pytest.raises(DataError, match=r"01\.parquet: row 0: label '.*': is none of the classes .* lists: cat, dog"):
+        opened(of_parquets(tmp_path, ["dog", word], listed))
+
+
+def test_names_and_numbers_that_are_easily_confused_are_named():
+    place = "row {}".format
+    assert labels_of(["Cat", "cat"], "here", place).notes == ("warning: here: 'Cat' and 'cat' are two classes",)
+    assert labels_of(["1", "01", "2"], "here", place).notes == ("warning: here: '1' and '01' are one class",)
+    with pytest.raises(DataError, match="row 1: has no label"):
+        labels_of(["a", ""], "here", place)
