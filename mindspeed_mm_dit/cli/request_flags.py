@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
@@ -120,7 +121,7 @@ def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -
     prompts = list(given)
     if file is not None:
         try:
-            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+            lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--prompts = {file}", f"cannot be read: {error}", "name a text file") from None
         found = [line.strip() for line in lines if line.strip()]

@@ -79,6 +79,14 @@ def read_bytes(path: str | Path) -> bytes:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of ``text``, which end with a line feed, after a carriage return or not.
+
+    ``str.splitlines`` also ends them at characters that stand within a line, such as U+2028 or a form feed.
+    """
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
 def reason_of(error: Exception) -> str:
     """Return the text of an error, without the error number and file name of system errors."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

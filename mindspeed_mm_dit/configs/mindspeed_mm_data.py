@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, lines_of, read_bytes
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
@@ -70,7 +70,7 @@ class Files:
             return self.data_folder or ".", self.data_path
         what = f"dataset_param.basic_parameters.data_path = {self.data_path}"
         try:
-            lines = [line for line in read_bytes(Path(self.data_path)).decode().splitlines() if line.strip()]
+            lines = [line for line in lines_of(read_bytes(Path(self.data_path)).decode()) if line.strip()]
         except (UnusableFile, UnicodeDecodeError) as problem:
             raise ConfigError(what, str(problem), "correct the path") from None
         if len(lines) != 1 or lines[0].count(",") != 1:

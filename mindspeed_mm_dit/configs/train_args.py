@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -21,7 +22,7 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
         ConfigError: the file cannot be read, or a quote is not closed; names the line.
     """
     words: list[str] = []
-    for number, line in enumerate(read_text(path, setting).splitlines(), 1):
+    for number, line in enumerate(lines_of(read_text(path, setting)), 1):
         if "\0" in line:
             raise ConfigError(
                 f"{path}, line {number}", "contains a NUL byte: this is not a text file", "write the file again"

@@ -122,7 +122,9 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         skipped=len(problems),
         problems=problems,
         notes=(
-            *notes, *_notes(lines, clips, decode, param), *_notes_on_display(looks, param),
+            *notes,
+            *_notes(lines, clips, decode, param),
+            *_notes_on_display(looks, param),
             *_note_of_unused(param, shapes),
         ),
         digest=_digest_of(clips, looks),

@@ -8,16 +8,17 @@ captions of all.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.data.captions import first_problems
+from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.threads import in_threads
 
 MOST_BYTES = 1 << 20
@@ -51,22 +52,58 @@ def endings_of(places: Sequence[str]) -> set[str]:
 
 
 def captions_beside(images: Sequence[Path], places: Sequence[str]) -> list[Told]:
-    """Return the captions of each of ``images`` from the files beside it, named like the image but for the ending."""
-    looking = in_threads(partial(_beside, places=places), images)
+    """Return the captions of each of ``images`` from the files beside it, named like the image but for the ending.
+
+    If there is no such file, one counts whose name is written with other Unicode characters that look the same, whose
+    ending has capital letters, or whose name has the image's ending too (x.png.txt).
+    """
+    beside = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
+    looking = in_threads(lambda image: _beside(image, places, beside[image.parent]), images)
     return list(tqdm(looking, "reading captions", len(images), unit="image", delay=2, disable=None))
 
 
-def _beside(image: Path, places: Sequence[str]) -> Told:
+class _NamesIn:
+    """The names in a folder, also found by another way to write them."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._exact = set(os.listdir(folder))
+        except OSError:  # (each image is checked by itself)
+            self._exact = set()
+        self._alike: dict[str, list[str]] = {}
+        for name in sorted(self._exact):
+            self._alike.setdefault(_as_shown(name).casefold(), []).append(name)
+
+    def of(self, stem: str, ending: str) -> list[str]:
+        """Return the name that is ``stem`` and ``ending``, or those like it; letters of the stem keep their case."""
+        if stem + ending in self._exact:
+            return [stem + ending]
+        alike = self._alike.get(_as_shown(stem + ending).casefold(), [])
+        return [name for name in alike if _as_shown(name).startswith(_as_shown(stem))]
+
+
+def _as_shown(name: str) -> str:
+    return composed([name])[0]
+
+
+def _beside(image: Path, places: Sequence[str], names: _NamesIn) -> Told:
     found = []
     for place in places:
-        path = image.with_name(image.stem + place.partition(":")[0])
-        try:
-            if path.is_file():
-                check_size(path.name, check_file(path))
-                found.append(told_by(path.name, read_bytes(path), place))
-        except UnusableFile as problem:
-            found.append(Told(problem=f"has a caption in {path.name}, which {problem}"))
+        ending = place.partition(":")[0]
+        own = names.of(image.stem, ending) or names.of(image.name, ending)
+        if len(own) > 1:
+            found.append(Told(problem=f"has captions in {' and in '.join(own)}: keep one"))
+        elif own and image.with_name(own[0]).is_file():
+            found.append(_read_beside(image.with_name(own[0]), place))
     return joined(found, [image.stem + place for place in places])
+
+
+def _read_beside(path: Path, place: str) -> Told:
+    try:
+        check_size(path.name, check_file(path))
+        return told_by(path.name, read_bytes(path), place)
+    except UnusableFile as problem:
+        return Told(problem=f"has a caption in {path.name}, which {problem}")
 
 
 def check_size(name: str, size: int) -> None:
@@ -83,10 +120,12 @@ def told_by(name: str, content: bytes, place: str) -> Told:
         line = content[: error.start].count(b"\n") + 1
         return Told(problem=f"has a caption that is not UTF-8: {name}, line {line}, byte {content[error.start]:#04x}")
     key = place.partition(":")[2]
-    captions = _in_json(text, key) if key else [line.strip() for line in text.splitlines()]
+    captions = _in_json(text, key) if key else [line.strip() for line in lines_of(text)]
     if captions is None:
         return Told(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
     captions = [caption for caption in captions if caption.strip()]
+    if any("\0" in caption for caption in captions):
+        return Told(problem=f"has a caption that is no text: {name} holds a NUL byte")
     return Told(tuple(captions), "" if captions else f"has no caption: {name} is empty")
 
 

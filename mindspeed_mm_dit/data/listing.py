@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,8 +174,8 @@ def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
 class _Remainder:
     """Counts files that are neither images nor captions of the data set; ``captions``: endings of the latter."""
 
-    def __init__(self, captions: Container[str] = ()) -> None:
-        self._captions = captions
+    def __init__(self, captions: Iterable[str] = ()) -> None:
+        self._captions = {ending.lower() for ending in captions}
         self._counts: Counter[str] = Counter()
 
     def keeps(self, path: Path) -> bool:
@@ -185,7 +185,7 @@ class _Remainder:
                 self.add("hidden image(s)")
             return False
         if not _is_image(path.name):
-            if path.suffix not in self._captions and "".join(path.suffixes) not in self._captions:
+            if not {path.suffix.lower(), "".join(path.suffixes).lower()} & self._captions:
                 self.add(path.suffix.lower() or "without suffix")
             return False
         return True

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, lines_of
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, scalar_of
@@ -149,7 +149,7 @@ def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
 def _read_text(path: Path, parse: Callable[[Iterable[str]], Found]) -> Found:
     _check_regular(path)
     try:
-        return parse(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        return parse(lines_of(path.read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror}") from None
     except ValueError as error:

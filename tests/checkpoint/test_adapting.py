@@ -123,7 +123,7 @@ def test_where_one_side_has_no_names_as_many_classes_are_the_same_by_number(begu
 
 
 def test_numbers_that_stood_in_another_order_are_the_same_classes_by_number(begun):
-    values, how = begun(("0", "1", "2"), FACTS | {"classes": ["0", "2", "1"]})
+    values, _ = begun(("0", "1", "2"), FACTS | {"classes": ["0", "2", "1"]})
     np.testing.assert_array_equal(values[TABLE], WEIGHTS[TABLE][[0, 2, 1, 3]])
 
 

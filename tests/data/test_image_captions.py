@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.cli.request_flags import prompts_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.data.rows import Wanted
@@ -79,6 +80,7 @@ def test_a_missing_caption_is_named_and_can_be_left_out(tmp_path, layout):
         (b" \n\r\n ", "00.png has no caption: 00.txt is empty"),
         ("ein Häuschen".encode("latin-1"), "00.png has a caption that is not UTF-8: 00.txt, line 1, byte 0xe4"),
         (b"a\nb\xff", "00.txt, line 2, byte 0xff"),
+        ("a cat".encode("utf-16-le"), "00.png has a caption that is no text: 00.txt holds a NUL byte"),
         (b"a " * 2**20, "00.png has a caption in 00.txt, which has 2,097,152 bytes: those are no captions"),
     ],
 )
@@ -94,6 +96,43 @@ def test_a_file_has_a_caption_a_line_and_a_mark_of_windows_is_none(tmp_path):
     found = write_beside(tmp_path / "a", CAPTIONS[:1])
     (tmp_path / "a/first/00.txt").write_bytes(b"\xef\xbb\xbfa one\r\n\r\n  one moves \r\n")
     assert opened(tmp_path / "a", found).captions == (("a one", "one moves", "一"),)
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\f", "\v", "\x1c", "\x1e", "\r"])
+def test_a_line_ends_with_a_line_feed_alone(tmp_path, mark):
+    found = write_beside(tmp_path / "a", CAPTIONS[:1])
+    (tmp_path / "a/first/00.txt").write_bytes(f"a one{mark}moves\r\na two\n".encode())
+    assert opened(tmp_path / "a", found).captions == ((f"a one{mark}moves", "a two", "一"),)
+    (tmp_path / "prompts").write_bytes(f"a one{mark}moves\r\na two".encode())
+    assert prompts_of([], str(tmp_path / "prompts")) == [f"a one{mark}moves", "a two"]
+
+
+@pytest.mark.parametrize(
+    ("image", "file"),
+    [
+        ("e\u0301.png", "é.txt"), ("é.png", "e\u0301.txt"), ("a.png", "a.TXT"), ("a.jpg", "a.jpg.txt"),
+        ("a.b.png", "a.b.Txt"),
+    ],
+)  # fmt: skip
+def test_a_caption_is_found_by_other_ways_to_write_its_name(tmp_path, image, file):
+    write_beside(tmp_path / "b", [("a one",)])
+    (tmp_path / "b/first/00.png").rename(tmp_path / "b/first" / image)
+    (tmp_path / "b/first/00.txt").rename(tmp_path / "b/first" / file)
+    rows = opened(tmp_path / "b", {"captions": ".txt"})
+    assert rows.captions == (("a one",),) and not [note for note in rows.notes if "left out" in note]
+
+
+def test_a_caption_of_another_image_is_not_taken_and_two_are_not_chosen_from(tmp_path):
+    found = write_beside(tmp_path / "a", CAPTIONS[:1]) | {"captions": ".txt"}
+    place = tmp_path / "a/first"
+    (place / "00.png").rename(place / "A.png")
+    (place / "00.txt").rename(place / "a.txt")
+    with pytest.raises(DataError, match=r"has no caption: there is no A\.txt"):
+        opened(tmp_path / "a", found)
+    for name in ("A.TXT", "A.Txt"):
+        (place / name).write_text("a one")
+    with pytest.raises(DataError, match=r"has captions in A\.TXT and in A\.Txt: keep one"):
+        opened(tmp_path / "a", found)
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,15 @@ class Sizes:
 
 
 def sizes_of(rows: Rows, size: int | Size) -> Sizes:
-    """Return the sizes of the images from their headers; in shards, those of at most SOME images."""
-    if isinstance(rows.paths, ShardRows):
-        rows = rows.subset(np.linspace(0, len(rows) - 1, min(len(rows), SOME)).astype(int))
+    """Return the sizes of the images from their headers; in shards, those of SOME images unless all these are grey."""
+    if isinstance(rows.paths, ShardRows) and len(rows) > SOME:
+        some = _sizes_of_each(rows.subset(np.linspace(0, len(rows) - 1, SOME).astype(int)), size)
+        if some.num_grey < len(some.shorter):
+            return some
+    return _sizes_of_each(rows, size)
+
+
+def _sizes_of_each(rows: Rows, size: int | Size) -> Sizes:
     return Sizes.of([look for look in looks_at(rows, size) if look.problem is None])
 
 

@@ -272,7 +272,8 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return the class of each image and their names, by the folder it lies in; None if all lie in one."""
     classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
-    names = tuple(sorted(set(classes)))
+    as_numbers = all(map(str.isdecimal, classes))
+    names = tuple(sorted(set(classes), key=lambda name: (int(name) if as_numbers else 0, name)))
     return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
@@ -97,7 +98,7 @@ def _drawn(
     try:
         samples = pipe.sample(
             np.array(classes, np.int64) if "label" in items else None,
-            prompts=[line for line in prompts.splitlines() if line.strip()] if "caption" in items else None,
+            prompts=[line for line in lines_of(prompts) if line.strip()] if "caption" in items else None,
             num=int(num), steps=int(steps), guidance=scale, sampler=sampler, seed=int(seed), path=POINTS,
         )  # fmt: skip
         return _shown(samples), _way(samples)

@@ -94,6 +94,13 @@ def test_a_folder_is_read_in_the_order_of_names_with_its_folders_as_classes(tmp_
     assert sha256_of(tmp_path) != before
 
 
+def test_folders_that_are_numbers_are_in_the_order_of_numbers(tmp_path):
+    for name in ("0", "2", "10"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (6, 6)).save(tmp_path / name / "a.png")
+    assert open_image_set("--reference", tmp_path).classes == ("0", "2", "10")
+
+
 def test_classes_of_a_folder_are_those_that_training_finds_there_and_what_is_left_out_is_said(tmp_path):
     names = ("A\u0308pfel", "pears", ".ipynb_checkpoints", "__MACOSX/pears")  # the first as macOS writes it
     for folder in (*names, "."):

@@ -113,10 +113,11 @@ def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfi
 def _print_classes(train: Rows, valid: Rows) -> None:
     from mindspeed_mm_dit.wings.advice.overview import counts_of
 
-    rows = list(zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist()))
-    width = max(4, *(len(name) for name, _, _ in rows))
+    counts = zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist())
+    rows = [(label, *row) for label, row in enumerate(counts) if any(row[1:]) or row[0] != str(label)]
+    width = max(4, *(len(name) for _, name, _, _ in rows))
     say(f"label  {'name':<{width}}  {'to train on':>11}  {'held out':>8}")
-    for label, (name, count, held_out) in enumerate(rows):
+    for label, name, count, held_out in rows:
         say(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
     say(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
 
