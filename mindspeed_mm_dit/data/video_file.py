@@ -127,7 +127,10 @@ def _film_of(container: Any) -> Any:
     films = [stream for stream in container.streams.video if not stream.disposition & marks.attached_pic]
     if not films:
         raise UnusableFile("holds no video but a cover picture")
-    return max(films, key=lambda stream: bool(stream.disposition & marks.default))
+    film = max(films, key=lambda stream: bool(stream.disposition & marks.default))
+    if film.codec_context is None:  # (PyAV would take the process down with it)
+        raise UnusableFile("cannot be decoded: its codec is unknown here")
+    return film
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:

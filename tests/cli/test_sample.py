@@ -301,6 +301,17 @@ def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
     assert "belongs to another architecture" in capsys.readouterr().err
 
 
+def test_the_positions_of_a_file_are_used_and_not_computed_anew(trained, tmp_path):
+    weights = load_model(f"{trained}/checkpoints", None)[0].predictor.state_dict()
+    positions, draw = weights["pos_embed"], torch.Generator().manual_seed(0)
+    moved = {name: own + 0.1 * torch.randn(own.shape, generator=draw) for name, own in weights.items()}
+    for name, own in (("own", positions), ("other", positions.flip(1).contiguous())):
+        save_file(moved | {"pos_embed": own}, tmp_path / f"{name}.safetensors")
+        flags = ["--model", f"{trained}/model.json", "--output", f"{tmp_path}/{name}.npz", *COMMON]
+        assert sample("--checkpoint", f"{tmp_path}/{name}.safetensors", *flags) == 0
+    assert not np.array_equal(numbers(tmp_path / "own.npz")[0], numbers(tmp_path / "other.npz")[0])
+
+
 @pytest.mark.parametrize(
     ("section", "changes", "message"),
     [

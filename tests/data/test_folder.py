@@ -293,10 +293,12 @@ def test_the_crop_is_the_centre_square(size):
     assert pixels.mean() == pytest.approx(127.5, abs=6)  # the centre is rounded to a whole pixel
 
 
-@pytest.mark.parametrize("ending", ["png", "tif", "pgm"])
-def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending):
+@pytest.mark.parametrize(("ending", "options"), [
+    ("png", {}), ("png", {"transparency": 40000}), ("tif", {}), ("pgm", {}),
+])  # fmt: skip
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path, ending, options):
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}")
+    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}", **options)
     for channels in (1, 3):
         pixels = load_pixels(str(tmp_path / f"ramp.{ending}"), 8, channels)
         np.testing.assert_allclose(pixels, np.broadcast_to(ramp / 257, pixels.shape), atol=0.5)

@@ -168,6 +168,13 @@ def test_a_file_with_a_cover_alone_is_no_video(tmp_path):
         look_at_video(tmp_path / "a.mp4", decode=True)
 
 
+def test_a_codec_that_is_unknown_here_is_named(tmp_path):
+    path = film(tmp_path / "a.mp4", grey(40, 80))
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzz1"))
+    with pytest.raises(UnusableFile, match="its codec is unknown here"):
+        look_at_video(path, decode=True)
+
+
 def clips(folder, entries=({"path": "a.mp4", "cap": "a"},), **changes):
     """The section and the rows of an annotation."""
     (folder / "annotation.json").write_text(json.dumps(entries))

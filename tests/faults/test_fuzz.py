@@ -11,8 +11,10 @@ import json
 import os
 import tarfile
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -22,18 +24,22 @@ from hypothesis import strategies as st
 
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.image_captions import told_by
 from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
+from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
+from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -168,6 +174,40 @@ def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
 
 
+def png_of(profile):
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8), (70, 190, 90)).save(content, "PNG", icc_profile=profile)
+    return content.getvalue()
+
+
+def read_an_image(path):
+    with suppress(UnusableFile):
+        followed, stored = load_pixels(str(path), 8, 3), load_pixels(str(path), 8, 3, "ignore")
+        with Image.open(path) as image:
+            assert (followed == stored).all() or colours_of(image) is Colours.PROFILE
+
+
+def mp4_of():
+    import tempfile
+
+    pytest.importorskip("av")
+    from tests.video_fixtures import film, grey
+
+    with tempfile.TemporaryDirectory() as folder:
+        tags = {"colorspace": 1, "color_range": 2, "sample_aspect_ratio": Fraction(3, 2)}
+        return film(Path(folder) / "a.mp4", grey(0, 80, 160), [0, 40, 400], **tags).read_bytes()
+
+
+def read_a_video(path):
+    from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
+
+    with suppress(UnusableFile):
+        facts = look_at_video(path, decode=True)
+        assert facts.times is None or (len(facts.times) == facts.num_frames + 1 and (np.diff(facts.times) >= 0).all())
+        frames = read_frames(path, np.arange(facts.num_frames))
+        assert frames.shape == (facts.num_frames, *facts.size, 3) and frames.dtype == np.uint8
+
+
 CONFIG = {"model.json": "--mm-model", "data.json": "--mm-data", "fsdp2.yaml": "--fsdp2-config-path"}
 DATA = {
     "dataset_param": {"data_folder": "images", "image_size": 8, "valid_fraction": 0.2, "random_flip": True},
@@ -220,6 +260,8 @@ SURFACES = {
     "captions.tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought(None, (".cls", ".cls:caption")))),
     "caption.json": (lambda: of_bytes(b'{"caption": ["a cat", "a dog"]}'), read_a_json_caption),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
+    "profile.png": (lambda: of_bytes(of_rgb(WIDE, 2.2)).map(png_of), read_an_image),
+    "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
     ".metadata": (lambda: of_bytes(metadata_of()), read_index),
 }
