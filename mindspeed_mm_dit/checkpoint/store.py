@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
-from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, shown
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, shown
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 
 T = TypeVar("T")
@@ -223,11 +224,11 @@ def read_facts(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(facts, dict):
         return {}
-    for key, is_good in _FACTS.items():
-        if key in facts and not is_good(facts[key]):
-            raise CheckpointError(
-                f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
-            )
+    key = bad_fact(facts)
+    if key is not None:
+        raise CheckpointError(
+            f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
+        )
     named = iteration_of(path)
     if named is not None and facts.get("iteration", named) != named:
         raise CheckpointError(
@@ -245,6 +246,11 @@ def classes_in(folder: str | Path | None) -> tuple[str, ...]:
     return ()
 
 
+def bad_fact(facts: dict[str, Any]) -> str | None:
+    """Return the first key of run.json whose value cannot be a fact of a run, or None."""
+    return next((key for key, is_good in _FACTS.items() if key in facts and not is_good(facts[key])), None)
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_SAMPLES
 
@@ -256,7 +262,10 @@ def _is_number(value: Any) -> bool:
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "iteration": _is_count,
     "consumed_samples": _is_count,
+    "seed": lambda value: type(value) is int and 0 <= value <= LARGEST,
     "model": lambda value: isinstance(value, dict),
+    SETTINGS: lambda value: isinstance(value, dict),
+    COMMAND: lambda value: isinstance(value, dict),
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     power_ema.STDS: power_ema.are_stds,

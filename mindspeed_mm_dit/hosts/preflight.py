@@ -24,6 +24,7 @@ from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.training.changes import check_kept
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 
@@ -82,7 +83,9 @@ def check_configs(
     host.check_sharding(mm)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
-    return with_facts(mm, data.facts())
+    mm = with_facts(mm, data.facts())
+    check_kept(replace(args, mm=mm))
+    return mm
 
 
 def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS, bad_fact
 from mindspeed_mm_dit.configs.autoencoder import SCALE
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.on_paper import adapters_of
 from mindspeed_mm_dit.optimizers.registry import kept_facts
@@ -48,6 +51,18 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
         "mindspeed_mm_dit": __version__,
         **runtime.versions(),
     }
+
+
+def check_kept(args: RunConfig) -> None:
+    """Raise ConfigError for a fact of this run that its resume would not read back from run.json."""
+    for key, value in run_facts(args, 0, 0).items():
+        try:
+            is_read = bad_fact({key: json.loads(json.dumps(value))}) is None
+        except (TypeError, ValueError, RecursionError):
+            is_read = False
+        if not is_read:
+            cure = "name each class by a text" if key == "classes" else "change what it comes from"
+            raise ConfigError(f"run.json: {key} = {shown(value)}", "is nothing that a resume of this run reads", cure)
 
 
 def _adapters(args: RunConfig) -> dict[str, Any]:

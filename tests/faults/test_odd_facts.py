@@ -18,7 +18,8 @@ from tests.conftest import GOLDEN, ROOT
 
 ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", True), ("consumed_samples", "x"),
        ("consumed_samples", 10**30), ("consumed_samples", -5), ("model", [1]), ("model", None), ("classes", 5),
-       ("classes", {"a": 1}), ("classes", [1, 2]), ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
+       ("classes", {"a": 1}), ("classes", [1, 2]), ("seed", -1), ("seed", 1.5),
+       ("settings", []), ("command", "train"), ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), ODD)

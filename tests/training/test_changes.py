@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
@@ -17,9 +18,10 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training import changes as room
-from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
+from mindspeed_mm_dit.training.changes import changes, check_kept, run_facts, table_of
+from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -41,9 +43,61 @@ def facts(monkeypatch):
             "files 4567",
         )  # fmt: skip
         args = dataclasses.replace(parse((FLAGS + flags).split()), mm=dataclasses.replace(whole, **mm))
+        check_kept(args)
         return json.loads(json.dumps(run_facts(args, 3, 24)))
 
     return facts
+
+
+NO_FACTS = [("classes", (1, 2)), ("classes", ("cat", None)), ("classes", (b"cat",)), ("classes", ("cat", math.nan)),
+            ("classes", "cat"), ("model_json", [1]), ("model_json", {"note": {1, 2}})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), NO_FACTS)
+def test_a_fact_that_no_resume_would_read_is_named_before_the_run(facts, name, value):
+    with pytest.raises(ConfigError, match=r"^ConfigError: run\.json: (classes|model) = .*: is nothing that a resume"):
+        facts(**{name: value})
+
+
+def keep_anything(facts, folder, examples):
+    pytest.importorskip("hypothesis", reason="pip install hypothesis")
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    odd = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=3))
+    names = st.lists(st.one_of(st.text(max_size=9), st.text(max_size=9), odd), max_size=4).map(tuple)
+    notes = st.one_of(odd, st.text(max_size=9), st.dictionaries(st.text(max_size=3), odd, max_size=3))
+    fractions = st.floats(0.001, 0.288)
+
+    @settings(max_examples=examples, derandomize=True, deadline=None, database=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(
+        names, notes, st.integers(0, 2**63 - 1), st.floats(1e-38, 3e38), st.lists(fractions, max_size=3, unique=True)
+    )
+    def each(classes, note, seed, lr, stds):
+        flags = f"--seed {seed} --lr {lr!r} " + (f"--power-ema-stds {' '.join(map(repr, stds))}" if stds else "")
+        model_json = {**json.loads((ROOT / "examples/dit/model.json").read_text()), "note": note}
+        try:
+            kept = facts(flags, classes=classes, model_json=model_json)
+        except ConfigError:
+            return
+        store = CheckpointStore(folder, keep_last=1)
+        store.begin(3)
+        again = read_facts(store.commit(3, kept))
+        assert json.dumps(again) == json.dumps(kept) and again["classes"] == list(classes)
+        check_classes(again, classes, folder)
+        assert changes(again, kept) == []
+
+    each()
+
+
+def test_what_a_run_keeps_is_what_its_resume_reads(facts, tmp_path):
+    keep_anything(facts, tmp_path, 50)
+
+
+@pytest.mark.campaign
+def test_whatever_a_run_keeps_is_what_its_resume_reads(facts, tmp_path):
+    keep_anything(facts, tmp_path, 2000)
 
 
 FINE = [
