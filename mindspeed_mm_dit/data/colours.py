@@ -20,8 +20,8 @@ SAME = 2
 SRGB_CHROMATICITY = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 """x and y of sRGB's white, red, green and blue."""
 
-HEAD = 1 << 16
-"""Bytes of a file among which its codes of colours are looked for."""
+HEADER, LARGEST_PROFILE = 1 << 16, 1 << 22
+"""Bytes of a file among which we look for codes of colours, and for a profile, that Pillow does not tell."""
 
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Mode of the pixels that a profile speaks of, by its own name of the colour space."""
@@ -40,6 +40,14 @@ class Colours(Enum):
 def is_grey(mode: str) -> bool:
     """Return whether one of Pillow's modes has no colour."""
     return mode.startswith(("1", "L", "I")) and mode != "LAB"
+
+
+def find_profile(image: Image.Image) -> None:
+    """Put the profile of a JPEG 2000 just opened, which Pillow leaves in its file, where those of other formats are."""
+    if image.format == "JPEG2000":
+        before, _, box = _beginning(image.fp, LARGEST_PROFILE).partition(b"colr")
+        if box[:1] in (b"\2", b"\3"):  # the ways of a profile; then come 2 bytes, and it
+            image.info["icc_profile"] = box[3 : int.from_bytes(before[-4:], "big") - 8]
 
 
 def in_srgb(image: Image.Image) -> Image.Image:
@@ -118,12 +126,17 @@ def _code_points(image: Image.Image) -> tuple[int, int] | None:
     mark, codes = {"PNG": (b"cICP", ">BB"), "AVIF": (b"colrnclx", ">HH")}.get(image.format or "", (b"", ""))
     if not mark or image.fp is None:
         return None
-    place = image.fp.tell()
-    image.fp.seek(0)
-    head = image.fp.read(HEAD).partition(b"IDAT")[0]
-    image.fp.seek(place)
-    _, found, rest = head.partition(mark)
+    _, found, rest = _beginning(image.fp, HEADER).partition(b"IDAT")[0].partition(mark)
     return struct.unpack_from(codes, rest) if len(rest) >= struct.calcsize(codes) and found else None  # type: ignore[return-value]
+
+
+def _beginning(file: Any, num_bytes: int) -> bytes:
+    """Return the first bytes of an open file, and leave it where it was."""
+    place = file.tell()
+    file.seek(0)
+    content = file.read(num_bytes)
+    file.seek(place)
+    return content
 
 
 def _exif_says_otherwise(image: Image.Image) -> bool:

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.source import ColorProfiles
-from mindspeed_mm_dit.data.colours import in_srgb
+from mindspeed_mm_dit.data.colours import find_profile, in_srgb
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -62,6 +62,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     try:
         with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
             _check_form(image, *sides(size))
+            find_profile(image)
             yield image
     except UnusableFile:
         raise
