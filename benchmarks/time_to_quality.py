@@ -33,11 +33,11 @@ import torch
 from common import Report, engine_flags, interleave, reference_checkout
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.data.builtin import read_digits
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.optimizers.muon import MuonConfig
 from mindspeed_mm_dit.sampling.pipeline import Pipeline
 from mindspeed_mm_dit.training.pytorch.engine import Engine
+from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 from mindspeed_mm_dit.wings.scores.digits import real_digits
 from mindspeed_mm_dit.wings.scores.real_images import RealImages
 

@@ -73,6 +73,12 @@ def named_step(what: str) -> Iterator[None]:
         ) from error
 
 
+def not_installed(what: str, package: str, extra: str) -> PlatformError:
+    """Return the error of ``what``, which needs a ``package`` that an ``extra`` of this one brings."""
+    cure = f"pip install {package}, or install this package with its extra [{extra}]"
+    return PlatformError(what, f"needs {package}, which is not installed", cure)
+
+
 def check_free(table: Mapping[Any, Any], name: Any, record: Any, what: str) -> None:
     """Raise ConfigError if ``table`` holds another record than ``record`` as ``name``; ``what``: "optimizer 'lion'"."""
     if table.get(name, record) is not record:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
 from tests.training.launch import Configs
 
 CLIPS = 24

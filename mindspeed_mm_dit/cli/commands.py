@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from mindspeed_mm_dit.errors import not_installed
 from mindspeed_mm_dit.registry import Joined, join
 
 
@@ -14,6 +17,16 @@ class Command(NamedTuple):
     """Its line in ``mm-dit --help``."""
     module: str
     """Has DESCRIPTION, ``add_arguments(parser)`` and ``run(args)``, which returns the exit code."""
+    extra: str = ""
+    """Extra of setup.py that brings what it needs beside the core's packages; empty: nothing."""
+    packages: Mapping[str, str] = {}
+    """What it needs: name of a module -> of the package to install."""
+
+    def check(self, name: str) -> None:
+        """Raise PlatformError unless the packages of the command, which is called ``name``, are installed."""
+        for module, package in self.packages.items():
+            if importlib.util.find_spec(module) is None:
+                raise not_installed(f"mm-dit {name}", package, self.extra)
 
 
 COMMANDS = Joined[Command]("command")

@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str] | None) -> int:
     args = parse(sys.argv[1:] if argv is None else argv)
-    return int(args.run(args)) if args.command else 0
+    if not args.command:
+        return 0
+    COMMANDS[args.command].check(args.command)
+    return int(args.run(args))
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -72,10 +75,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.ArgumentParser:
     """Import the module of a command, add its parser, and return the parser."""
-    summary, place = COMMANDS[name]
-    module = importlib.import_module(place)
+    record = COMMANDS[name]
+    module = importlib.import_module(record.module)
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=record.summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)

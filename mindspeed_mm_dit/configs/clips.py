@@ -48,9 +48,9 @@ class ClipsParam(SourceParam):
     captions, and the clips themselves are not needed."""
     skip_bad_clips: bool = False
     """Skip and count clips that cannot be used, instead of stopping."""
-    source: Literal["moving_digits", "moving_digits_buckets"] | None = None
-    """Built-in clips, of one shape or of several. They are written to ``data_folder``, whose path must end in this
-    name."""
+    source: str | None = None
+    """Built-in clips: "moving_digits", of one shape, or "moving_digits_buckets", of several. They are written to
+    ``data_folder``, whose path must end in this name."""
     buckets: tuple[tuple[int, ...], ...] | Budget | None = None
     """Shapes [frames, height, width]; each clip is scaled and cropped to the shape that keeps most of it, among those
     it is long enough for. An image goes to a shape of one frame. Or a budget from which the shapes are made."""

@@ -31,9 +31,10 @@ class DatasetParam(SourceParam):
     sub-folder is a class."""
     single_class: bool = False
     """Treat all images below ``data_folder`` as one class, named after the folder."""
-    source: Literal["digits", "captioned_digits", "inverted_digits", "digits_buckets"] | None = None
-    """Built-in images: scikit-learn's digits, the digits with captions, the digits with 40 of them inverted, or the
-    digits on squares and rectangles. They are written to ``data_folder``, whose path must end in this name."""
+    source: str | None = None
+    """Built-in images: "digits", "captioned_digits", "inverted_digits" (40 of them) or "digits_buckets" (on squares and
+    rectangles), made from scikit-learn's digits. They are written to ``data_folder``, whose path must end in this
+    name."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

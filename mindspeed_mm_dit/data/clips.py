@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +17,12 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
-from mindspeed_mm_dit.data.builtin import provide
+from mindspeed_mm_dit.data.builtin import CLIPS, provide
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.labels import labels_of
-from mindspeed_mm_dit.data.moving_digits import write_moving_digits, write_moving_digits_buckets
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
@@ -33,10 +31,6 @@ from mindspeed_mm_dit.errors import DataError
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
 PROBLEMS_SHOWN = 100
-BUILTIN_CLIPS: dict[str, Callable[[Path], None]] = {
-    "moving_digits": write_moving_digits,
-    "moving_digits_buckets": write_moving_digits_buckets,
-}
 
 
 EARLY = 0.05
@@ -151,7 +145,7 @@ def _items(
 def provide_clips(param: ClipsParam) -> None:
     """Write the built-in clips that ``param`` names, unless they exist."""
     if param.source is not None:
-        provide(param.source, Path(param.data_folder), BUILTIN_CLIPS[param.source])
+        provide(CLIPS, param.source, Path(param.data_folder))
 
 
 def _places(lines: list[Line]) -> list[str]:

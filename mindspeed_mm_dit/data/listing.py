@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, check_is_source, provide
+from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
 from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
@@ -45,7 +45,7 @@ def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     """
     folder = Path(param.data_folder)
     if param.source is not None:
-        provide(param.source, folder, BUILTIN_SOURCES[param.source].write)
+        provide(IMAGES, param.source, folder)
     if not param.data_folder or not is_folder(folder):
         raise DataError(
             f"dataset_param.data_folder = {param.data_folder}",

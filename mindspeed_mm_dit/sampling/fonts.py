@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from functools import cache
 from typing import Any
@@ -39,7 +40,12 @@ def _plain(text: str) -> tuple[str, Any]:
 
 @cache
 def _fonts() -> tuple[str, ...]:
-    """Return the font files to search: matplotlib's, then upright ones of the system, then the rest."""
+    """Return the font files to search: matplotlib's, then upright ones of the system, then the rest.
+
+    Without matplotlib, which finds and reads them, there are none.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        return ()
     import matplotlib
 
     found = (path for path in _system_fonts() if not any(name in path.lower() for name in _OF_BOXES))
@@ -67,8 +73,9 @@ def _letters_of(path: str) -> frozenset[int]:
 
 @cache
 def _say_missing(text: str) -> None:
+    cure = "install one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
+    cure = cure if _fonts() else "pip install matplotlib, which brings fonts and finds those of this system"
     tell(
-        f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: install "
-        "one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts",
+        f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: {cure}",
         file=sys.stderr,
     )

@@ -7,7 +7,9 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
@@ -33,6 +35,7 @@ from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
+Made = TypeVar("Made")
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
 PICTURES = Joined[Callable[[Path, str], Path]]("picture of a report")
@@ -47,7 +50,9 @@ def draw(job: ReportJob) -> None:
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        lines += [(name, str(draw(folder, job.tensorboard_dir))) for name, draw in PICTURES.items()]
+        for name, drawn in PICTURES.items():
+            if drawing := _with_packages(name, partial(drawn, folder, job.tensorboard_dir)):
+                lines.append((name, str(drawing)))
     picture = folder / "samples.png"
     last = _draw_samples(job, picture)
     if picture.exists():
@@ -64,6 +69,15 @@ def draw(job: ReportJob) -> None:
         tell(last)
 
 
+def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
+    """Return what ``make`` returns; if a package that it needs is missing, print so, and return None."""
+    try:
+        return make()
+    except PlatformError as error:
+        print(f"note: no {what}: {error.reason}: {error.cure}")
+        return None
+
+
 def _next_command(job: ReportJob) -> str:
     """Return the command that draws more samples, with the sampler of the report."""
     asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
@@ -75,7 +89,8 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Draw the picture of samples, and return their score, or what to do if the text encoder cannot run."""
     _, config, names = describe(job.save, None)
     conditions = config.predictor.conditions
-    judge = next(filter(None, (find(job.source or "", conditions.items) for find in JUDGES.values())), None)
+    found = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
+    judge = next(filter(None, found), None)
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:

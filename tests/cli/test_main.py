@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 
 import pytest
 
+from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.wings.view.cli import plot
 from tests.conftest import GOLDEN, ROOT
 
@@ -21,6 +24,15 @@ def test_ctrl_c_says_one_line_and_returns_130(monkeypatch, capfd):
     monkeypatch.setattr(plot, "run", interrupted)
     assert main(["plot", "x.log"]) == 130
     assert capfd.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("command", [name for name, record in COMMANDS.items() if record.packages])
+def test_a_command_whose_packages_are_missing_names_its_extra(command, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    record = COMMANDS[command]
+    with pytest.raises(PlatformError, match=rf"mm-dit {command}: needs .*\n.*pip install .* extra \[{record.extra}\]"):
+        record.check(command)
+    assert f'"{record.extra}": ' in (ROOT / "setup.py").read_text()
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

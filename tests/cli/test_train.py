@@ -1,4 +1,4 @@
-"""mm-dit train: from a folder, by an embedded name, and out of an installed wheel."""
+"""mm-dit train: from a folder, and by an embedded name."""
 
 from __future__ import annotations
 
@@ -54,48 +54,6 @@ def test_python_m_is_mm_dit():
         [sys.executable, "-m", "mindspeed_mm_dit", "--version"], cwd=ROOT, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, f"mm-dit {mindspeed_mm_dit.__version__}\n")
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package as its wheel installs it; the checkout is left as it was."""
-    here = tmp_path_factory.mktemp("wheel")
-    source = here / "source"
-    for name in ("mindspeed_mm_dit", "examples"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "pretrain_dit.py"):
-        shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", *offline, "--wheel-dir", str(here), str(source)], check=True)
-    wheel = next(here.glob("*.whl"))
-    subprocess.run([*pip, "install", "--no-index", "--no-deps", "--target", str(here / "site"), str(wheel)], check=True)
-    return here / "site"
-
-
-@pytest.mark.ranks
-def test_the_wheel_trains_an_embedded_config_from_an_empty_folder(installed, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": ""}
-    flags = "--train-iters 2 --log-interval 1 --global-batch-size 4 --host standalone"
-    command = [sys.executable, str(installed / "bin/mm-dit"), "train", "digits", *flags.split()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "iteration        2/       2" in done.stdout and str(ROOT) not in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"data", "outputs"}
-
-
-def test_the_wheel_carries_every_file_of_the_embedded_configs(installed):
-    there = installed / "mindspeed_mm_dit/examples"
-    for folder in embedded_configs().values():
-        for file in folder.glob("*.*"):
-            if file.suffix in (".json", ".yaml", ".args"):
-                copy = there / file.relative_to(ROOT / "examples/dit")
-                assert copy.read_bytes() == file.read_bytes()
-
-
-def test_the_wheel_carries_every_template_of_pages(installed):
-    templates = {file.name for file in (ROOT / "mindspeed_mm_dit/templates").iterdir()}
-    assert templates == {file.name for file in (installed / "mindspeed_mm_dit/templates").iterdir()}
 
 
 def test_a_dry_run_leaves_nothing_behind(tmp_path):

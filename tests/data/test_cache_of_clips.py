@@ -15,11 +15,11 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
 from tests.conftest import GOLDEN
 
 CLIPS = 5

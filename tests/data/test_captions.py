@@ -7,9 +7,9 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption
-from mindspeed_mm_dit.data.moving_digits import CAPTIONS
-from mindspeed_mm_dit.data.small_text_encoder import write_tokenizer
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS
+from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ import pytest
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.buckets import counted, part_kept
-from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, read_digits
+from mindspeed_mm_dit.data.builtin import IMAGES
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.models.data import open_data, sized
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 from mindspeed_mm_dit.wings.scores.digits import cut_out
 from tests.conftest import ROOT
 
@@ -54,7 +55,7 @@ def test_clips_of_three_shapes_and_two_lengths_fill_their_buckets(tmp_path, monk
 
 
 def test_a_digit_is_found_wherever_it_stands(tmp_path):
-    BUILTIN_SOURCES["digits_buckets"].write(tmp_path / "digits_buckets")
+    IMAGES["digits_buckets"].write(tmp_path / "digits_buckets")
     from mindspeed_mm_dit.configs.images import DatasetParam
     from tests.data_fixtures import open_rows
 

@@ -8,13 +8,14 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.data.builtin import BUILTIN_SOURCES, read_digits
+from mindspeed_mm_dit.data.builtin import IMAGES
 from mindspeed_mm_dit.wings.scores.built_in import BUILT_IN
+from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 from tests.conftest import ROOT
 
 
 def test_it_is_four_of_each_digit_black_on_white(tmp_path):
-    BUILTIN_SOURCES["inverted_digits"].write(tmp_path / "inverted_digits")
+    IMAGES["inverted_digits"].write(tmp_path / "inverted_digits")
     files = sorted((tmp_path / "inverted_digits").glob("*/*.png"))
     assert [sum(file.parent.name == str(label) for file in files) for label in range(10)] == [4] * 10
     images = np.stack([np.asarray(Image.open(file)) for file in files])

@@ -9,9 +9,10 @@ pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.data.clip_reader import ClipReader
-from mindspeed_mm_dit.data.moving_digits import (
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from mindspeed_mm_dit.wings.scores.demo.moving_digits import (
     CAPTIONS,
     DIRECTIONS,
     HELD_OUT,
@@ -22,7 +23,6 @@ from mindspeed_mm_dit.data.moving_digits import (
     moving,
     write_moving_digits,
 )
-from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores.moving_digits import DARK
 from tests.data_fixtures import open_rows
 

@@ -14,8 +14,8 @@ import pytest
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.data.builtin import write_digits
 from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
 from tests.data_fixtures import open_rows
 from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
 from tests.training.launch import start

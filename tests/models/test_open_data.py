@@ -11,9 +11,9 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import PooledText
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.data import moving_digits
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import _check_kept, open_data
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
 from tests.conftest import GOLDEN
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_FIGURES = {"matplotlib": "matplotlib"}
+
 
 def join() -> None:
     """Make the commands known."""
@@ -14,4 +16,5 @@ def join() -> None:
         "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
         "replay": "recompute one step of a run, and find what in it was not finite",
     }.items():
-        join("command", name, Command(summary, f"{__name__}.cli.{name}"))
+        packages = {"parity": {"rich": "rich"}, "compare": _FIGURES, "prove": _FIGURES}.get(name, {})
+        join("command", name, Command(summary, f"{__name__}.cli.{name}", "lab", packages))

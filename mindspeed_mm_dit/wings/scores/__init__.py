@@ -1,13 +1,17 @@
-"""Scores of images and videos: FID and its kin, judges of your own images, digits that a program can read."""
+"""Scores of images and videos: FID and its kin, judges of your own images, the demo's data sets and their scores."""
 
 from __future__ import annotations
 
 
 def join() -> None:
-    """Make the command known, and what scores the samples of a report."""
+    """Make the command and the data sets known, and what scores the samples of a report."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import join
 
     summary = "score a model on many samples: FID, Inception Score, precision and recall"
-    join("command", "evaluate", Command(summary, f"{__name__}.cli.evaluate"))
+    join("command", "evaluate", Command(summary, f"{__name__}.cli.evaluate", "scores", {"sklearn": "scikit-learn"}))
+    for name in ("digits", "captioned_digits", "inverted_digits", "digits_buckets"):
+        join("built-in images", name, f"{__name__}.demo.digits:{name.upper()}")
+    for name in ("moving_digits", "moving_digits_buckets"):
+        join("built-in clips", name, f"{__name__}.demo.moving_digits:{name.upper()}")
     join("judge of a report", "built-in data", f"{__name__}.built_in:judge_of")

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindspeed_mm_dit.data import moving_digits
+from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.training.report import Judge
 from mindspeed_mm_dit.wings.scores.captioned_digits import ASKED, score_captioned_digits
+from mindspeed_mm_dit.wings.scores.demo import moving_digits
 from mindspeed_mm_dit.wings.scores.digits import cut_out, score_line
 from mindspeed_mm_dit.wings.scores.moving_digits import digits_line, score_moving_digits
 
@@ -49,5 +50,12 @@ BUILT_IN["moving_digits_buckets", "label"] = BUILT_IN["moving_digits", "label"]
 
 
 def judge_of(source: str, items: Sequence[str]) -> Judge | None:
-    """Return what recognises samples of a built-in data set that a model with these conditions learned."""
-    return BUILT_IN.get((source, *items))
+    """Return what recognises samples of a built-in data set that a model with these conditions learned.
+
+    Raises:
+        PlatformError: scikit-learn, which reads them, is not installed.
+    """
+    found = BUILT_IN.get((source, *items))
+    if found is not None:
+        COMMANDS["evaluate"].check("evaluate")
+    return found

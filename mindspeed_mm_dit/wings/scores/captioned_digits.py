@@ -8,8 +8,8 @@ from itertools import cycle, islice
 
 import numpy as np
 
-from mindspeed_mm_dit.data.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.wings.scores.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.wings.scores.digits import digits_accuracy
 
 EACH = 20

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindspeed_mm_dit.data.builtin import PLACE, read_digits
+from mindspeed_mm_dit.wings.scores.demo.digits import PLACE, read_digits
 from mindspeed_mm_dit.wings.scores.real_images import RealImages, Scores
 
 FITTED_ON = 1200

@@ -15,7 +15,8 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.data.frames import resize_levels
-from mindspeed_mm_dit.data.moving_digits import (
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.wings.scores.demo.moving_digits import (
     CANVAS,
     CAPTIONS,
     DIRECTIONS,
@@ -26,7 +27,6 @@ from mindspeed_mm_dit.data.moving_digits import (
     ZOOM,
     moving,
 )
-from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores.digits import FITTED_ON, real_digits
 
 DARK = 64

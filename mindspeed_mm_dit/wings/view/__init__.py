@@ -8,9 +8,9 @@ def join() -> None:
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import join
 
-    for name, summary in {
-        "app": "generate images or videos on a page in your browser",
-        "plot": "draw the loss curves of one run or several in one picture",
-    }.items():
-        join("command", name, Command(summary, f"{__name__}.cli.{name}"))
+    summary = "generate images or videos on a page in your browser"
+    join("command", "app", Command(summary, f"{__name__}.cli.app", "app", {"gradio": "gradio"}))
+    summary = "draw the loss curves of one run or several in one picture"
+    packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
+    join("command", "plot", Command(summary, f"{__name__}.cli.plot", "view", packages))
     join("picture of a report", "loss curve", f"{__name__}.curves:draw_loss_of_run")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validation
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
@@ -23,7 +24,12 @@ def smooth(values: np.ndarray, span: int) -> np.ndarray:
 
 
 def draw_loss_of_run(folder: Path, tensorboard_dir: str) -> Path:
-    """Draw the losses of a run from its TensorBoard folder into ``folder``, and return the picture."""
+    """Draw the losses of a run from its TensorBoard folder into ``folder``, and return the picture.
+
+    Raises:
+        PlatformError: matplotlib or tensorboard is not installed.
+    """
+    COMMANDS["plot"].check("plot")
     training = Curve("training", *read_scalar(tensorboard_dir, "train/loss"))
     draw_loss(folder / "loss.png", training, read_validation(tensorboard_dir))
     return folder / "loss.png"

@@ -198,7 +198,7 @@ def _nearest(found: Sequence[Proved]) -> str:
 
 def main(count: str, output: str) -> int:
     """Prove ``count`` architectures, ten at a time, and write the result; 1 if one is called wrong."""
-    from mindspeed_mm_dit.data.builtin import write_digits
+    from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
     from tests.clips_fixtures import write_clips
 
     found: list[Proved] = []

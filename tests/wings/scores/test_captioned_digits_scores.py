@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data.builtin import read_digits
-from mindspeed_mm_dit.data.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores.captioned_digits import ASKED, score_captioned_digits
+from mindspeed_mm_dit.wings.scores.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
+from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 
 
 def real(digits):

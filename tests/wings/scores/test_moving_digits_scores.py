@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.data.frames import fit_frames
-from mindspeed_mm_dit.data.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
 from mindspeed_mm_dit.wings.scores.digits import FITTED_ON, real_digits
 from mindspeed_mm_dit.wings.scores.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 

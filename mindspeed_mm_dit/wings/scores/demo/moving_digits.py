@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.buckets import Shape
-from mindspeed_mm_dit.data.builtin import read_digits, written_aside
+from mindspeed_mm_dit.data.builtin import BuiltinData, written_aside
 from mindspeed_mm_dit.data.draws import philox
-from mindspeed_mm_dit.data.small_text_encoder import write_text_encoder, write_tokenizer
 from mindspeed_mm_dit.data.video_file import write_video
+from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
+from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_text_encoder, write_tokenizer
 
 NUM_CLIPS = 1000
 CANVAS, NUM_FRAMES, FPS = 48, 9, 8
@@ -131,3 +132,7 @@ def _place_along(way: int, along: float, place: int, room: int) -> int:
     if way == 0:
         return place
     return round(along * room if way > 0 else (1 - along) * room)
+
+
+MOVING_DIGITS = BuiltinData(write_moving_digits)
+MOVING_DIGITS_BUCKETS = BuiltinData(write_moving_digits_buckets)

@@ -1,0 +1,1 @@
+"""The demo's data sets, made from scikit-learn's digits: a program can tell what their images and clips show."""
