@@ -1,22 +1,32 @@
-"""What is known by name: the parts of this package, those of its wings, and those that plugins bring.
+"""What is known by name: the parts of this package (``parts.py``), of its wings, and those that other packages bring.
 
-:func:`join` adds a part. In place of a record it may say where one is, "package.module:NAME": that module is imported
-when the part is first asked for. :class:`Joined` holds the parts of a kind.
+:func:`join` adds a part of a kind. In place of its record it may say where that is, "package.module:NAME": that module
+is imported when the part is first asked for. :class:`Joined` holds the parts of a kind.
+
+Another package declares a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
+
+    [project.entry-points."mindspeed_mm_dit.plugins"]
+    my_parts = "my_package:join"
+
+The function calls :func:`join`. Training, mm-dit and the processes that they start then all know its parts.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import lru_cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit import parts
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 
+GROUP = "mindspeed_mm_dit.plugins"
 Record = TypeVar("Record")
-_JOINED: dict[str, dict[str, Any]] = {}
+_JOINED: dict[str, dict[str, Any]] = {kind: dict(ours) for kind, ours in parts.PARTS.items()}
 """Kind -> name -> record, or where it is."""
 
 
@@ -27,11 +37,19 @@ def join(kind: str, name: str, record: Any) -> None:
         ConfigError: another part of this kind has the name.
     """
     known = _JOINED.setdefault(kind, {})
-    if known.get(name, record) != record:
-        raise ConfigError(
-            f"{kind} {name}", "is registered already", "choose another name, or uninstall one of the plugins"
-        )
+    if _found(known, name, record) != record:
+        cure = "choose another name, or uninstall one of the plugins"
+        raise ConfigError(f"{kind} {name!r}", "is registered already", cure)
     known[name] = record
+
+
+def _found(known: dict[str, Any], name: str, other: Any = None) -> Any:
+    """Return the record of ``name``, imported if ``other``, with which it is compared, is no place."""
+    record = known.get(name, other)
+    if isinstance(record, str) and not isinstance(other, str):
+        module, _, attribute = record.partition(":")
+        record = known[name] = getattr(importlib.import_module(module), attribute)
+    return record
 
 
 @lru_cache(maxsize=1)
@@ -41,23 +59,82 @@ def load_wings() -> None:
         importlib.import_module(wing.name).join()
 
 
-class Joined(Mapping[str, Record]):
-    """The parts of one kind, by name, in the order in which they joined."""
+@lru_cache(maxsize=1)
+def load_plugins() -> tuple[str, ...]:
+    """Let every wing and every installed plugin join, once per process, and return the plugins' names.
+
+    Raises:
+        ConfigError: two plugins join with the same name.
+        PlatformError: a plugin cannot be imported, or fails.
+    """
+    load_wings()
+    found = sorted(entry_points(group=GROUP))
+    for point in found:
+        try:
+            point.load()()
+        except UserError:
+            raise
+        except Exception as error:  # (a plugin may raise anything)
+            raise PlatformError(
+                f"plugin {point.name} ({point.value})",
+                f"failed to load: {type(error).__name__}: {error}",
+                "fix it, or uninstall its package",
+            ) from error
+    return tuple(point.name for point in found)
+
+
+class Joined(MutableMapping[str, Record]):
+    """The parts of one kind by name: ours, those of wings, then those of plugins, which are loaded when needed."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def __getitem__(self, name: str) -> Record:
-        load_wings()
-        record = _JOINED.get(self._kind, {})[name]
-        if isinstance(record, str):
-            module, _, attribute = record.partition(":")
-            record = _JOINED[self._kind][name] = getattr(importlib.import_module(module), attribute)
+        if name not in self:
+            raise KeyError(name)
+        record: Record = _found(_JOINED[self._kind], name)
         return record
 
+    def __contains__(self, name: object) -> bool:
+        known = _JOINED.setdefault(self._kind, {})
+        for load in (load_wings, load_plugins):
+            if name in known:
+                break
+            load()
+        return name in known
+
+    def __setitem__(self, name: str, record: Record) -> None:
+        join(self._kind, name, record)
+
+    def __delitem__(self, name: str) -> None:
+        del _JOINED[self._kind][name]
+
     def __iter__(self) -> Iterator[str]:
-        load_wings()
-        return iter(_JOINED.get(self._kind, {}))
+        load_plugins()
+        return iter(_JOINED.setdefault(self._kind, {}))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def brought(self) -> list[Record]:
+        """Return the parts that are not ours, but of wings and plugins."""
+        return [self[name] for name in self if name not in parts.PARTS.get(self._kind, {})]
+
+
+class Configs(Mapping[str, Any]):
+    """The config classes of the parts of one kind, by name: field ``config`` of their records."""
+
+    def __init__(self, kind: str) -> None:
+        self._parts = Joined[Any](kind)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parts[name].config
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)

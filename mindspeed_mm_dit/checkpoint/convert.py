@@ -23,7 +23,6 @@ from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.parameters import Parameters
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
@@ -200,7 +199,6 @@ def _parameters(shapes: Shapes, state: State) -> tuple[Parameters, str]:
 
 
 def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
-    load_plugins()
     optimizer = chosen_in(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape

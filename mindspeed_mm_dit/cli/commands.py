@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mindspeed_mm_dit.errors import not_installed
-from mindspeed_mm_dit.registry import Joined, join
+from mindspeed_mm_dit.registry import Joined
 
 
 class Command(NamedTuple):
@@ -30,11 +30,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = Joined[Command]("command")
-for _name, _summary in {
-    "train": "train the model that a config folder describes",
-    "sample": "generate images or videos with a trained model",
-    "cache-latents": "encode a data set once, so that no training step has to",
-    "convert": "write a checkpoint in another format",
-    "ema": "make an EMA of another width after a run has ended (post-hoc EMA)",
-}.items():
-    join("command", _name, Command(_summary, f"mindspeed_mm_dit.cli.{_name.replace('-', '_')}"))
+TRAIN = Command("train the model that a config folder describes", "mindspeed_mm_dit.cli.train")
+SAMPLE = Command("generate images or videos with a trained model", "mindspeed_mm_dit.cli.sample")
+CACHE_LATENTS = Command("encode a data set once, so that no training step has to", "mindspeed_mm_dit.cli.cache_latents")
+CONVERT = Command("write a checkpoint in another format", "mindspeed_mm_dit.cli.convert")
+EMA = Command("make an EMA of another width after a run has ended (post-hoc EMA)", "mindspeed_mm_dit.cli.ema")

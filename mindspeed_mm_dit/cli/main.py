@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
 from mindspeed_mm_dit.framework.interrupt import raise_outside_imports
 from mindspeed_mm_dit.terminal import open_streams, print_nowhere, say
@@ -57,17 +56,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"mm-dit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = argv[0] if argv else None
-    if chosen not in COMMANDS:
-        load_plugins()
     if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
         raise ConfigError(
             f"mm-dit {chosen[:100]}", "is no command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
         )
-    for name, command in COMMANDS.items():
-        if name != chosen:
+    if chosen is not None and chosen in COMMANDS:
+        _add_command(commands, chosen)
+    else:
+        for name, command in COMMANDS.items():
             commands.add_parser(name, help=command.summary, add_help=False)
-            continue
-        _add_command(commands, name)
     if not argv:
         parser.print_help()
     return parser.parse_args(argv)

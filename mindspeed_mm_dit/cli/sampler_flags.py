@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
@@ -35,7 +34,6 @@ class _Keep(argparse.Action):
 
 def add_sampler(parser: argparse.ArgumentParser) -> None:
     """Declare --sampler, with the samplers of every objective, including those of plugins."""
-    load_plugins()
     known = "; ".join(f"of {model_id}: {_first_is_default(kind.samplers)}" for model_id, kind in OBJECTIVES.items())
     parser.add_argument("--sampler", metavar="NAME", help=_plain(known))
 
@@ -45,7 +43,6 @@ def add_sampler_options(parser: argparse.ArgumentParser) -> None:
 
     Raises ConfigError if an option of a plugin is already a flag of the command.
     """
-    load_plugins()
     group = parser.add_argument_group("options of some samplers")
     parser.set_defaults(**{OPTIONS: {}})
     for name, option in _options().items():

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, shown
 from mindspeed_mm_dit.configs.mindspeed_mm_data import in_our_words
 from mindspeed_mm_dit.configs.mixed import MixedParam
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.registry import Configs
 
-SOURCE_CONFIGS: dict[str, type] = {
-    **dict.fromkeys(get_args(get_type_hints(DatasetParam)["dataset_type"]), DatasetParam),
-    "clips": ClipsParam,
-    "mixed": MixedParam,
-}
+SOURCE_CONFIGS = Configs("data set")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
 
 
@@ -51,7 +45,6 @@ class DataConfig:
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
-    load_plugins()
     content = in_our_words(read_json(path, flag), str(path))
     if "dataset_param" in content:
         content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")

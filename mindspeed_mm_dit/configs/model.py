@@ -22,31 +22,23 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import (
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan import WanConfig
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.registry import Configs, load_plugins
 
 PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {
     "dit": DiTConfig,
     "custom_dit": CustomDiTConfig,
     "wan": WanConfig,
 }
-DIFFUSION_CONFIGS: dict[str, type] = {
-    "gaussian_diffusion": GaussianDiffusionConfig,
-    "flow_matching": FlowMatchingConfig,
-    "wan_flow_match_scheduler": WanFlowConfig,
-    "mean_flow": MeanFlowConfig,
-}
+DIFFUSION_CONFIGS = Configs("objective")
 AE_CONFIGS: dict[str, type[AutoencoderConfig]] = {
     "pixel": PixelConfig,
     "autoencoder_kl": AutoencoderKLConfig,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_type_hints
 
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
 
@@ -15,7 +14,6 @@ def optimizer_settings(group: Any) -> None:
 
     Raises ConfigError if a plugin's setting has the name of an existing flag.
     """
-    load_plugins()
     for name, (field, owners) in settings().items():
         words = f"{', '.join(owners)}: {field.metadata['help']}".replace("%", "%%")
         kind = get_type_hints(OPTIMIZERS[owners[0]].config)[name]

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning
 from mindspeed_mm_dit.optimizers.contract import Chosen
-from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, chosen_by
+from mindspeed_mm_dit.optimizers.registry import DEFAULT, chosen_by
 
 
 def _needed(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class Optimization:
         "learning rate the warm-up starts from", 0.0, _of(float), native="training.lr_start", compared="setting"
     )
     optimizer: str = flag(
-        f"optimizer: {', '.join(OPTIMIZERS)}, or one from a plugin",
+        "optimizer: adam, muon, or one from a plugin",
         DEFAULT,
         {"metavar": "NAME"},
         native="training.optimizer",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.data.clip_reader import ClipReader
@@ -16,8 +15,7 @@ from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of
 from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
-from mindspeed_mm_dit.data.shards import KINDS
-from mindspeed_mm_dit.errors import check_free
+from mindspeed_mm_dit.registry import Joined
 
 
 @dataclass(frozen=True)
@@ -55,19 +53,16 @@ def _provide_mixed(param: MixedParam) -> None:
         source_of(own).provide(own)
 
 
-_SHARDS = Source(DatasetParam, open_shards, _images)
-SOURCES: dict[str, Source] = {
-    "image_folder": Source(DatasetParam, open_folder, _images, as_listed=as_listed),
-    **dict.fromkeys(KINDS, _SHARDS),
-    "clips": Source(ClipsParam, open_clips, ClipReader, provide_clips),
-    "mixed": Source(MixedParam, _open_mixed, _mixed, _provide_mixed),
-}
+IMAGE_FOLDER = Source(DatasetParam, open_folder, _images, as_listed=as_listed)
+SHARDS = Source(DatasetParam, open_shards, _images)
+CLIPS = Source(ClipsParam, open_clips, ClipReader, provide_clips)
+MIXED = Source(MixedParam, _open_mixed, _mixed, _provide_mixed)
+SOURCES = Joined[Source]("data set")
 
 
 def register_source(dataset_type: str, source: Source) -> None:
     """Add a kind of data set; raises ConfigError if another one has its name."""
-    check_free(SOURCES, dataset_type, source, f"dataset_type = {dataset_type!r}")
-    SOURCES[dataset_type], SOURCE_CONFIGS[dataset_type] = source, source.config
+    SOURCES[dataset_type] = source
 
 
 def source_of(param: Any) -> Source:

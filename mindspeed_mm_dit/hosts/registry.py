@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
@@ -30,7 +29,6 @@ STANDALONE = HostKind(
     "standalone", _standalone, lambda: Recognised(True), framework=wanted_framework, parser=standalone_parser
 )
 HOSTS = Joined[HostKind]("host")
-join("host", "standalone", STANDALONE)
 
 
 def register_host(kind: HostKind) -> None:
@@ -46,5 +44,4 @@ def register_host(kind: HostKind) -> None:
 
 def hosts() -> list[HostKind]:
     """Return all hosts, in the order in which --host auto tries them: the last that joined first, and ours at last."""
-    load_plugins()
     return sorted([*HOSTS.values()][::-1], key=lambda kind: kind is STANDALONE)

@@ -10,22 +10,13 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, evenly_spread, normals
-from mindspeed_mm_dit.errors import ConfigError, check_free, nearest
+from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL, Arrays, Objective, Sampler
-from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
-from mindspeed_mm_dit.objectives.gaussian.objective import GAUSSIAN_DIFFUSION
-from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW
-from mindspeed_mm_dit.objectives.wan_flow.objective import WAN_FLOW
+from mindspeed_mm_dit.registry import Joined
 
-OBJECTIVES: dict[str, Objective] = {
-    "gaussian_diffusion": GAUSSIAN_DIFFUSION,
-    "flow_matching": FLOW_MATCHING,
-    "wan_flow_match_scheduler": WAN_FLOW,
-    "mean_flow": MEAN_FLOW,
-}
+OBJECTIVES = Joined[Objective]("objective")
 
 
 def register_objective(model_id: str, objective: Objective) -> None:
@@ -33,8 +24,7 @@ def register_objective(model_id: str, objective: Objective) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    check_free(OBJECTIVES, model_id, objective, f"model_id = {model_id!r}")
-    OBJECTIVES[model_id], DIFFUSION_CONFIGS[model_id] = objective, objective.config
+    OBJECTIVES[model_id] = objective
 
 
 def objective_of(config: Any) -> Objective:

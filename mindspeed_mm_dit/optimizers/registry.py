@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, check_free, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import Chosen, Optimizer
-from mindspeed_mm_dit.optimizers.muon import MUON
+from mindspeed_mm_dit.registry import Joined
 
 DEFAULT = "adam"
-OPTIMIZERS: dict[str, Optimizer] = {DEFAULT: ADAM, "muon": MUON}
+OPTIMIZERS = Joined[Optimizer]("optimizer")
 
 ADAMW = Chosen(DEFAULT, ADAM.config(), ADAM)
 """The optimizer of a run that does not choose one."""
@@ -24,7 +24,6 @@ def register_optimizer(name: str, optimizer: Optimizer) -> None:
 
     Raises ConfigError if another one has that name.
     """
-    check_free(OPTIMIZERS, name, optimizer, f"optimizer {name!r}")
     OPTIMIZERS[name] = optimizer
 
 

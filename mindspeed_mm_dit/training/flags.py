@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
 from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
-from mindspeed_mm_dit.training.watchers.registry import outside
+from mindspeed_mm_dit.training.watchers.registry import WATCHERS
 
 
 def standalone_parser(prog: str = "pretrain_dit.py") -> Parser:
@@ -86,7 +86,7 @@ def given_in_vain(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind],
 
 def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:
     meant = [partial(_add, kind) for kind in trackers() if is_meant(kind)]
-    return [*meant, *(watcher.flags for watcher in outside())]
+    return [*meant, *(watcher.flags for watcher in WATCHERS.brought())]
 
 
 def _add(kind: TrackerKind, group: Any) -> None:

@@ -29,7 +29,7 @@ def joined():
     register_condition(Angle, ANGLE)
     register_predictor(TurnedConfig)
     yield
-    for table, name in ((SOURCES, "turned"), (SOURCE_CONFIGS, "turned"), (CONDITIONS, Angle),
+    for table, name in ((SOURCES, "turned"), (CONDITIONS, "tests.outside.condition.Angle"),
                         (PREDICTOR_MODEL_MAPPINGS, "turned"), (PREDICTOR_CONFIGS, "turned")):  # fmt: skip
         del table[name]
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.formats import pt
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.on_paper import parameters_of
@@ -38,7 +38,7 @@ def joined():
     yield
     for table, name in (
         (PREDICTOR_MODEL_MAPPINGS, "residual"), (PREDICTOR_CONFIGS, "residual"),
-        (OBJECTIVES, "denoise"), (DIFFUSION_CONFIGS, "denoise"), (OPTIMIZERS, "lion"),
+        (OBJECTIVES, "denoise"), (OPTIMIZERS, "lion"),
     ):  # fmt: skip
         del table[name]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, register_objective, validation_draw_of
@@ -19,7 +19,7 @@ from tests.outside.objective import DENOISE
 def config(model_json):
     register_objective("denoise", DENOISE)
     yield model_config_from_mapping(model_json | {"diffusion": {"model_id": "denoise", "strength": 0.25}}, "model.json")
-    del OBJECTIVES["denoise"], DIFFUSION_CONFIGS["denoise"]
+    del OBJECTIVES["denoise"]
 
 
 def test_it_is_trained_and_sampled(framework, config):

@@ -9,10 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind
-from mindspeed_mm_dit.training.trackers.registry import OURS, Guarded, check_trackers, open_trackers
+from mindspeed_mm_dit.training.trackers.registry import TRACKERS, Guarded, check_trackers, open_trackers
 from tests.conftest import run_config
 
-KINDS = {kind.name: kind for kind in OURS}
 PICTURE = np.full((8, 8, 3), 200, np.uint8)
 FLAGS = {
     "tensorboard": lambda folder: {"tensorboard_dir": str(folder)},
@@ -33,7 +32,7 @@ def written(folder):
 
 @pytest.mark.parametrize("kind", FLAGS)
 def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monkeypatch, capfd):
-    for package in KINDS[kind].packages:
+    for package in TRACKERS[kind].packages:
         pytest.importorskip(package)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     args = flags(**FLAGS[kind](tmp_path))
@@ -59,7 +58,7 @@ def test_a_tracker_that_is_not_installed_is_named_with_the_command_that_installs
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlatformError, match=rf"--{extra}-project = digits: {extra} is not installed") as refused:
         check_trackers(flags(**{f"{extra}_project": "digits"}))
-    assert f"pip install {KINDS[extra].install}" in str(refused.value)
+    assert f"pip install {TRACKERS[extra].install}" in str(refused.value)
 
 
 @pytest.mark.parametrize("extra", ["wandb", "swanlab"])

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates, Vector
+from mindspeed_mm_dit.configs.condition import Condition, Conditions
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
-from mindspeed_mm_dit.data.conditions.plain import LABEL, VECTOR
-from mindspeed_mm_dit.data.conditions.text import TEXT
-from mindspeed_mm_dit.errors import check_free
+from mindspeed_mm_dit.registry import Joined
 
-CONDITIONS: dict[type, ConditionKind] = {ClassLabel: LABEL, TextStates: TEXT, PooledText: TEXT, Vector: VECTOR}
+CONDITIONS = Joined[ConditionKind]("condition")
+"""By the place of a condition's class."""
 
 
 def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
     """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
-    check_free(CONDITIONS, condition, kind, f"condition {condition.__name__}")
-    CONDITIONS[condition] = kind
+    CONDITIONS[_place(condition)] = kind
 
 
 def kind_of(condition: Condition) -> ConditionKind:
     """Return the kind of a condition."""
-    return CONDITIONS[type(condition)]
+    return CONDITIONS[_place(type(condition))]
+
+
+def _place(condition: type[Condition]) -> str:
+    return f"{condition.__module__}.{condition.__qualname__}"
 
 
 def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:

@@ -13,11 +13,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.flag_combinations import alone
 from mindspeed_mm_dit.configs.outputs import check_output_folder
-from mindspeed_mm_dit.configs.plugins import load_plugins
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError, PlatformError, check_free
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.registry import Joined
 from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.trackers import swanlab_board, tensorboard, weights_and_biases
 from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
 
 
@@ -55,9 +54,7 @@ class Guarded:
         tell(f"warning: {self._name}: keeps no more curves: {reason}; the run goes on", file=sys.stderr)
 
 
-OURS = (tensorboard.KIND, weights_and_biases.KIND, swanlab_board.KIND)
-OUTSIDE: dict[str, TrackerKind] = {}
-"""Trackers of other packages."""
+TRACKERS = Joined[TrackerKind]("tracker")
 
 
 def register_tracker(kind: TrackerKind) -> None:
@@ -66,14 +63,12 @@ def register_tracker(kind: TrackerKind) -> None:
     Raises:
         ConfigError: another tracker has this name.
     """
-    check_free({**{ours.name: ours for ours in OURS}, **OUTSIDE}, kind.name, kind, f"tracker {kind.name}")
-    OUTSIDE[kind.name] = kind
+    TRACKERS[kind.name] = kind
 
 
 def trackers() -> list[TrackerKind]:
     """Return all trackers, those of plugins last."""
-    load_plugins()
-    return [*OURS, *OUTSIDE.values()]
+    return list(TRACKERS.values())
 
 
 def add_flags(group: Any, kind: TrackerKind) -> None:

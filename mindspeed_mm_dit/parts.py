@@ -1,0 +1,51 @@
+"""Our own parts, by kind and name: where the record of each is. Wings and plugins add theirs (``registry.py``)."""
+
+from __future__ import annotations
+
+_OBJECTIVES = "mindspeed_mm_dit.objectives"
+_SOURCES = "mindspeed_mm_dit.data.sources"
+_TRACKERS = "mindspeed_mm_dit.training.trackers"
+_WATCHERS = "mindspeed_mm_dit.training.watchers"
+_CONDITION = "mindspeed_mm_dit.configs.condition"
+_CONDITIONS = "mindspeed_mm_dit.data.conditions"
+
+PARTS = {
+    "command": {
+        name: f"mindspeed_mm_dit.cli.commands:{name.upper().replace('-', '_')}"
+        for name in ("train", "sample", "cache-latents", "convert", "ema")
+    },
+    "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
+    "tracker": {
+        "tensorboard": f"{_TRACKERS}.tensorboard:KIND",
+        "wandb": f"{_TRACKERS}.weights_and_biases:KIND",
+        "swanlab": f"{_TRACKERS}.swanlab_board:KIND",
+    },
+    "watcher": {
+        name: f"{_WATCHERS}.{name}:KIND" for name in ("power_ema", "profile", "lines", "validation", "best", "grids")
+    },
+    "optimizer": {
+        "adam": "mindspeed_mm_dit.optimizers.adam:ADAM",
+        "muon": "mindspeed_mm_dit.optimizers.muon:MUON",
+    },
+    "objective": {
+        "gaussian_diffusion": f"{_OBJECTIVES}.gaussian.objective:GAUSSIAN_DIFFUSION",
+        "flow_matching": f"{_OBJECTIVES}.flow.objective:FLOW_MATCHING",
+        "wan_flow_match_scheduler": f"{_OBJECTIVES}.wan_flow.objective:WAN_FLOW",
+        "mean_flow": f"{_OBJECTIVES}.mean_flow.objective:MEAN_FLOW",
+    },
+    "data set": {
+        "image_folder": f"{_SOURCES}:IMAGE_FOLDER",
+        "parquet": f"{_SOURCES}:SHARDS",
+        "webdataset": f"{_SOURCES}:SHARDS",
+        "clips": f"{_SOURCES}:CLIPS",
+        "mixed": f"{_SOURCES}:MIXED",
+    },
+    "condition": {
+        f"{_CONDITION}.ClassLabel": f"{_CONDITIONS}.plain:LABEL",
+        f"{_CONDITION}.Vector": f"{_CONDITIONS}.plain:VECTOR",
+        f"{_CONDITION}.TextStates": f"{_CONDITIONS}.text:TEXT",
+        f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
+    },
+}
+"""Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
+class, an objective its ``model_id``; watchers are called in this order."""
