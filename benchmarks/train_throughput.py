@@ -24,7 +24,8 @@ import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime

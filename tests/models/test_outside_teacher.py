@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,33 +10,18 @@ import torch
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import TEACHER_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.teacher import Dinov2Config, TeacherConfig
+from mindspeed_mm_dit.configs.teacher import Dinov2Config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.registry import TEACHERS, register_teacher
-from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.objectives.registry import draw_of
-
-
-@dataclass(frozen=True)
-class Brightness(TeacherConfig):
-    model_id: str = "brightness"
-
-    def width(self):
-        return 1
-
-    def identity(self):
-        return "brightness"
-
-
-def build(config, side):
-    return lambda images: torch.nn.functional.adaptive_avg_pool2d(images, side).flatten(2).transpose(1, 2)
+from tests.outside.teacher import BRIGHTNESS
 
 
 @pytest.fixture
 def config():
-    register_teacher("brightness", TeacherKind(Brightness, build))
+    register_teacher("brightness", BRIGHTNESS)
     predictor = {"model_id": "dit", "input_size": 8, "in_channels": 1, "patch_size": 2, "hidden_size": 16,
                  "num_layers": 2, "num_heads": 2, "num_classes": 3, "learn_sigma": False}  # fmt: skip
     learned = {"z_dims": [1], "projector_dim": 8, "encoder_depth": 2}

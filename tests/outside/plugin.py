@@ -44,17 +44,13 @@ def join_turned() -> None:
 
 
 def join_runs() -> None:
-    """Make tracker "csv", watcher "patience" and host "one-step" known."""
-    from mindspeed_mm_dit.hosts.registry import register_host
-    from mindspeed_mm_dit.training.trackers.registry import register_tracker
-    from mindspeed_mm_dit.training.watchers.registry import register_watcher
-    from tests.outside.host import ONE_STEP
-    from tests.outside.tracker import CSV
-    from tests.outside.watcher import PATIENCE
+    """Make tracker "csv", watcher "patience", host "one-step" and command "count" known."""
+    from mindspeed_mm_dit.registry import join
 
-    register_tracker(CSV)
-    register_watcher(PATIENCE)
-    register_host(ONE_STEP)
+    join("tracker", "csv", "tests.outside.tracker:CSV")
+    join("watcher", "patience", "tests.outside.watcher:PATIENCE")
+    join("host", "one-step", "tests.outside.host:ONE_STEP")
+    join("command", "count", "tests.outside.command:COUNT")
 
 
 def install(folder: Path, function: str = "tests.outside.plugin:join") -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.parameters import count
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError

@@ -18,12 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.model import (
-    AutoencoderKLConfig,
-    GaussianDiffusionConfig,
-    ModelConfig,
-    model_config_from_mapping,
-)
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.train_args import read_train_args

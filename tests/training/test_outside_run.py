@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.outside.plugin import install
-from tests.training.launch import Configs
+from tests.training.launch import Configs, mm_dit
 
 FLAGS = "--train-iters 6 --global-batch-size 16 --num-workers 0 --eval-interval 1 --eval-iters 1 "
 UNMOVED = "--lr 1e-30 --weight-decay 0 "
@@ -49,3 +49,10 @@ def test_a_host_takes_the_first_step_of_ours(tiny, path):
 def test_flags_that_a_part_cannot_act_on_are_refused_before_any_work(tiny, path):
     outcome = tiny.run("--train-iters 6 --global-batch-size 16 --lr 1 --patience 2", PYTHONPATH=path)
     assert outcome.code == 2 and "--patience = 2: nothing is validated" in outcome.output
+
+
+@pytest.mark.ranks
+def test_a_command_is_listed_and_run(path, tmp_path):
+    (tmp_path / "a file").touch()
+    assert "count the files of a folder" in mm_dit(PYTHONPATH=path).output
+    assert mm_dit("count", tmp_path, PYTHONPATH=path).output == "1\n"

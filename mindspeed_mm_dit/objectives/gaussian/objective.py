@@ -53,15 +53,18 @@ def _respacing(name: str, steps: int) -> str:
     return f"ddim{steps}" if name in _STRIDED else str(steps)
 
 
-def _sampler(name: str) -> Sampler:
+def _sampler(name: str, function: str) -> Sampler:
+    """Return the record of the generator ``function`` in samplers.py, which imports a framework."""
+
     def chain(process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip) -> Iterator[Tensor]:
-        from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+        from mindspeed_mm_dit.objectives.gaussian import samplers
 
         last = max(len(process.schedule) - 1, 1)
         respaced = process.respaced(respaced_steps(len(process.schedule), _respacing(name, steps)))
-        return SAMPLERS[name](
+        states: Iterator[Tensor] = getattr(samplers, function)(
             respaced, lambda x, t, timestep: ask(x, t, timestep / last), start, noise_at, clip=options.clip
         )
+        return states
 
     def check(config: GaussianDiffusionConfig, steps: int, options: Clip) -> None:
         respaced_steps(config.num_train_timesteps, _respacing(name, steps))
@@ -69,8 +72,14 @@ def _sampler(name: str) -> Sampler:
     return Sampler(chain, Clip, check)
 
 
-_NAMES: tuple[str, ...] = ("ddpm", "ddim", "dpm++")
+_SAMPLERS = {"ddpm": "ddpm", "ddim": "ddim", "dpm++": "dpm_solver_pp"}
+"""Name of each sampler -> its generator."""
 
 GAUSSIAN_DIFFUSION = Objective(
-    GaussianDiffusionConfig, _build, _draws, _draws_at, {name: _sampler(name) for name in _NAMES}, quick_sampler="ddim"
+    GaussianDiffusionConfig,
+    _build,
+    _draws,
+    _draws_at,
+    {name: _sampler(name, function) for name, function in _SAMPLERS.items()},
+    quick_sampler="ddim",
 )

@@ -1,6 +1,7 @@
 """Samplers as generators of states: DDPM (Ho et al. 2020), DDIM (Song et al. 2021), DPM-Solver++ (Lu et al. 2022).
 
-To add a sampler, write a function with the same signature, and name it in ``SAMPLERS`` and in ``objective``.
+Each is (diffusion, predict, x_T, noise_at, clip=) -> an iterator over the states; the last is x_0. To add one, write
+such a function, and its line in ``objective``.
 """
 
 from __future__ import annotations
@@ -72,7 +73,3 @@ def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) 
     timestep = int(diffusion.schedule.timestep_map[index])
     t_index, t_network = (ops.tensor(np.full(x.shape[0], value, np.int64)) for value in (index, timestep))
     return t_index, ops.to_float32(predict(x, t_network, timestep))
-
-
-SAMPLERS: dict[str, Callable[..., Iterator[Tensor]]] = {"ddpm": ddpm, "ddim": ddim, "dpm++": dpm_solver_pp}
-"""(diffusion, predict, x_T, noise_at, clip=) -> iterator over the states; the last is x_0."""

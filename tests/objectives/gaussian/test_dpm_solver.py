@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.samplers import dpm_solver_pp
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule, respaced_steps
 
 SHAPE = (2, 3, 4, 4)
@@ -15,7 +15,7 @@ SHAPE = (2, 3, 4, 4)
 
 def sample(diffusion, predict, start, steps, clip=None):
     chain = diffusion.respaced(respaced_steps(len(diffusion.schedule), str(steps)))
-    states = list(SAMPLERS["dpm++"](chain, predict, start, lambda step: None, clip=clip))
+    states = list(dpm_solver_pp(chain, predict, start, lambda step: None, clip=clip))
     assert len(states) == steps
     return states
 

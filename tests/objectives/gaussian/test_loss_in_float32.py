@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from mindspeed_mm_dit.wings.lab.table import relative_error
 from tests.conftest import gradient

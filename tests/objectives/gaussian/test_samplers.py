@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.samplers import ddim, ddpm, dpm_solver_pp
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler
 
 SCALE = 0.5  # data ~ N(0, SCALE**2): the best prediction is known in closed form
+
+SAMPLERS = {"ddpm": ddpm, "ddim": ddim, "dpm++": dpm_solver_pp}
 
 
 def optimal_predict(diffusion):

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.sweep import random_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.framework.pytorch import optim, runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import TABLES, GaussianDiffusion

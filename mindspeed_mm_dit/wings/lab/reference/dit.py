@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.objectives.gaussian.samplers import SAMPLERS
+from mindspeed_mm_dit.objectives.gaussian.samplers import ddim, ddpm
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.wings.lab.reference.file import Given, Kind, Tensor, Weights
 from mindspeed_mm_dit.wings.lab.reference.images import LabelledImages, Point
@@ -70,7 +70,8 @@ class PublishedDiT(LabelledImages):
             half = len(labels)
             return self.guided_halves(x[:half], t[:half], labels, SAMPLE_SCALE, SAMPLE_CHANNELS)
 
-        *_, last = SAMPLERS["ddim" if chain.startswith("ddim") else "ddpm"](
+        sampler = ddim if chain.startswith("ddim") else ddpm
+        *_, last = sampler(
             self.process.respaced(self.timesteps(chain)),
             ask,
             self.given.tensor(f"sample/{chain}/start"),

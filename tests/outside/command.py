@@ -1,0 +1,19 @@
+"""A command as another package brings it: ``mm-dit count`` counts the files of a folder."""
+
+from __future__ import annotations
+
+import os
+
+from mindspeed_mm_dit.cli.commands import Command
+
+DESCRIPTION = "Count the files of a folder."
+COUNT = Command("count the files of a folder", __name__)
+
+
+def add_arguments(parser):
+    parser.add_argument("folder")
+
+
+def run(args):
+    print(len(os.listdir(args.folder)))
+    return 0
