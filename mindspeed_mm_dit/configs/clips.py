@@ -64,7 +64,7 @@ class ClipsParam(SourceParam):
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
-    noun, cache_key = "clip", "dataset_param.features"
+    noun, cache_key, built_in = "clip", "dataset_param.features", "built-in clips"
     skip_key = "dataset_param.skip_bad_clips"
 
     def __post_init__(self) -> None:

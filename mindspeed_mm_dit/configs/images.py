@@ -68,7 +68,7 @@ class DatasetParam(SourceParam):
     color_profiles: ColorProfiles = "convert"
     """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
 
-    noun, cache_key = "image", "dataset_param.latents"
+    noun, cache_key, built_in = "image", "dataset_param.latents", "built-in images"
     skip_key = "dataset_param.skip_bad_images"
 
     def __post_init__(self) -> None:

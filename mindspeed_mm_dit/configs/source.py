@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.buckets import Buckets, Budget, Shape, check_buckets, size_words
-from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, check_path
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, check_path, shown
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.registry import Joined
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +38,8 @@ class SourceParam(ABC):
     """Key of ``cache`` in data.json."""
     source: str | None = None
     """Name of built-in data."""
+    built_in: ClassVar[str] = ""
+    """Kind of the built-in data (``registry.py``) that ``source`` may name."""
     buckets: Buckets | None = None
     """Shapes that samples are brought to, if there are several; None: all have ``sample_size``."""
     bucket_group: int = 1
@@ -134,11 +137,15 @@ class SourceParam(ABC):
             check_buckets(self.buckets, axes)
 
     def check_common(self, *paths: str) -> None:
-        """Raise ConfigError for fractions out of range, and for invalid paths under the keys ``paths``."""
+        """Raise ConfigError for fractions out of range, unknown built-in data, and invalid paths under the keys ``paths``."""
         for name in paths:
             check_path(f"dataset_param.{name}", getattr(self, name))
         if self.cache is not None:
             check_path(self.cache_key, self.cache)
+        known = Joined[Any](self.built_in)
+        if self.source is not None and self.source not in known:
+            cure = f"{nearest(self.source, known)}Known here: {', '.join(known) or 'none'}"
+            raise ConfigError(f"dataset_param.source = {shown(self.source)}", f"is none of the {self.built_in}", cure)
         if not 0.0 <= self.valid_fraction < 1.0:
             raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
         check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
-from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.errors import ConfigError, DataError, nearest
+from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.registry import Joined
 
 
@@ -51,13 +50,9 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
     """Fill ``folder`` with the built-in data set ``source``, one of ``known``, unless the folder exists.
 
     Raises:
-        ConfigError: there is no such data set.
         DataError: the folder is not named like the data set, or cannot be written. The name is checked so that a
             mistyped path, or a ``source`` copied from another file, does not yield the wrong images.
     """
-    if source not in known:
-        cure = f"{nearest(source, known)}Known here: {', '.join(known) or 'none'}"
-        raise ConfigError(f"dataset_param.source = {shown(source)}", "no such built-in data set", cure)
     there = is_folder(folder)
     if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(

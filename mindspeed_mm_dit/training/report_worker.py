@@ -70,11 +70,11 @@ def draw(job: ReportJob) -> None:
 
 
 def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
-    """Return what ``make`` returns; if a package that it needs is missing, print so, and return None."""
+    """Return what ``make`` returns; if a package that it needs is missing, say so and return None."""
     try:
         return make()
     except PlatformError as error:
-        print(f"note: no {what}: {error.reason}: {error.cure}")
+        tell(f"note: no {what}: {error.reason}: {error.cure}")
         return None
 
 

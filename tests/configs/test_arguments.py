@@ -80,7 +80,10 @@ def test_every_shipped_train_args_and_data_json_is_read(folder):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"source": "mnist"}, "expected 'digits', 'captioned_digits', 'inverted_digits', 'digits_buckets' or null"),
+        (
+            {"source": "mnist"},
+            "is none of the built-in images\n    Cure: Known here: digits, captioned_digits, inverted_digits, digits_buckets",
+        ),
         ({"image_size": 0}, "dataset_param.image_size = 0: must be positive"),
         ({"valid_fraction": float("nan")}, "valid_fraction = nan: expected a number"),
         ({"valid_fraction": 1}, "must lie in [0, 1)"),

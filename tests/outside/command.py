@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from mindspeed_mm_dit.cli.commands import Command
+from mindspeed_mm_dit.terminal import tell
 
 DESCRIPTION = "Count the files of a folder."
 COUNT = Command("count the files of a folder", __name__)
@@ -15,5 +16,5 @@ def add_arguments(parser):
 
 
 def run(args):
-    print(len(os.listdir(args.folder)))
+    tell(len(os.listdir(args.folder)))
     return 0
