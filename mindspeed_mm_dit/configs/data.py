@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.limits import check_between, shown
-from mindspeed_mm_dit.configs.mindspeed_mm_data import in_our_words
 from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.registry import Configs
+from mindspeed_mm_dit.registry import Configs, Joined
 
 SOURCE_CONFIGS = Configs("data set")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
+DIALECTS = Joined[Callable[[Mapping[str, Any], str], dict[str, Any]]]("dialect of data.json")
+"""(content of a data.json, its path) -> the same in our keys; raises ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class DataConfig:
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
-    content = in_our_words(read_json(path, flag), str(path))
+    content = dict(read_json(path, flag))
+    for in_our_words in DIALECTS.values():
+        content = in_our_words(content, str(path))
     if "dataset_param" in content:
         content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")
     if "dataloader_param" in content:

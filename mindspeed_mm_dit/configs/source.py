@@ -137,7 +137,7 @@ class SourceParam(ABC):
             check_buckets(self.buckets, axes)
 
     def check_common(self, *paths: str) -> None:
-        """Raise ConfigError for fractions out of range, unknown built-in data, and invalid paths under the keys ``paths``."""
+        """Raise ConfigError for fractions out of range, unknown built-in data, and invalid paths under the keys."""
         for name in paths:
             check_path(f"dataset_param.{name}", getattr(self, name))
         if self.cache is not None:

@@ -82,7 +82,7 @@ def test_every_shipped_train_args_and_data_json_is_read(folder):
     [
         (
             {"source": "mnist"},
-            "is none of the built-in images\n    Cure: Known here: digits, captioned_digits, inverted_digits, digits_buckets",
+            "is none of the built-in images\n    Cure: Known here: digits, captioned_digits, inverted_digits, ",
         ),
         ({"image_size": 0}, "dataset_param.image_size = 0: must be positive"),
         ({"valid_fraction": float("nan")}, "valid_fraction = nan: expected a number"),
