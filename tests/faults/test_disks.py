@@ -21,8 +21,8 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
-from mindspeed_mm_dit.training.read_logs import read_scalar
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
+from mindspeed_mm_dit.wings.view.logs import read_scalar
 from tests.conftest import GOLDEN, run_config
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
-from mindspeed_mm_dit.training.read_logs import read_scalar
+from mindspeed_mm_dit.wings.view.logs import read_scalar
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.training.log import RunLog
-from mindspeed_mm_dit.training.read_logs import Curve, parse_losses, parse_validation, read_validation
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 from mindspeed_mm_dit.training.validation import QUARTERS, ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.wings.view.curves import draw_loss
+from mindspeed_mm_dit.wings.view.logs import Curve, parse_losses, parse_validation, read_validation
 
 LOSS = ValidationLoss(0.25, {"0-25": 0.4, "25-50": 0.3, "50-75": 0.2, "75-100": 0.1})
 LINE = (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.training.read_logs import Curve, read_scalar, read_validation
+from mindspeed_mm_dit.wings.view.logs import Curve, read_scalar, read_validation
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
 _LAWS = "Validation covers the noise levels evenly, training draws them at random:\ncompare each curve with itself."

@@ -7,8 +7,8 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
-from mindspeed_mm_dit.training.read_logs import parse_losses, read_curve
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
+from mindspeed_mm_dit.wings.view.logs import parse_losses, read_curve
 
 OURS = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "

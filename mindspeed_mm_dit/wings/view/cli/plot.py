@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
     check_output_file("--output", args.output)
-    from mindspeed_mm_dit.training.read_logs import read_curve, read_validation
     from mindspeed_mm_dit.wings.view.curves import draw_loss, draw_losses
+    from mindspeed_mm_dit.wings.view.logs import read_curve, read_validation
 
     curves = [read_curve(log) for log in args.logs]
     validations = [read_validation(log) for log in args.logs]
