@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
 
 end_at_once_when_interrupted()  # there is nothing to save yet
 

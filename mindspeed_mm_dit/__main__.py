@@ -2,7 +2,7 @@
 
 import sys
 
-from mindspeed_mm_dit.framework.interrupt import raise_outside_imports
+from mindspeed_mm_dit.framework.ending import raise_outside_imports
 
 
 def main() -> int:

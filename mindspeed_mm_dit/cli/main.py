@@ -12,7 +12,7 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
-from mindspeed_mm_dit.framework.interrupt import raise_outside_imports
+from mindspeed_mm_dit.framework.ending import raise_outside_imports
 from mindspeed_mm_dit.terminal import open_streams, print_nowhere, say
 
 INTERRUPTED = 130

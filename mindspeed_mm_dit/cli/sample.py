@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
-from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.ending import found_by_all
 from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:

@@ -81,7 +81,7 @@ def step_of(text: str) -> int:
 
 
 def read_folder(path: Path) -> dict[str, dict[int, float]]:
-    """Return name -> step -> value of all scalars in a TensorBoard folder; raises DataError for files of other kinds."""
+    """Return name -> step -> value of all scalars in a TensorBoard folder; raises DataError for a pipe or device."""
     for file in path.glob("*tfevents*"):
         _check_regular(file)
     return read_scalars(path)

@@ -16,11 +16,11 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework.ending import USER_ERROR
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 Values = Mapping[str, Sequence[Any]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import follow_to_death
 
 end_at_once_when_interrupted()

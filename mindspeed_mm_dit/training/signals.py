@@ -13,8 +13,8 @@ from typing import Any
 
 from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.framework.ending import SIGNALS, USER_ERROR
 from mindspeed_mm_dit.terminal import print_nowhere
-from mindspeed_mm_dit.training.exit_codes import SIGNALS, USER_ERROR
 
 LAUNCHER_SECONDS = 1.0
 """The terminal sends Ctrl-C to every process, and torchrun passes it on again: within this time it is the same one."""

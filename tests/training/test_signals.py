@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_mm_dit.framework.ending import SIGNALS
 from mindspeed_mm_dit.training import signals
-from mindspeed_mm_dit.training.exit_codes import SIGNALS
 
 
 def test_a_ctrl_c_that_a_launcher_passes_on_is_one_request_and_a_later_one_interrupts(framework, monkeypatch):

@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.ending import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded

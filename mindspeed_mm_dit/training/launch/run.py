@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.flag_combinations import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted, hold_ctrl_c
+from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted, hold_ctrl_c
 from mindspeed_mm_dit.training.launch.variables import read_launch, say_whom_it_waits_for, threads_of
 
 

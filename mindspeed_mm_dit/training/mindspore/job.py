@@ -11,7 +11,7 @@ from types import FrameType
 
 import psutil  # MindSpore brings it
 
-from mindspeed_mm_dit.training.exit_codes import SIGNALS
+from mindspeed_mm_dit.framework.ending import SIGNALS
 
 AGAIN_SECONDS = 1.0
 """A signal this long after the first counts as a second one, and kills the workers at once."""

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.ending import SAID
 from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
 from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.exit_codes import SAID
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
 CPU_PROCESSES = 2

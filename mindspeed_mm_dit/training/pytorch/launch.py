@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.ending import SAID
 from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.exit_codes import SAID
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
 CPU_PROCESSES = 1

@@ -16,9 +16,9 @@ from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spell
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.framework.ending import USER_ERROR
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.layouts import RECOMPUTED, UNITS, WATCHED_BY, Layout
 from mindspeed_mm_dit.wings.lab.processes import HOSTED, LEFT_OUT, OURS, Pythons, batch_size_of, own_flags, run_tasks

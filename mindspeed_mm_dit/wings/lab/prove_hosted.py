@@ -22,7 +22,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.temporary_files import leave
+from mindspeed_mm_dit.framework.ending import leave
 from mindspeed_mm_dit.hosts.choose import named
 from mindspeed_mm_dit.training.flags import parse
 from mindspeed_mm_dit.wings.lab.task import Task, read_tasks

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.flags import parse, quiet

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.framework.ending import raise_when_interrupted
 from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.hosts.contract import Host
 from mindspeed_mm_dit.terminal import tell

@@ -22,10 +22,8 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.temporary_files import own_files
+from mindspeed_mm_dit.framework.ending import end, ended_by_ctrl_c, own_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
-from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.run_command import command

@@ -17,8 +17,8 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.ending import written
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.planning.fit import Place

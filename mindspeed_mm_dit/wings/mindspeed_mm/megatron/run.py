@@ -11,7 +11,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.framework.ending import end
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import wants_mindspore
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.contract import check_host
 

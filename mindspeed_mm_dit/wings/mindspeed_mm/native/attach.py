@@ -9,8 +9,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.interrupt import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.temporary_files import own_files
+from mindspeed_mm_dit.framework.ending import ended_by_ctrl_c, own_files
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import check_engine
 from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import PLUGIN
 
@@ -18,7 +17,7 @@ from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import PLUGIN
 def attach() -> None:
     """Attach to the running engine; an error is printed by one rank, and ends this process with code 2."""
     activate("pytorch")
-    from mindspeed_mm_dit.hosts.early_exit import end
+    from mindspeed_mm_dit.framework.ending import end
 
     try:
         check_engine(f"training.plugin: {PLUGIN}")

@@ -16,7 +16,7 @@ from mindspeed_mm.fsdp.checkpoint.hf_checkpointer import HuggingFaceCheckpointer
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.framework.ending import end
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import check_replaced

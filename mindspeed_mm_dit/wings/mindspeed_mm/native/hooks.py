@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.framework.ending import end
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 from mindspeed_mm_dit.wings.mindspeed_mm.native.run import current
 

@@ -14,11 +14,9 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.interrupt import raise_when_interrupted
+from mindspeed_mm_dit.framework.ending import end, raise_when_interrupted, written
 from mindspeed_mm_dit.framework.launched import launched_alone
-from mindspeed_mm_dit.framework.temporary_files import written
 from mindspeed_mm_dit.hosts.contract import ModelType
-from mindspeed_mm_dit.hosts.early_exit import end
 from mindspeed_mm_dit.hosts.standalone_preflight import with_report
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.resume import print_rank_0

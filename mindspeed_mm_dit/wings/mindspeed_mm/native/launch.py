@@ -10,9 +10,8 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.framework.ending import USER_ERROR, end
 from mindspeed_mm_dit.terminal import open_streams, tell
-from mindspeed_mm_dit.training.exit_codes import USER_ERROR
 
 COMMAND = "mindspeed_mm_dit.hosts.native"
 

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.hosts.early_exit import end
+from mindspeed_mm_dit.framework.ending import end
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.wings.mindspeed_mm.native.data import unpacked

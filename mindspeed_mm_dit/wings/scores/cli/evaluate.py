@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_mm_dit.cli.ranks import found_by_all
 from mindspeed_mm_dit.cli.request_flags import add_size
 from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.ending import found_by_all
 from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.scores.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
 

@@ -9,16 +9,16 @@ import time
 
 import pytest
 
-from mindspeed_mm_dit.hosts.early_exit import SECONDS_TO_SAY_IT
+from mindspeed_mm_dit.framework.ending import SECONDS_TO_SAY_IT
 from tests.conftest import ROOT
 
 CODE = """
 import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.interrupt import (
+from mindspeed_mm_dit.framework.ending import (
     end_at_once_when_interrupted, hold_ctrl_c, raise_outside_imports)
-from mindspeed_mm_dit.hosts.early_exit import end, end_in_a_line_when_interrupted
+from mindspeed_mm_dit.framework.ending import end, end_in_a_line_when_interrupted
 print("said before")
 {}
 """
@@ -57,7 +57,7 @@ def test_what_all_ranks_find_is_said_by_one_and_the_others_let_it_speak(argument
 @pytest.mark.parametrize("last", ["", f"end({ERROR})", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
 def test_what_a_process_wrote_for_itself_is_gone_however_it_ends(last, tmp_path):
     """The yaml of a command line for MindSpeed-MM, or its model.json spelled out."""
-    code = "from mindspeed_mm_dit.framework.temporary_files import written"
+    code = "from mindspeed_mm_dit.framework.ending import written"
     code += "; assert written('a.yaml', 'x').read_text() == 'x'"
     process = ended(f"end_at_once_when_interrupted(); {code}; {last}", TMPDIR=str(tmp_path))
     assert "AssertionError" not in process.stderr and process.stdout == "said before\n"
@@ -106,7 +106,7 @@ def test_an_interrupt_during_an_import_ends_at_once_and_is_raised_elsewhere(tmp_
 
 def test_an_interrupt_waits_for_the_program_that_a_process_becomes_and_its_first_lines():
     process = ended("import os\nhold_ctrl_c()\nsignal.raise_signal(signal.SIGINT)\nsys.stdout.flush()\n"
-                    "again = ['from mindspeed_mm_dit.framework.interrupt import end_at_once_when_interrupted as end']\n"
+                    "again = ['from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted as end']\n"
                     "again += ['print(1, flush=True)', 'end()', 'print(2)']\n"
                     "os.execv(sys.executable, [sys.executable, '-c', chr(10).join(again)])")  # fmt: skip
     assert (process.returncode, process.stdout, process.stderr) == (130, "said before\n1\n", "interrupted\n")
