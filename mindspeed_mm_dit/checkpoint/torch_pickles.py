@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import importlib
 import io
+import math
 import os
 import pickle
 import re
@@ -23,7 +24,9 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
 
+from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.torch_file import check_pickle
 
 INDEX = ".metadata"
 _CURE = "do not use this checkpoint, or ask whoever made it for a .safetensors file"
@@ -47,20 +50,35 @@ def read_metadata(path: Path) -> metadata.Metadata:
             outside the folder.
         Exception: whatever a damaged pickle raises.
     """
-    with open(path / INDEX, "rb") as file:
-        found = _IndexUnpickler(path / INDEX, file).load()
+    content = (path / INDEX).read_bytes()
+    check_pickle(content)
+    found = _IndexUnpickler(path / INDEX, io.BytesIO(content)).load()
     if not isinstance(found, metadata.Metadata):
         raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
     for entry in (found.storage_data or {}).values():
         if Path(entry.relative_path).name != entry.relative_path:
             raise CheckpointError(str(path / INDEX), f"names {entry.relative_path}, a file outside its folder", _CURE)
+    _check_sizes(path, found)
     return found
+
+
+def _check_sizes(path: Path, index: metadata.Metadata) -> None:
+    """Raise CheckpointError if the tensors of an index are far larger than the files that hold them."""
+    tensors = [one for one in index.state_dict_metadata.values() if isinstance(one, metadata.TensorStorageMetadata)]
+    asked = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in tensors)
+    files = {path / place.relative_path for place in (index.storage_data or {}).values()}
+    if not all(file.is_file() for file in files):  # (which their own checks name)
+        return
+    try:
+        check_unfolded(sum(file.stat().st_size for file in files), asked)
+    except UnusableFile as problem:
+        raise CheckpointError(str(path), str(problem), _CURE) from None
 
 
 class _IndexUnpickler(pickle.Unpickler):
     """An unpickler that can build an index, and nothing else."""
 
-    def __init__(self, path: Path, file: io.BufferedReader) -> None:
+    def __init__(self, path: Path, file: io.BytesIO) -> None:
         super().__init__(file)
         self._path = path
         self._known = _makers()

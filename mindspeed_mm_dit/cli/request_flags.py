@@ -148,12 +148,15 @@ def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | N
 def _vectors(args: argparse.Namespace) -> list[Any]:
     import numpy as np
 
+    from mindspeed_mm_dit.configs.files import UnusableFile
+    from mindspeed_mm_dit.configs.numpy_file import read_npy
+
     if args.vectors is None:
         raise ConfigError("--vectors", "is missing: this model is steered by vectors", "name an .npy of (N, P)")
     try:
-        found = np.load(args.vectors, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ConfigError(f"--vectors = {args.vectors}", f"cannot be read: {error}", "name an .npy") from None
-    if found.ndim != 2 or not np.isfinite(found).all():
+        found = read_npy(args.vectors)
+    except UnusableFile as problem:
+        raise ConfigError(f"--vectors = {args.vectors}", str(problem), "name an .npy") from None
+    if found.ndim != 2 or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
         raise ConfigError(f"--vectors = {args.vectors}", f"holds {found.shape}, not finite vectors (N, P)")
     return list(found.astype(np.float32))

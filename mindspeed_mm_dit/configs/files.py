@@ -52,12 +52,11 @@ def check_file(path: str | Path) -> int:
     return found.st_size
 
 
-def check_unfolded(path: str | Path, num_bytes: int) -> None:
-    """Raise UnusableFile if the headers of a file ask for ``num_bytes`` of memory, far more than it has itself.
+def check_unfolded(size: int, num_bytes: int) -> None:
+    """Raise UnusableFile if a file of ``size`` bytes asks for far more than that, ``num_bytes``, of memory.
 
     Every reader asks before it allocates or unpacks, so that no small file takes all memory.
     """
-    size = os.stat(path).st_size
     if num_bytes > max(FREE_BYTES, MOST_TIMES * size):
         raise UnusableFile(f"has {size:,} bytes and asks for {num_bytes:,} of memory")
 

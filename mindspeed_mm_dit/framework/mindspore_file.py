@@ -90,6 +90,8 @@ def _varint(data: np.ndarray, at: int) -> tuple[int, int]:
     """Return (integer at byte ``at``, position of the byte behind it)."""
     value, shift = 0, 0
     while True:
+        if shift > 63:
+            raise ValueError(f"a number of too many bytes at byte {at}")
         byte = int(data[at])
         value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
         if byte < 128:

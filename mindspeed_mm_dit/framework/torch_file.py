@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import struct
 import sys
 import zipfile
@@ -91,7 +92,7 @@ class _Archive:
     def ask_for(self, num_bytes: int) -> None:
         """Count the memory that the file asks for; raises UnusableFile if that is far more than it has itself."""
         self._asked += num_bytes
-        check_unfolded(self.path, self._asked)
+        check_unfolded(len(self._bytes), self._asked)
 
     def member(self, name: str) -> np.ndarray:
         """Return the bytes of member ``name``, (size,) uint8."""
@@ -113,13 +114,21 @@ class _Archive:
         return f"{self._prefix}byteorder" in self._archive.namelist() and bytes(self.member("byteorder")) == b"big"
 
 
+def check_pickle(content: bytes) -> None:
+    """Raise UnpicklingError if a pickle numbers a value beyond its own length: memory is taken for all before it."""
+    for operation, argument, _ in pickletools.genops(content):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(content):
+            raise pickle.UnpicklingError(f"value {argument:,} of {len(content):,} bytes")
+
+
 def _read(archive: _Archive) -> Any:
     what = str(archive.path)
-    pickled = archive.member("data.pkl")
+    pickled = archive.member("data.pkl").tobytes()
     if archive.has_big_endian_numbers():
         raise CheckpointError(what, "was written on a big-endian machine", "save it again on a little-endian one")
     try:
-        return _plain(_TensorUnpickler(archive, io.BytesIO(pickled.tobytes())).load())
+        check_pickle(pickled)
+        return _plain(_TensorUnpickler(archive, io.BytesIO(pickled)).load())
     except _DAMAGED as error:
         raise CheckpointError(what, f"its pickle is damaged: {error}", "copy or download it again") from error
 
@@ -237,7 +246,9 @@ def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = _Archive(path, archive)
-            content = _NameUnpickler(members, io.BytesIO(members.member("data.pkl").tobytes())).load()
+            pickled = members.member("data.pkl").tobytes()
+            check_pickle(pickled)
+            content = _NameUnpickler(members, io.BytesIO(pickled)).load()
     except (OSError, zipfile.BadZipFile, UnusableFile, *_DAMAGED) as error:
         raise CheckpointError(str(path), f"cannot be read: {error}", "copy or download it again") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]

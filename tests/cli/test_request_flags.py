@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -22,6 +23,13 @@ def test_each_row_of_the_file_is_a_vector_in_float32(tmp_path):
     assert found[0].dtype == np.float32
 
 
+def npy_of(shape):
+    """An .npy that promises float32 numbers of this shape, and has one."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"\0" * 4
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -30,6 +38,8 @@ def test_each_row_of_the_file_is_a_vector_in_float32(tmp_path):
         (np.ones(4), r"holds \(4,\), not finite vectors"),
         (np.array([[1.0, np.nan]]), r"holds \(1, 2\), not finite vectors"),
         (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
+        (np.array([["a"]]), r"holds \(1, 1\), not finite vectors"),
+        (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes where 35,184,372,088,832 are due"),
     ],
 )
 def test_what_is_no_file_of_vectors_is_named(tmp_path, content, message):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO
 
 import numpy as np
 from einops import rearrange
@@ -17,6 +16,7 @@ from einops import rearrange
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
+from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
 from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.listing import is_hidden
@@ -39,8 +39,6 @@ STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
-_UNREADABLE = (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile)
-"""Errors that reading a damaged npz raises."""
 Batches = Callable[[int], Iterator[np.ndarray]]
 
 
@@ -126,17 +124,15 @@ class _Npz:
 
     def _image_shape(self) -> tuple[int, int, int, int]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
-            shape, fortran, dtype = self._header(member)
-            have, need = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell(), int(np.prod(shape, dtype=object))
+            shape, fortran, dtype = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
         if dtype != np.uint8:
             raise DataError(f"{self._what}: {IMAGES}", f"has the dtype {dtype}, expected uint8", "save 0 ... 255")
         if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
             raise DataError(
                 f"{self._what}: {IMAGES}", f"has the shape {shown(shape)}, expected (N, height, width, 3 or 1)"
             )
-        if fortran or have != need:
-            reason = "is in Fortran's order" if fortran else f"holds {have:,} bytes where {need:,} are due"
-            raise DataError(f"{self._what}: {IMAGES}", reason, "write it again with np.savez")
+        if fortran:
+            raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
         self._check_whole()
         return shape  # type: ignore[return-value]
 
@@ -146,12 +142,12 @@ class _Npz:
             with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
                 while member.read(1 << 24):
                     pass
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {reason_of(error)}", "copy it again") from None
 
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
-            (count, *shape), _, _ = self._header(member)
+            (count, *shape), _, _ = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
             for start in range(0, count, size):
                 here = min(size, count - start)
                 content = member.read(here * int(np.prod(shape)))
@@ -196,27 +192,21 @@ class _Npz:
 
     def _array(self, name: str) -> np.ndarray:
         try:
-            with np.load(self._path, allow_pickle=False) as file:
-                return np.asarray(file[name])
-        except _UNREADABLE as error:
-            raise DataError(f"{self._what}: {name}", f"cannot be read: {reason_of(error)}", "copy it again") from None
+            return read_npz(self._path, [name])[name]
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {name}", str(problem), "copy it again") from None
 
-    def _header(self, member: Any) -> tuple[tuple[int, ...], bool, np.dtype]:
+    def _header(self, member: IO[bytes], size: int) -> Header:
         try:
-            return _read_header(member)
-        except _UNREADABLE as error:
+            return read_header(member, size)
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it again with np.savez") from None
+        except UNREADABLE as error:
             raise DataError(f"{self._what}: {IMAGES}", f"cannot be read: {reason_of(error)}", "copy it again") from None
 
 
 def _are_real(*arrays: np.ndarray) -> bool:
     return all(array.dtype.kind == "f" for array in arrays)
-
-
-def _read_header(member: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, whether in Fortran's order, and dtype of an .npy."""
-    version = np.lib.format.read_magic(member)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return read(member)
 
 
 # --- a folder --------------------------------------------------------------------------------------------------

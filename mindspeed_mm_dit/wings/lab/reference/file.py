@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.numpy_file import read_npz
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import ops, runtime
@@ -72,15 +72,10 @@ def read_arrays(path: str | Path) -> Given:
         check_file(path)
         if not zipfile.is_zipfile(path):
             raise UnusableFile("is not an .npz of arrays, or is cut short")
-        file = np.load(path, allow_pickle=False)
-        with file:
-            given = Given(file)
+        given = Given(read_npz(path))
     except UnusableFile as problem:
         words = str(problem) if os.path.lexists(path) else "there is no such file"
         raise CheckpointError(f"--reference = {path}", words, FORMAT) from None
-    except (OSError, ValueError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError,
-            zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
-        raise CheckpointError(f"--reference = {path}", f"is not an .npz of arrays: {error}", FORMAT) from None
     for name, array in given.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
             raise CheckpointError(f"--reference: {name}", "is no array of real numbers", FORMAT)

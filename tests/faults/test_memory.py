@@ -1,0 +1,74 @@
+"""A small file cannot take all memory: what its headers ask for is compared with its size before anything is read."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs import files
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
+from mindspeed_mm_dit.wings.scores.image_set import open_image_set
+
+LARGE = np.zeros(1 << 20, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def little_is_free(monkeypatch):
+    monkeypatch.setattr(files, "FREE_BYTES", 1 << 20)
+
+
+def refused(read, path):
+    with pytest.raises(UserError, match=r"has [\d,]+ bytes and asks for [\d,]+ of memory") as caught:
+        read(path)
+    assert path.name in str(caught.value) and "damaged" not in str(caught.value)
+
+
+def test_an_npz_that_unpacks_to_far_more(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", mu=LARGE, sigma=LARGE, x=LARGE)
+    refused(read_arrays, tmp_path / "a.npz")
+    refused(lambda path: open_image_set("--reference", path), tmp_path / "a.npz")
+
+
+def test_a_pt_that_unpacks_to_far_more(tmp_path):
+    write_torch_file(tmp_path / "whole.pt", {"w": LARGE})
+    with (
+        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
+        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as a,
+    ):
+        for name in whole.namelist():
+            a.writestr(name, whole.read(name))
+    refused(read_weights, tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_a_pt_whose_tensors_show_the_same_numbers_again_and_again(tmp_path, count):
+    torch = pytest.importorskip("torch")
+    row = torch.zeros(1, 2048)
+    tensors = {"w": row.expand(1 << 10, -1)} if count == 1 else {f"w{n}": row.view(-1) for n in range(count)}
+    torch.save(tensors, tmp_path / "a.pt")
+    refused(read_weights, tmp_path / "a.pt")
+
+
+def test_a_pickle_that_numbers_what_it_does_not_have(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("a/data.pkl", pickle.PROTO + b"\x02Nr" + struct.pack("<I", 1 << 31) + b".")
+    with pytest.raises(UserError, match=r"its pickle is damaged: value 2,147,483,648 of 9 bytes"):
+        read_weights(tmp_path / "a.pt")
+
+
+def test_an_index_of_tensors_that_no_file_holds(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from mindspeed_mm_dit.checkpoint import torch_dcp, torch_pickles
+
+    torch_dcp.write({"model": {"w": torch.zeros(4)}}, tmp_path / "a")
+    index = torch_pickles.read_metadata(tmp_path / "a")
+    index.state_dict_metadata["model.w"].size = torch.Size([1 << 20])
+    (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(index))
+    refused(torch_dcp.shapes, tmp_path / "a")
