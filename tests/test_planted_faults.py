@@ -45,6 +45,14 @@ FAULTS = {
         "models/dit.py", "nn.LayerNorm(config.hidden_size, eps=1e-6", "nn.LayerNorm(config.hidden_size, eps=1e-5",
         "tests/golden/test_block.py",
     ),
+    "colours of images": Fault(
+        "data/transforms.py", 'in_srgb(image) if color_profiles == "convert" else image', "image",
+        "tests/data/test_colours.py -k followed_in_every",
+    ),
+    "colours of videos": Fault(
+        "data/video_display.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
+        "tests/data/test_video_display.py -k colours_are_those",
+    ),
     "strength of adapters": Fault(
         "checkpoint/lora/files.py", 'settings.get("lora_alpha", rank)', "rank",
         "tests/checkpoint/test_lora_files.py -k alpha_and_rank",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,17 @@ def test_every_pixel_of_an_image_in_srgb_stays(tmp_path, profile):
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png", icc_profile=profile)
     assert np.array_equal(load_pixels(str(tmp_path / "a.png"), 64, 3), pixels.transpose(2, 0, 1))
+
+
+def test_many_threads_follow_a_profile_at_once(tmp_path):
+    draw = np.random.default_rng(0)
+    paths = [str(tmp_path / f"{number}.png") for number in range(16)]
+    for path in paths:
+        Image.fromarray(draw.integers(0, 256, (64, 64, 3), np.uint8)).save(path, icc_profile=of_rgb(WIDE, 2.2))
+    alone = [load_pixels(path, 64, 3) for path in paths]
+    with ThreadPoolExecutor(8) as pool:
+        for own, together in zip(alone * 4, pool.map(lambda path: load_pixels(path, 64, 3), paths * 4)):
+            assert np.array_equal(own, together)
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
