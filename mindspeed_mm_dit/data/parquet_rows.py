@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, reason_of
 from mindspeed_mm_dit.data.image_captions import Told, joined, said_to_be
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
@@ -31,6 +31,8 @@ def scan(path: Path, sought: Sought) -> Scanned:
         return _scan(path, sought)
     except UserError:
         raise
+    except UnusableFile as problem:
+        raise DataError(str(path), str(problem), "fetch it again, or write it with smaller row groups") from None
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
         reason = " ".join(reason_of(error).split())
         raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
@@ -42,10 +44,11 @@ def _scan(path: Path, sought: Sought) -> Scanned:
     labels, names = _labels_in(path, parquet, sought.label) if sought.label else ([], ())
     groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
     counts = [group.num_rows for group in groups]
+    largest = max((group.total_byte_size for group in groups), default=0)
+    check_unfolded(check_file(path), max(largest, 16 * sum(counts)))
     where = np.empty((sum(counts), 2), np.int64)
     where[:, 0] = np.repeat(np.arange(len(counts)), counts)
     where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
-    largest = max((group.total_byte_size for group in groups), default=0)
     return Scanned(
         labels or [""] * len(where), where, names, read_bytes=largest, told=_told(path, parquet, sought.captions)
     )
@@ -76,7 +79,18 @@ def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
     if name not in known:
         cure = nearest(name, known) + f"set dataset_param.{setting} to one of {', '.join(known)}"
         raise DataError(f"{path}: column {name}", "is not there", cure)
-    return parquet.read(columns=[name]).column(0)
+    column = parquet.read(columns=[name]).column(0)
+    check_unfolded(check_file(path), sum(_text_bytes(chunk) for chunk in column.chunks))
+    return column
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Return the bytes of all texts of a chunk, which has each text but once until it is asked for."""
+    from pyarrow import compute, types
+
+    if not types.is_dictionary(chunk.type):
+        return 0
+    return int(compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0)
 
 
 class ParquetReader:
@@ -134,7 +148,10 @@ def _open(path: Path) -> Any:
             "pip install pyarrow (extra [parquet])",
         ) from None
     try:
-        return ParquetFile(path)
+        file = ParquetFile(path)
+        leaves = [file.schema.column(number) for number in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and ".list." not in leaf.path]
+        return ParquetFile(path, metadata=file.metadata, read_dictionary=texts)  # (what repeats takes no more memory)
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(str(path), f"is no Parquet file: {reason_of(error)}", "fetch it again") from None
 
@@ -153,6 +170,7 @@ def _check_pictures(path: Path, column: Any) -> None:
 
     inner = [column.type.field(number) for number in range(column.type.num_fields)]
     kind = next((field.type for field in inner if field.name == "bytes"), column.type)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
         cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
         raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no images", cure)

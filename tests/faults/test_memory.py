@@ -11,6 +11,8 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs import files
+from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan
+from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
@@ -61,6 +63,17 @@ def test_a_pickle_that_numbers_what_it_does_not_have(tmp_path):
         archive.writestr("a/data.pkl", pickle.PROTO + b"\x02Nr" + struct.pack("<I", 1 << 31) + b".")
     with pytest.raises(UserError, match=r"its pickle is damaged: value 2,147,483,648 of 9 bytes"):
         read_weights(tmp_path / "a.pt")
+
+
+def test_a_parquet_file_whose_captions_are_one_long_one(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = {"image": [{"bytes": b"a" * 10_000}] * 500, "caption": ["a" * 10_000] * 500, "label": [1] * 500}
+    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+    refused(lambda path: scan(path, Sought(None, ("caption",))), tmp_path / "a.parquet")
+    assert scan(tmp_path / "a.parquet", Sought("label", ())).labels == ["1"] * 500
+    assert ParquetReader().read(tmp_path / "a.parquet", 0, 499) == b"a" * 10_000
 
 
 def test_an_index_of_tensors_that_no_file_holds(tmp_path, monkeypatch):
