@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from mindspeed_mm_dit.terminal import plain
 
@@ -77,12 +76,6 @@ def not_installed(what: str, package: str, extra: str) -> PlatformError:
     """Return the error of ``what``, which needs a ``package`` that an ``extra`` of this one brings."""
     cure = f"pip install {package}, or install this package with its extra [{extra}]"
     return PlatformError(what, f"needs {package}, which is not installed", cure)
-
-
-def check_free(table: Mapping[Any, Any], name: Any, record: Any, what: str) -> None:
-    """Raise ConfigError if ``table`` holds another record than ``record`` as ``name``; ``what``: "optimizer 'lion'"."""
-    if table.get(name, record) is not record:
-        raise ConfigError(what, "is registered already", "choose another name, or uninstall one of the plugins")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

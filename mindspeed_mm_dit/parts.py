@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_TEXTS = "mindspeed_mm_dit.models.text_encoders"
 _OBJECTIVES = "mindspeed_mm_dit.objectives"
 _SOURCES = "mindspeed_mm_dit.data.sources"
 _TRACKERS = "mindspeed_mm_dit.training.trackers"
@@ -33,6 +34,26 @@ PARTS = {
         "wan_flow_match_scheduler": f"{_OBJECTIVES}.wan_flow.objective:WAN_FLOW",
         "mean_flow": f"{_OBJECTIVES}.mean_flow.objective:MEAN_FLOW",
     },
+    "predictor": {
+        "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",
+        "custom_dit": "mindspeed_mm_dit.configs.custom_dit:CustomDiTConfig",
+        "wan": "mindspeed_mm_dit.configs.wan:WanConfig",
+    },
+    "autoencoder": {
+        name: f"mindspeed_mm_dit.models.autoencoders:{name.upper()}"
+        for name in ("pixel", "autoencoder_kl", "wan_video_vae", "autoencoder_tiny", "autoencoder_dc")
+    },
+    "text encoder": {
+        "umt5": f"{_TEXTS}:UMT5",
+        "UMT5": f"{_TEXTS}:UMT5",
+        "t5": f"{_TEXTS}:T5",
+        "bert": f"{_TEXTS}:BERT",
+        "clip": f"{_TEXTS}:CLIP_TEXT",
+    },
+    "teacher": {
+        "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
+        "siglip": "mindspeed_mm_dit.models.teacher:SIGLIP",
+    },
     "data set": {
         "image_folder": f"{_SOURCES}:IMAGE_FOLDER",
         "parquet": f"{_SOURCES}:SHARDS",
@@ -48,4 +69,4 @@ PARTS = {
     },
 }
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
-class, an objective its ``model_id``; watchers are called in this order."""
+class, a section of model.json its ``model_id``; watchers are called in this order."""

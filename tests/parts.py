@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs.autoencoder import PixelConfig
 from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import (
@@ -20,7 +21,6 @@ from mindspeed_mm_dit.configs.model import (
     PREDICTOR_CONFIGS,
     TEXT_ENCODER_CONFIGS,
     ModelConfig,
-    PixelConfig,
     autoencoder_in,
     load_model_config,
 )

@@ -26,10 +26,8 @@ from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import (
-    AE_MODEL_MAPPINGS,
     AUTOENCODERS,
     OBJECTIVES,
-    PREDICTOR_MODEL_MAPPINGS,
     TEXT_ENCODERS,
     check_encoders,
     check_framework,
@@ -45,17 +43,13 @@ from tests.outside.condition import ANGLE, Angle, TurnedConfig
 from tests.outside.source import TURNED, write_turned
 
 TABLES = (
-    AE_CONFIGS,
-    AE_MODEL_MAPPINGS,
     AUTOENCODERS,
     CONDITIONS,
     OBJECTIVES,
     OPTIMIZERS,
     PREDICTOR_CONFIGS,
-    PREDICTOR_MODEL_MAPPINGS,
     SOURCES,
     TEXT_ENCODERS,
-    TEXT_ENCODER_CONFIGS,
 )
 FLAGS = {"seed": 0, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 3, "clip_grad": 0.0}
 BATCH, SIDE = 3, 4

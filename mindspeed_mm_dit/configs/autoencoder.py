@@ -271,7 +271,7 @@ class PixelConfig(AutoencoderConfig):
     channels: int = 3
     """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""
     model_id: str = "pixel"
-    """Key in AE_MODEL_MAPPINGS."""
+    """Names this kind of autoencoder."""
 
     downsample_factor = 1
     samples_posterior = False

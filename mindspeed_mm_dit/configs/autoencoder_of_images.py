@@ -66,7 +66,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the autoencoder runs."""
     model_id: str = "autoencoder_kl"
-    """Key in AE_MODEL_MAPPINGS."""
+    """Names this kind of autoencoder."""
     shift_factor: float = 0.0
     """Subtracted from the latents before they are multiplied, as in SD3 and FLUX. If left out, it is read from
     config.json."""
@@ -196,7 +196,7 @@ class AutoencoderTinyConfig(DeterministicAutoencoderConfig):
     """Section ``ae`` with ``model_id`` "autoencoder_tiny": TAESD and similar small substitutes for larger ones."""
 
     model_id: Literal["autoencoder_tiny"] = "autoencoder_tiny"
-    """Key in AE_MODEL_MAPPINGS."""
+    """Names this kind of autoencoder."""
 
     diffusers_class, weight_name, example = "AutoencoderTiny", "decoder.layers.0.weight", "madebyollin/taesd"
 
@@ -213,7 +213,7 @@ class AutoencoderDCConfig(DeterministicAutoencoderConfig):
     downsample_factor: int = 32
     """Height of an image divided by height of its latent."""
     model_id: Literal["autoencoder_dc"] = "autoencoder_dc"
-    """Key in AE_MODEL_MAPPINGS."""
+    """Names this kind of autoencoder."""
 
     diffusers_class, weight_name = "AutoencoderDC", "encoder.conv_in.weight"
     example = "mit-han-lab/dc-ae-f32c32-sana-1.0-diffusers"

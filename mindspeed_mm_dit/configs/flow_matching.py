@@ -68,7 +68,7 @@ class FlowMatchingConfig:
     sample_eps: float | None = None
     """Distance of the sampling times from the singular ends of the path, in [0, 0.5); null: as published."""
     model_id: str = "flow_matching"
-    """Key in OBJECTIVES."""
+    """Names this objective."""
 
     def __post_init__(self) -> None:
         for name in ("logit_std", "shift"):

@@ -37,7 +37,7 @@ class MeanFlowConfig:
     norm_eps: float = 0.01
     """Constant c of that weight, added to the squared error summed over a latent; 1e-12 to 1e6."""
     model_id: str = "mean_flow"
-    """Key in OBJECTIVES."""
+    """Names this objective."""
 
     kept_tensors = 8
 

@@ -9,51 +9,26 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import (
     AutoencoderConfig,
-    PixelConfig,
     PretrainedAutoencoderConfig,
     config_file,
 )
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
 from mindspeed_mm_dit.configs.autoencoder_of_images import (
-    AutoencoderDCConfig,
     AutoencoderKLConfig,
-    AutoencoderTinyConfig,
 )
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
-from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
-from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, feature_names
-from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, TextEncoderConfig, UMT5Config
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.teacher import TeacherConfig, feature_names
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
-from mindspeed_mm_dit.registry import Configs, load_plugins
+from mindspeed_mm_dit.registry import Configs, Joined
 
-PREDICTOR_CONFIGS: dict[str, type[PredictorConfig]] = {
-    "dit": DiTConfig,
-    "custom_dit": CustomDiTConfig,
-    "wan": WanConfig,
-}
-DIFFUSION_CONFIGS = Configs("objective")
-AE_CONFIGS: dict[str, type[AutoencoderConfig]] = {
-    "pixel": PixelConfig,
-    "autoencoder_kl": AutoencoderKLConfig,
-    "wan_video_vae": WanVAEConfig,
-    "autoencoder_tiny": AutoencoderTinyConfig,
-    "autoencoder_dc": AutoencoderDCConfig,
-}
-TEXT_ENCODER_CONFIGS: dict[str, type[TextEncoderConfig]] = {
-    "umt5": UMT5Config,
-    "UMT5": UMT5Config,
-    "t5": T5Config,
-    "bert": BertConfig,
-    "clip": CLIPTextConfig,
-}
-TEACHER_CONFIGS: dict[str, type[TeacherConfig]] = {"dinov2": Dinov2Config, "siglip": SiglipConfig}
+PREDICTOR_CONFIGS = Joined[type[PredictorConfig]]("predictor")
+DIFFUSION_CONFIGS, AE_CONFIGS = Configs("objective"), Configs("autoencoder")
+TEXT_ENCODER_CONFIGS, TEACHER_CONFIGS = Configs("text encoder"), Configs("teacher")
 
 
 @dataclass(frozen=True)
@@ -193,7 +168,6 @@ def load_model_config(path: str | Path) -> ModelConfig:
 
 def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelConfig:
     """Build a :class:`ModelConfig` from the parsed JSON of ``where``; plugins are loaded first."""
-    load_plugins()
     content = spelled_out(content, where)
     sections = {
         name: _section(content, name, kinds, where)

@@ -35,7 +35,7 @@ class WanConfig(VideoTransformerConfig):
     pos_embed_seq_len: None = None
     """For image-to-video, which is not supported; must be null."""
     model_id: str = "wan"
-    """Key in PREDICTOR_MODEL_MAPPINGS."""
+    """Names this kind of network."""
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
     network = "mindspeed_mm_dit.models.video_transformer:Wan"

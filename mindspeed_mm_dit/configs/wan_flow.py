@@ -36,7 +36,7 @@ class WanFlowConfig:
     """Draw a time for each sample, or one for the whole micro-batch as MindSpeed-MM does; then the micro-batch size
     changes what is trained. Our own key, unknown to MindSpeed-MM."""
     model_id: str = "wan_flow_match_scheduler"
-    """Key in OBJECTIVES."""
+    """Names this objective."""
 
     kept_tensors = 4
     """Number of float32 tensors of the size of a latent that the loss keeps for backward."""

@@ -1,82 +1,46 @@
-"""The tables from which model.json chooses by ``model_id``, under MindSpeed-MM's names.
+"""The encoders, teachers and networks of a model.json, which names each by its ``model_id``.
 
-MindSpeed-MM calls OBJECTIVES DIFFUSION_MODEL_MAPPINGS; AE_MODEL_MAPPINGS has the builders of AUTOENCODERS.
-
-An entry builds its object from the frozen dataclass of its section. You can add entries, also from another package
-with a plugin (``configs/plugins.py``). An objective, an autoencoder or a text encoder is one record: pass it to
-``register_objective``, ``register_autoencoder`` or ``register_text_encoder``. A predictor is a config class that names
-its network (``configs/predictor.py``): pass it to ``register_predictor``. No framework is imported before something is
-built.
+A predictor is a config class that names its network (``configs/predictor.py``); the others are records. All join by
+name (``mindspeed_mm_dit.registry``). No framework is imported before something is built.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
-from mindspeed_mm_dit.configs.model import (
-    AE_CONFIGS,
-    PREDICTOR_CONFIGS,
-    TEACHER_CONFIGS,
-    TEXT_ENCODER_CONFIGS,
-    ModelConfig,
-)
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
-from mindspeed_mm_dit.errors import PlatformError, check_free
-from mindspeed_mm_dit.framework import active, own
-from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder, PixelAutoencoder
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework import active
+from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
 from mindspeed_mm_dit.models.on_paper import adapters_of
-from mindspeed_mm_dit.models.teacher import DINOV2, SIGLIP, TeacherKind
+from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
-from mindspeed_mm_dit.models.text_encoders import BERT, CLIP_TEXT, T5, UMT5
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
+from mindspeed_mm_dit.registry import Joined
 
-Builder = Callable[[Any], Any]
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
 
-def _network(config: Any) -> Any:
+AUTOENCODERS = Joined[AutoencoderKind]("autoencoder")
+TEXT_ENCODERS = Joined[TextEncoderKind]("text encoder")
+TEACHERS = Joined[TeacherKind]("teacher")
+
+
+def network_of(config: PredictorConfig) -> Any:
+    """Build the network of a section ``predictor``, without values."""
     module, _, name = config.network.partition(":")
     return getattr(importlib.import_module(module), name)(config)
 
 
-def _autoencoder_kl(config: Any) -> Any:
-    return own("mindspeed_mm_dit.models.autoencoder_kl").AutoencoderKL(config)
-
-
-def _wan_video_vae(config: Any) -> Any:
-    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
-
-    return AutoencoderKLWan(config)
-
-
-def _deterministic(config: Any) -> Any:
-    from mindspeed_mm_dit.models.diffusers_autoencoders import DiffusersAutoencoder
-
-    return DiffusersAutoencoder(config)
-
-
-PREDICTOR_MODEL_MAPPINGS: dict[str, Builder] = dict.fromkeys(PREDICTOR_CONFIGS, _network)
-AUTOENCODERS: dict[str, AutoencoderKind] = {
-    name: AutoencoderKind(AE_CONFIGS[name], build)
-    for name, build in (
-        ("pixel", PixelAutoencoder), ("autoencoder_kl", _autoencoder_kl), ("wan_video_vae", _wan_video_vae),
-        ("autoencoder_tiny", _deterministic), ("autoencoder_dc", _deterministic),
-    )
-}  # fmt: skip
-AE_MODEL_MAPPINGS: dict[str, Builder] = {name: kind.build for name, kind in AUTOENCODERS.items()}
-TEXT_ENCODERS: dict[str, TextEncoderKind] = {"umt5": UMT5, "UMT5": UMT5, "t5": T5, "bert": BERT, "clip": CLIP_TEXT}
-TEACHERS: dict[str, TeacherKind] = {"dinov2": DINOV2, "siglip": SIGLIP}
-
-
 def build_predictor(config: ModelConfig) -> Any:
     """Build the network of model.json with the adapters beside its layers; the values come later."""
-    network = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+    network = network_of(config.predictor)
     if adapters := adapters_of(config):
         from mindspeed_mm_dit.models.lora import with_adapters
 
@@ -162,30 +126,18 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
 
 
 def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:
-    """Add an autoencoder, so that section ``ae`` can name its ``model_id``.
-
-    Raises ConfigError if the name is taken.
-    """
-    check_free(AUTOENCODERS, model_id, kind, f"model_id = {model_id!r}")
-    AUTOENCODERS[model_id], AE_CONFIGS[model_id], AE_MODEL_MAPPINGS[model_id] = kind, kind.config, kind.build
+    """Add an autoencoder, so that section ``ae`` can name its ``model_id``; ConfigError if the name is taken."""
+    AUTOENCODERS[model_id] = kind
 
 
 def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
-    """Add a text encoder, so that section ``text_encoder`` can name its ``model_id``.
-
-    Raises ConfigError if the name is taken.
-    """
-    check_free(TEXT_ENCODERS, model_id, kind, f"model_id = {model_id!r}")
-    TEXT_ENCODERS[model_id], TEXT_ENCODER_CONFIGS[model_id] = kind, kind.config
+    """Add a text encoder, so that section ``text_encoder`` can name its ``model_id``; ConfigError if it is taken."""
+    TEXT_ENCODERS[model_id] = kind
 
 
 def register_teacher(model_id: str, kind: TeacherKind) -> None:
-    """Add a teacher, so that section ``teacher`` can name its ``model_id``.
-
-    Raises ConfigError if the name is taken.
-    """
-    check_free(TEACHERS, model_id, kind, f"model_id = {model_id!r}")
-    TEACHERS[model_id], TEACHER_CONFIGS[model_id] = kind, kind.config
+    """Add a teacher, so that section ``teacher`` can name its ``model_id``; ConfigError if the name is taken."""
+    TEACHERS[model_id] = kind
 
 
 def register_predictor(config: type[PredictorConfig]) -> None:
@@ -193,27 +145,21 @@ def register_predictor(config: type[PredictorConfig]) -> None:
 
     Raises ConfigError if the name is taken.
     """
-    model_id = config.model_id
-    check_free(PREDICTOR_CONFIGS, model_id, config, f"model_id = {model_id!r}")
-    PREDICTOR_CONFIGS[model_id], PREDICTOR_MODEL_MAPPINGS[model_id] = config, _network
+    PREDICTOR_CONFIGS[config.model_id] = config
 
 
 __all__ = [
-    "AE_CONFIGS",
-    "AE_MODEL_MAPPINGS",
     "AUTOENCODERS",
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
-    "PREDICTOR_MODEL_MAPPINGS",
     "TEACHERS",
-    "TEACHER_CONFIGS",
     "TEXT_ENCODERS",
-    "TEXT_ENCODER_CONFIGS",
     "build_predictor",
     "load_autoencoder",
     "load_encoders",
     "load_teachers",
     "load_text_encoder",
+    "network_of",
     "open_tokenizer",
     "register_autoencoder",
     "register_objective",

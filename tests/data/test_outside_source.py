@@ -15,7 +15,7 @@ from mindspeed_mm_dit.data.draws import Stream, coins
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register_predictor
+from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.outside.condition import ANGLE, Angle, TurnedConfig, on_circle
 from tests.outside.source import TURNED, write_turned
@@ -30,7 +30,7 @@ def joined():
     register_predictor(TurnedConfig)
     yield
     for table, name in ((SOURCES, "turned"), (CONDITIONS, "tests.outside.condition.Angle"),
-                        (PREDICTOR_MODEL_MAPPINGS, "turned"), (PREDICTOR_CONFIGS, "turned")):  # fmt: skip
+                        (PREDICTOR_CONFIGS, "turned")):  # fmt: skip
         del table[name]
 
 

@@ -40,11 +40,11 @@ def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
 
 
 def test_the_framework_chooses_the_module(framework, small):
-    from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+    from mindspeed_mm_dit.models.registry import AUTOENCODERS
 
     if framework.active() == "pytorch":
         pytest.importorskip("diffusers")
-    chosen = AE_MODEL_MAPPINGS["autoencoder_kl"](AutoencoderKLConfig(str(small[0]), downsample_factor=2))
+    chosen = AUTOENCODERS["autoencoder_kl"].build(AutoencoderKLConfig(str(small[0]), downsample_factor=2))
     module = {"pytorch": "diffusers_autoencoders", "mindspore": "autoencoder_kl.autoencoder"}[framework.active()]
     assert type(chosen).__module__ == f"mindspeed_mm_dit.models.{module}"
 

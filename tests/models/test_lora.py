@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import Beside, Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.models.test_outside_predictor import FLOW, PREDICTOR, joined  # noqa: F401
 
@@ -95,7 +95,7 @@ def test_frozen_modules_have_no_gradient_and_the_others_keep_theirs(framework, c
 def test_what_is_no_linear_layer_of_the_framework_cannot_have_an_adapter(framework, config):
     from mindspeed_mm_dit.models.lora import with_adapters
 
-    network = PREDICTOR_MODEL_MAPPINGS[config.predictor.model_id](config.predictor)
+    network = network_of(config.predictor)
     for name, words in (("nothing.there", "absent"), ("", "not a Linear")):
         with pytest.raises(ConfigError, match=words):
             with_adapters(network, {name: Beside(2, 1.0)})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS, AUTOENCODERS, TEXT_ENCODERS
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.outside import plugin
 
@@ -22,10 +22,7 @@ VIDEO = {
 def joined():
     plugin.join()
     yield
-    for table in (AUTOENCODERS, AE_CONFIGS, AE_MODEL_MAPPINGS):
-        del table["folded"]
-    for table in (TEXT_ENCODERS, TEXT_ENCODER_CONFIGS):
-        del table["letters"]
+    del AUTOENCODERS["folded"], TEXT_ENCODERS["letters"]
 
 
 def trained(config, **given):

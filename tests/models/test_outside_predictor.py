@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS, register_predictor
+from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
@@ -37,7 +37,7 @@ def joined():
     plugin.join()
     yield
     for table, name in (
-        (PREDICTOR_MODEL_MAPPINGS, "residual"), (PREDICTOR_CONFIGS, "residual"),
+        (PREDICTOR_CONFIGS, "residual"),
         (OBJECTIVES, "denoise"), (OPTIMIZERS, "lion"),
     ):  # fmt: skip
         del table[name]

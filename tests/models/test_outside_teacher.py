@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.model import TEACHER_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.teacher import Dinov2Config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -29,7 +29,7 @@ def config():
         {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": {"model_id": "flow_matching"},
          "teacher": {"model_id": "brightness", "weight": weight}, "predictor": predictor | learned}, "model.json",
     )  # fmt: skip
-    del TEACHERS["brightness"], TEACHER_CONFIGS["brightness"]
+    del TEACHERS["brightness"]
 
 
 def test_its_part_in_the_loss_has_its_weight_and_trains_the_network(config):

@@ -88,9 +88,9 @@ def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
 
 @pytest.mark.parametrize("config", [CUSTOM, WAN], ids=["custom_dit", "wan"])
 def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
-    from mindspeed_mm_dit.models.registry import PREDICTOR_MODEL_MAPPINGS
+    from mindspeed_mm_dit.models.registry import network_of
 
-    shapes = framework.runtime.shapes(PREDICTOR_MODEL_MAPPINGS[config.model_id](config))
+    shapes = framework.runtime.shapes(network_of(config))
     assert parameters_of(config).shapes() == shapes
     found = predictor_of(shapes, {})
     assert type(found) is type(config) and parameters_of(found).shapes() == shapes

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import AE_MODEL_MAPPINGS
+from mindspeed_mm_dit.models.registry import AUTOENCODERS
 from mindspeed_mm_dit.models.video_transformer import CustomDiT
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.composite import restore
@@ -127,7 +127,7 @@ class SoRAAutoencoder:
     def __init__(self, **section: Any) -> None:
         self.config = _config(AE_CONFIGS[section["model_id"]], section, "ae", host_keys=("dtype",))
         with real_memory():
-            self.autoencoder = AE_MODEL_MAPPINGS[self.config.model_id](self.config)
+            self.autoencoder = AUTOENCODERS[self.config.model_id].build(self.config)
 
     def encode(self, x: Tensor) -> Tensor:
         """Encode images (B, 3 or 1, H, W), uint8 or in [-1, 1], to scaled latents; a posterior is sampled."""
