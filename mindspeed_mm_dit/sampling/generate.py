@@ -109,7 +109,7 @@ def generate(
     config: ModelConfig,
     asked: Asked,
     settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda samples: None,
+    on_step: Callable[[int], object] = lambda samples: None,
 ) -> np.ndarray:
     """Generate the samples that are asked for.
 
@@ -129,7 +129,7 @@ def generate_path(
     asked: Asked,
     settings: SampleSettings,
     points: int,
-    on_step: Callable[[int], None] = lambda samples: None,
+    on_step: Callable[[int], object] = lambda samples: None,
 ) -> np.ndarray:
     """Generate the samples that are asked for, with ``points`` states of the chain on their path from noise.
 
@@ -181,7 +181,7 @@ def _generate_batch(
     null: Arrays,
     settings: SampleSettings,
     points: int,
-    on_step: Callable[[int], None],
+    on_step: Callable[[int], object],
 ) -> np.ndarray:
     """Return samples, after ``points`` - 1 states on their path, (B, points, C, ...) uint8."""
     numbers = asked.first_number + np.arange(len(asked))

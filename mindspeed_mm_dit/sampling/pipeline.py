@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,7 @@ class Pipeline:
         bf16: bool = False,
         options: Mapping[str, Any] | None = None,
         path: int = 1,
+        on_step: Callable[[int], object] = lambda samples: None,
     ) -> Samples:
         """Generate ``num`` samples of each class, prompt or vector (P,), bit for bit those of ``mm-dit sample``.
 
@@ -176,7 +177,8 @@ class Pipeline:
         array holds labels. A single class or prompt needs no list. steps, sampler: None for the objective's defaults.
         guidance: 1 is none, larger follows the condition more closely; ``channels`` and ``interval`` limit it. frames,
         size (H, W) or "HxW": generate videos or images of another size. options: further options of the sampler, by
-        name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps only the samples.
+        name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
+        after every step with the number of samples it worked on.
 
         Raises:
             ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
@@ -192,7 +194,7 @@ class Pipeline:
         total = len(asked) * num * path
         check_amount(f"num = {num}, path = {path}" if path > 1 else f"num = {num}", total, config, Path("as.npz"))
         asked = asked.each(num)
-        walked = generate_path(self.model, config, asked, settings, path)
+        walked = generate_path(self.model, config, asked, settings, path, on_step)
         titles = tuple(asked.titles(self.classes))
         return Samples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.files import lines_of
+from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
@@ -22,11 +24,23 @@ LOOPBACK = "127.0.0.1"
 POINTS = 8
 """States shown on the path from noise."""
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
+MOST_ASKED, MOST_LETTERS, MOST_WAITING = 64, 10_000, 16
+"""Most classes or prompts of a drawing, letters of its prompts, and drawings that wait for the one under way."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+class _VisitorLeft(Exception):
+    """Nobody waits for a drawing any more."""
 
 
 def gradio() -> Any:
-    """Import Gradio, with its analytics off; raises PlatformError if it is not installed."""
+    """Import Gradio, with its analytics off; raises PlatformError if it is not installed.
+
+    From then on this process uses no proxy: it asks no machine but this one.
+    """
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    for name in [name for name in os.environ if name.lower() in _PROXIES]:
+        del os.environ[name]
     try:
         import gradio
     except ImportError as error:
@@ -41,13 +55,29 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
     """Serve the page to this machine alone, until Ctrl-C."""
     page = page_of(pipe, title)
     try:
-        _, address, _ = page.launch(
-            server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True
-        )
+        address = launch(page, port)
     except OSError as error:
         raise ConfigError(f"--port = {port}", f"cannot be listened on: {error}", "use another") from None
     say(f"open {address} in your browser; Ctrl-C ends it")
     page.block_thread()
+
+
+def launch(page: Any, port: int | None = None) -> str:
+    """Serve a page in the background, and return its address; ``port``: None for any that is free.
+
+    It answers only requests to this machine by its own name: a name of another site that was made to lead here is
+    refused. Nothing is uploaded, and one drawing is made at a time.
+    """
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    own_names = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+    page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
+    _, address, _ = page.launch(
+        server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
+        max_file_size="1kb", app_kwargs={"middleware": [own_names]},
+    )  # fmt: skip
+    return str(address)
 
 
 def page_of(pipe: Pipeline, title: str) -> Any:
@@ -56,8 +86,21 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     if "vector" in conditions.items:
         raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
                           "sample it from Python: docs/python.md")  # fmt: skip
-    is_video = len(pipe.config.sample_size) == 3
-    with gr.Blocks(title=title) as page, gr.Row():
+    is_video, left = len(pipe.config.sample_size) == 3, set[str]()
+
+    def draw(classes, prompts, num, scale, steps, sampler, seed, request) -> Any:  # type: ignore[no-untyped-def]
+        def go_on(samples: int) -> None:
+            if request.session_hash in left:
+                raise _VisitorLeft
+
+        return _drawn(pipe, classes, prompts, num, scale, steps, sampler, seed, go_on)
+
+    def leave(request) -> None:  # type: ignore[no-untyped-def]
+        left.add(request.session_hash)
+
+    for function in (draw, leave):
+        function.__annotations__["request"] = gr.Request  # tells Gradio to pass it
+    with gr.Blocks(title=title, delete_cache=(600, 3600)) as page, gr.Row():
         with gr.Column():
             classes = _classes(pipe)
             prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
@@ -74,7 +117,8 @@ def page_of(pipe: Pipeline, title: str) -> Any:
             gr.Markdown("### The path from noise")
             path = _picture()
         asked = [classes, prompts, num, scale, steps, sampler, seed]
-        button.click(lambda *values: _drawn(pipe, *values), asked, [samples, path], api_name="draw")
+        button.click(draw, asked, [samples, path], api_name="draw")
+        page.unload(leave)
     return page
 
 
@@ -91,19 +135,42 @@ def _classes(pipe: Pipeline) -> Any:
 
 
 def _drawn(
-    pipe: Pipeline, classes: list[int], prompts: str, num: float, scale: float, steps: float, sampler: str, seed: float
+    pipe: Pipeline,
+    classes: Any,
+    prompts: Any,
+    num: Any,
+    scale: Any,
+    steps: Any,
+    sampler: Any,
+    seed: Any,
+    go_on: Callable[[int], object] = lambda samples: None,
 ) -> tuple[Any, Image.Image]:
-    """Return what the page shows: the samples, and their paths from noise; the page also shows errors."""
+    """Return what the page shows: the samples, and their paths from noise; the page also shows errors.
+
+    The values come from anyone who can reach the page, not only from its sliders.
+    """
     items = pipe.config.predictor.conditions.items
     try:
+        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
+        for item, own in given.items():
+            check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
         samples = pipe.sample(
-            np.array(classes, np.int64) if "label" in items else None,
-            prompts=[line for line in lines_of(prompts) if line.strip()] if "caption" in items else None,
-            num=int(num), steps=int(steps), guidance=scale, sampler=sampler, seed=int(seed), path=POINTS,
+            given["label"] if "label" in items else None,
+            prompts=given["caption"] if "caption" in items else None,
+            num=whole_number("samples of each", num, 1, MOST_EACH), steps=whole_number("steps", steps, 1, MOST_STEPS),
+            guidance=number("guidance scale", scale, 0, MOST_SCALE), sampler=sampler, seed=seed, path=POINTS,
+            on_step=go_on,
         )  # fmt: skip
         return _shown(samples), _way(samples)
-    except UserError as error:
-        raise gradio().Error(str(error)) from None
+    except (UserError, OSError) as error:
+        raise gradio().Error(str(error), print_exception=False) from None
+    except _VisitorLeft:
+        raise gradio().Error("its visitor left", print_exception=False) from None
+
+
+def _lines(prompts: Any) -> list[str]:
+    check_between("letters of the prompts", len(str(prompts)), 0, MOST_LETTERS)
+    return [line for line in lines_of(str(prompts)) if line.strip()]
 
 
 def _shown(samples: Samples) -> Any:

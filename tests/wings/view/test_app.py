@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import importlib.util
 import io
 import shutil
+import threading
 import urllib.parse
 import urllib.request
 
@@ -27,11 +29,10 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 @contextlib.contextmanager
 def serving(pipe):
     """The address of a model's page."""
-    from mindspeed_mm_dit.wings.view.app import LOOPBACK, page_of
+    from mindspeed_mm_dit.wings.view.app import launch, page_of
 
     page = page_of(pipe, "some model")
-    _, address, _ = page.launch(server_name=LOOPBACK, prevent_thread_lock=True, quiet=True, ssr_mode=False)
-    yield address
+    yield launch(page)
     page.close()
 
 
@@ -73,11 +74,70 @@ def test_prompts_draw_an_animation_each_and_the_way_of_their_middle_frames(tmp_p
     assert pixels_of(way).shape[1] > 8 * 32
 
 
-def test_what_cannot_be_drawn_is_said_on_the_page(served):
-    _, address = served
-    asked = client.Client(address, verbose=False)
-    with pytest.raises(client.exceptions.AppError, match="ConfigError: classes: is empty"):
-        asked.predict([], "", 1, 2.0, 4, "ddim", 5, api_name="/draw")
+GOOD = {"classes": [3], "prompts": "", "num": 1, "scale": 2.0, "steps": 4, "sampler": "ddim", "seed": 5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"classes": []}, "ConfigError: classes: is empty"),
+        ({"classes": [1] * 65}, "number of labels = 65: must be a number of at most 64"),
+        ({"num": 9}, "samples of each = 9: must be a number of at most 8"),
+        ({"num": 1.5}, "samples of each = 1.5: must be a whole number"),
+        ({"steps": 251}, "steps = 251: must be a number of at most 250"),
+        ({"scale": 11}, "guidance scale = 11.0: must be a number of at most 10"),
+        ({"seed": -1}, "seed"),
+        ({"prompts": "x" * 10_001}, "letters of the prompts = 10001: must be a number of at most 10,000"),
+    ],
+)
+def test_what_cannot_be_drawn_or_would_take_too_much_is_said_whoever_asks(served, asked, message):
+    from mindspeed_mm_dit.wings.view import app
+
+    with pytest.raises(app.gradio().Error, match=message):
+        app._drawn(served[0], **{**GOOD, **asked})
+
+
+def test_the_server_says_so_too_and_takes_no_upload_and_no_name_of_another_site(served):
+    asked = client.Client(served[1], verbose=False)
+    with pytest.raises(client.exceptions.AppError, match="900 is greater than maximum value 8"):
+        asked.predict(*{**GOOD, "num": 900}.values(), api_name="/draw")
+    there = urllib.parse.urlsplit(served[1])
+    body = b"--x\r\nContent-Disposition: form-data; name=files; filename=a\r\n\r\n" + b"0" * 5000 + b"\r\n--x--\r\n"
+    sent = {"Content-Type": "multipart/form-data; boundary=x", "Host": there.netloc}
+    for method, path, content, headers, code in (
+        ("POST", "/gradio_api/upload", body, sent, 413),
+        ("GET", "/", None, {"Host": "elsewhere.example"}, 400),
+        ("GET", "/", None, {"Host": f"localhost:{there.port}"}, 200),
+    ):
+        link = http.client.HTTPConnection(there.hostname, there.port)
+        link.request(method, path, content, headers)
+        assert link.getresponse().status == code, path
+
+
+def test_a_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
+    began, ended = threading.Event(), threading.Event()
+
+    def sample(*asked, on_step, **more):
+        began.set()
+        try:
+            while True:
+                on_step(1)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(type(served[0]), "sample", sample)
+    asked = client.Client(served[1], verbose=False)
+    asked.submit(*GOOD.values(), api_name="/draw")
+    assert began.wait(120)
+    asked.close()
+    assert ended.wait(120)
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_a_page_of_this_machine(monkeypatch):
+    for name in ("http_proxy", "HTTPS_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "socks5://127.0.0.1:9")
+    with serving(dit.create("digits", framework=FRAMEWORK)) as address:
+        assert client.Client(address, verbose=False).endpoints
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium of this system")
