@@ -8,13 +8,13 @@ from typing import Any, TextIO, TypeVar
 
 Text = TypeVar("Text", bound=str)
 
-_CODES = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
-"""What moves a cursor, changes colours, or turns the direction of a text around."""
+_CODES = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)]
+"""What moves a cursor, changes colours, or turns the direction of a text around; and bytes that are no text."""
 _SHOWN = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\t"}
 
 
 def plain(text: Text) -> Text:
-    """Return ``text`` with codes that a terminal would obey written out, e.g. ``\\x1b``."""
+    """Return ``text`` with codes that a terminal would obey, and bytes that are no text, written out: ``\\x1b``."""
     return text.translate(_SHOWN)  # type: ignore[return-value]  # (a Markup stays one)
 
 

@@ -14,8 +14,8 @@ from mindspeed_mm_dit.terminal import plain, say
 from tests.conftest import FRAMEWORK, ROOT
 from tests.training.launch import Configs
 
-ODD = "cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac"
-SHOWN = r"cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac"
+ODD = "cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac\udce9"
+SHOWN = r"cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac\udce9"
 
 
 def test_a_name_with_codes_of_a_terminal_is_shown_in_lines_errors_and_pages(tmp_path, capsys):

@@ -158,7 +158,7 @@ def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
     if not is_folder(folder):
         raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
-    files = sorted(path for path in folder.rglob(f"*{kind.suffix}") if not path.name.startswith("."))
+    files = sorted(path for path in folder.rglob("[!.]*") if path.suffix.lower() == kind.suffix)
     chosen = [path for path in files if path.name.startswith(param.split or "")]
     if not chosen:
         begin = f", and whose names begin with {param.split!r}" if param.split else ""

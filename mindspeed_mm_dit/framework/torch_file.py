@@ -344,7 +344,7 @@ class _TensorPickler:
         if isinstance(value, float):
             return pickle.BINFLOAT + struct.pack(">d", value)
         if isinstance(value, str):
-            return pickle.BINUNICODE + self._sized("<I", value.encode())
+            return pickle.BINUNICODE + self._sized("<I", value.encode("utf-8", "surrogatepass"))  # (as pickle does)
         if isinstance(value, Mapping):
             items = b"".join(self._value(part) for item in value.items() for part in item)
             return pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_betw
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.terminal import plain
 
 FLAGS = {
     "label": ("--classes", "--num-per-class"),
@@ -66,7 +67,7 @@ class Asked:
             words.append([classes[n] if n < len(classes) else str(n) for n in self.values["label"]])
         if "caption" in self.values:
             words.append(list(self.values["caption"]))
-        return [", ".join(own) for own in zip(*words)] if words else [str(n) for n in range(len(self))]
+        return [plain(", ".join(own)) for own in zip(*words)] if words else [str(n) for n in range(len(self))]
 
 
 def check_asked(asked: Asked, config: ModelConfig) -> None:

@@ -47,7 +47,7 @@ def tree():
     return {
         "arrays": {code: draw.integers(0, 2, (3, 4)).astype(code) for code in dtypes},
         "scalar": np.float32(0.1), "empty": np.zeros((0, 3), np.float32), "transposed": draw.random((3, 5)).T,
-        "plain": [1, -1, 0, 255, 2**40, 0.1, "text äöü", None, True, False, ("a", (2,), ()), [], {}],
+        "plain": [1, -1, 0, 255, 2**40, 0.1, "text äöü", "a byte \udce9", None, True, False, ("a", (2,), ()), [], {}],
         3: "keys may be numbers",
     }  # fmt: skip
 

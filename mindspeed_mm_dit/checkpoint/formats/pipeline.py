@@ -124,4 +124,5 @@ def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
 
 
 def _write(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    file.write_text(text, "utf-8", "backslashreplace")  # (as JSON writes a byte of a name that is no text)

@@ -93,6 +93,15 @@ def test_every_flag_is_written_with_its_reason_and_read_back(here):
     assert lines[lines.index("--lr-decay-style cosine") - 1] == "# down to 0 at the end"
 
 
+def test_a_class_whose_name_is_no_text_is_learned_too(here, capsys):
+    (here / "images/china").rename(here / "images/ch\udce9na")
+    assert init("images", "--output", "c\udcf6nfig") == 0
+    assert r"0 ch\udce9na (30)" in capsys.readouterr().out
+    assert load_data_config(here / "c\udcf6nfig/data.json").dataset_param.data_folder == "images"
+    words = read_train_args(here / "c\udcf6nfig/train.args")
+    assert words[words.index("--save") + 1] == "outputs/c?nfig/checkpoints"
+
+
 def test_images_without_folders_are_one_class(here, capsys):
     assert init("images/china", "--output", "config") == 0
     assert dataset(here / "config")["single_class"] is True
@@ -182,6 +191,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
     ("flags", "message"),
     [
         ("image --output c", "IMAGES = image: is not there\n    Cure: Did you mean 'images'? name a folder"),
+        ("im\udce9ges --output c", r"IMAGES = im\udce9ges: is not UTF-8, as data.json must be"),
         ("empty --output c", "IMAGES = empty: holds no images (left out: 1 .heic)\n    Cure: name a folder that has"),
         ("notes.txt --output c", "IMAGES = notes.txt: is a file, and no index with the columns image_path,label"),
         ("splits --output c", "IMAGES = splits: holds train, which are no classes\n    Cure: name splits/train"),

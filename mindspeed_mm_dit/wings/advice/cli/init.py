@@ -92,9 +92,9 @@ def run(args: argparse.Namespace) -> int:
         dataset["latents"] = _latents(args)
     classes = f"{len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
     found = f"{len(index):,} images in {classes} of {param.data_folder}: {reason}"
-    name = Path(os.path.abspath(args.output)).name
+    name = Path(os.path.abspath(args.output)).name.encode("utf-8", "replace").decode()
     for file, text in files_of(starter, dataset, found, f"outputs/{name}").items():
-        Path(args.output, file).write_text(text, encoding="utf-8")
+        Path(args.output, file).write_text(text, "utf-8", "backslashreplace")
     _print_choices(starter, reason)
     _print_commands(args, starter, machine, index, name)
     return 0
@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_flags(args: argparse.Namespace) -> None:
     check_path("IMAGES", args.images)
+    if args.images.encode("utf-8", "ignore").decode() != args.images:
+        raise ConfigError(f"IMAGES = {args.images}", "is not UTF-8, as data.json must be", "name it . from inside it")
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
