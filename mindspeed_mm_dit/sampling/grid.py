@@ -28,6 +28,11 @@ ENDINGS = (".npz", *PICTURES)
 _JPEG_PIXELS = 65_500
 
 
+def image_of(pixels: np.ndarray) -> Image.Image:
+    """Return pixels (H, W, 3 or 1) uint8 as an image."""
+    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+
+
 def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
     """Lay out images (N, H, W, 3 or 1) uint8 by title, at most ``per_title`` of each.
 
@@ -44,9 +49,7 @@ def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None =
     for number, (text, font) in enumerate(texts):
         pen.text((4, line * step + high // 2), text, fill="black", font=font, anchor="lm")
         for place, image in enumerate(shown[number]):
-            picture = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).resize(
-                (wide, high), Image.Resampling.NEAREST
-            )
+            picture = image_of(image).resize((wide, high), Image.Resampling.NEAREST)
             grid.paste(picture, (margin + place % LINE * (wide + GAP_PIXELS), (line + place // LINE) * step))
         line += -(-len(shown[number]) // LINE)
     return grid

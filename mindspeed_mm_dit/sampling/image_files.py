@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.grid import draw_grid, image_of
 from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 
@@ -22,7 +22,7 @@ def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | No
 def png_of(image: np.ndarray) -> bytes:
     """Return an image (H, W, 3 or 1) uint8 as a PNG."""
     png = io.BytesIO()
-    Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(png, "PNG")
+    image_of(image).save(png, "PNG")
     return png.getvalue()
 
 

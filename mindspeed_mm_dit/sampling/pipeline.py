@@ -25,6 +25,7 @@ from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
+from mindspeed_mm_dit.sampling.grid import image_of
 from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
 from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
 from mindspeed_mm_dit.sampling.outputs import Output
@@ -60,7 +61,7 @@ class Samples(Sequence[Any]):
         if isinstance(number, slice):
             return [self[one] for one in range(*number.indices(len(self)))]
         sample = self.arrays[number]
-        return _image(sample) if sample.ndim == 3 else [_image(frame) for frame in sample]
+        return image_of(sample) if sample.ndim == 3 else [image_of(frame) for frame in sample]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))
@@ -85,10 +86,6 @@ class Samples(Sequence[Any]):
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
         return png_of(np.asarray(self.grid()))
-
-
-def _image(pixels: np.ndarray) -> Image.Image:
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def _listed(name: str, asked: Any) -> list[Any] | None:

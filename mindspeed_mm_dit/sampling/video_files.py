@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.fonts import drawable
+from mindspeed_mm_dit.sampling.grid import image_of
 
 FPS = 16.0
 """Frames per second of written videos: Wan's."""
@@ -82,8 +83,7 @@ def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
         text, font = _text_of(title, picture.width)
         pen.text((2, row * step_y), text, fill="black", font=font)
         for column, frame in enumerate(clip):
-            image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
-            cell = image.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+            cell = image_of(frame).resize((width * scale, height * scale), Image.Resampling.NEAREST)
             picture.paste(cell, (column * step_x, row * step_y + CAPTION_PIXELS))
     return picture
 

@@ -21,7 +21,9 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
-from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
+from mindspeed_mm_dit.training.trackers.contract import Opening
+from mindspeed_mm_dit.training.trackers.registry import TRACKERS, Guarded
+from mindspeed_mm_dit.training.trackers.tensorboard import TensorBoardConfig
 from mindspeed_mm_dit.wings.view.logs import read_scalar
 from tests.conftest import GOLDEN, run_config
 
@@ -337,18 +339,19 @@ def test_a_damaged_size_of_an_old_mindspore_checkpoint_is_a_damaged_checkpoint(t
 
 
 def test_a_disk_that_fills_up_costs_the_curve_and_not_the_run(tmp_path, monkeypatch, capsys):
-    scalars = Scalars(str(tmp_path / "tb"), iteration=0)
+    config = TensorBoardConfig(str(tmp_path / "tb"))
+    scalars = Guarded(TRACKERS["tensorboard"], config, Opening(0, config.dir, {}))
     scalars.add(1, {"train/loss": 1.0})
 
     def refuse(*_):
         raise FULL
 
-    monkeypatch.setattr(scalars._file, "flush", refuse)
+    monkeypatch.setattr(scalars._tracker._file, "flush", refuse)
     for iteration in range(2, 30):
         scalars.add(iteration, {"train/loss": 1.0})
     scalars.close()
     said = capsys.readouterr().err
-    assert said.count("cannot be written any more") == 1 and "No space left" in said
+    assert said.count("keeps no more curves") == 1 and "No space left" in said
     assert read_scalar(str(tmp_path / "tb"), "train/loss")[0][0] == 1
 
 

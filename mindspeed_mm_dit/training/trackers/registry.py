@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class Guarded:
         try:
             what(self._tracker)
         except Exception as error:  # (whatever its package raises)
+            with suppress(Exception):
+                self._tracker.close()
             self._tracker = None
             self._give_up(error)
 

@@ -1,21 +1,18 @@
-"""--tensorboard-dir: scalars and pictures of a run for TensorBoard; if the disk fails, the curves end, not the run.
+"""--tensorboard-dir: scalars and pictures of a run for TensorBoard.
 
 tensorboardX's own writer passes its events to a thread: if that dies of a full disk, the next events wait forever.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
 
 
@@ -35,17 +32,13 @@ class Scalars:
     def __init__(self, folder: str, iteration: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
 
-        self._folder, self._file = folder, None
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = EventsWriter(str(Path(folder) / "events"))
-            if iteration:
-                self._write(step=iteration + 1, session_log={"status": "START"})
-        except OSError as error:
-            self._give_up(error)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._file = EventsWriter(str(Path(folder) / "events"))
+        if iteration:
+            self._write(step=iteration + 1, session_log={"status": "START"})
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Write values by name; the first error is reported and ends the file."""
+        """Write values by name."""
         from tensorboardX.summary import scalar
 
         self._add(iteration, (scalar(name, value) for name, value in values.items()))
@@ -56,33 +49,17 @@ class Scalars:
         self._add(iteration, [image(name, pixels, dataformats="HWC")])
 
     def close(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()
+        self._file.close()
 
     def _add(self, iteration: int, summaries: Iterable[Any]) -> None:
-        if self._file is None:
-            return
-        try:
-            for summary in summaries:
-                self._write(step=iteration, summary=summary)
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
+        for summary in summaries:
+            self._write(step=iteration, summary=summary)
+        self._file.flush()
 
     def _write(self, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event
 
-        assert self._file is not None
         self._file.write_event(Event(wall_time=time.time(), **content))
-
-    def _give_up(self, error: OSError) -> None:
-        self.close()
-        self._file = None
-        tell(
-            f"warning: --tensorboard-dir = {self._folder}: cannot be written any more: {error}; the run goes on",
-            file=sys.stderr,
-        )
 
 
 def _open(config: TensorBoardConfig, opening: Opening) -> Scalars:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mindspeed_mm_dit.framework.pytorch import ops
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
@@ -111,9 +112,7 @@ def whole(tensor: Any) -> np.ndarray:
     """Return a tensor, sharded or not, as an array; floats of fewer than 32 bits become float32."""
     full = tensor.detach()
     full = full.full_tensor() if is_sharded(full) else full
-    if full.is_floating_point() and full.dtype.itemsize < 4:
-        full = full.float()
-    return np.array(full.cpu().numpy())
+    return np.array(ops.numpy(full))
 
 
 def in_float64(model: nn.Module) -> nn.Module:

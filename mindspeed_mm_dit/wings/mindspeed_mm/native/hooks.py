@@ -12,7 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.ending import end
-from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
+from mindspeed_mm_dit.training.trackers import tensorboard
+from mindspeed_mm_dit.training.trackers.contract import Opening
+from mindspeed_mm_dit.training.trackers.registry import Guarded
 from mindspeed_mm_dit.wings.mindspeed_mm.native.run import current
 
 LOGGER = "mindspeed_mm.fsdp.train.train_engine"
@@ -29,7 +31,7 @@ class Curves(logging.Handler):
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = folder
-        self._scalars: Scalars | None = None
+        self._scalars: Guarded | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Extract the numbers from a line, and write them."""
@@ -38,7 +40,8 @@ class Curves(logging.Handler):
             return
         iteration, values = found
         if self._scalars is None:
-            self._scalars = Scalars(self._folder, iteration - 1)
+            config = tensorboard.TensorBoardConfig(self._folder)
+            self._scalars = Guarded(tensorboard.KIND, config, Opening(iteration - 1, self._folder, {}))
         self._scalars.add(iteration, values)
 
 
