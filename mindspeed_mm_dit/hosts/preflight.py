@@ -1,31 +1,47 @@
-"""Checks for every host before it touches a device: config files, memory and images, and how they fit together."""
+"""Checks before a run touches a device, in their order: flags, config files, memory, images, outputs.
+
+:func:`preflight` is that of the standalone host. Other hosts call its parts with their own facts.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from mindspeed_mm_dit.checkpoint.store import classes_in
+from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, classes_in
+from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.flag_combinations import without_effect
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
-from mindspeed_mm_dit.configs.model import model_config_from_mapping, spelled_out
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping, spelled_out
+from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning
+from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
 from mindspeed_mm_dit.models.on_paper import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.changes import check_kept
+from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.trackers.registry import check_trackers
+from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,51 @@ class HostFacts:
     """Setting that names model.json."""
     mm_data: str = "--mm-data"
     """Setting that names data.json."""
+
+
+def preflight(args: RunConfig) -> RunConfig:
+    """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    host = host_facts()
+    args = checked(args, host.world_size)
+    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
+    args = with_report(args, args.mm.model)
+    check_watchers(args, host.world_size)
+    runtime.check_backend(args.distributed_backend)
+    if host.rank == 0:
+        check_outputs(args)
+        check_places(args)
+        check_trackers(args)
+        say_data_set(args, args.mm)
+        for note in without_effect(args, active(), runtime.device_type()):
+            tell(note, file=sys.stderr)
+    return args
+
+
+def host_facts() -> HostFacts:
+    """Return the facts about this host that the shared checks need."""
+    world_size, machine = runtime.world_size(), _machine()
+    num_bytes = runtime.device_memory_bytes()
+    device = Place(runtime.device_name(), num_bytes) if num_bytes is not None else None
+    return HostFacts(
+        name=f"{active()} on {runtime.device_type()}",
+        rank=runtime.rank(),
+        world_size=world_size,
+        machine=machine,
+        device=machine if runtime.device_type() == "cpu" else device,
+        ways_to_bf16=runtime.WAYS_TO_BF16,
+        shares_sequences=runtime.SHARES_SEQUENCES,
+        check_sharding=engine_module().check_sharding,
+    )
+
+
+def _machine() -> Place:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
+    return Place("this machine", host_memory_bytes(), sharers)
 
 
 def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
@@ -88,22 +149,6 @@ def check_configs(
     return mm
 
 
-def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
-    """Print what data the run trains on, and warn if --eval-interval is given and nothing is held out."""
-    data = open_data_set(mm, args.seed)
-    data.say()
-    shapes = len(mm.data.dataset_param.sizes)
-    if args.torch_compile and shapes > 1:
-        graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
-        tell(f"compiled  {graphs} up to {shapes} shapes")
-    if args.eval_interval and not data.num_valid:
-        tell(
-            f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
-            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
-            file=sys.stderr,
-        )
-
-
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
     ways, valid = host.ways_to_bf16, args.mm_valid_data
@@ -140,3 +185,51 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
     )
     if warning and host.rank == 0:
         tell(warning, file=sys.stderr)
+
+
+def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
+    """Return ``args`` with the sampler of its report; raises ConfigError for a report that could not be made."""
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    if not args.report:
+        return args
+    if not args.save:
+        raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
+    name = args.report_sampler or objective_of(model.diffusion).quick_sampler
+    try:
+        sampler = find_sampler(model.diffusion, name, "--report-sampler")
+        sampler.check(model.diffusion, args.report_steps, sampler.options())
+    except ConfigError as error:
+        if error.what.startswith("--steps"):
+            raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
+        raise
+    return replace(args, report_sampler=name)
+
+
+def check_outputs(args: RunConfig) -> None:
+    """Raise ConfigError or CheckpointError for a folder that a run cannot or should not write to."""
+    if args.save:
+        check_output_folder("--save", args.save, make=False)
+        check_is_no_checkpoint("--save", os.path.abspath(args.save))
+        if args.report:
+            check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
+            if not args.parts["tensorboard_dir"]:
+                tell(
+                    "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
+                    file=sys.stderr,
+                )
+
+
+def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
+    """Print what data the run trains on, and warn if --eval-interval is given and nothing is held out."""
+    data = open_data_set(mm, args.seed)
+    data.say()
+    shapes = len(mm.data.dataset_param.sizes)
+    if args.torch_compile and shapes > 1:
+        graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
+        tell(f"compiled  {graphs} up to {shapes} shapes")
+    if args.eval_interval and not data.num_valid:
+        tell(
+            f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
+            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
+            file=sys.stderr,
+        )

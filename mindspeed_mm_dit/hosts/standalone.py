@@ -16,7 +16,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.ending import end, leave_for_launcher, say
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, ModelType
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.contract import Engine, EngineModule, engine_module
 from mindspeed_mm_dit.training.dry_run import plan_of_run

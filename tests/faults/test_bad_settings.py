@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, load_model_config
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.flags import parse, whole_parser

@@ -36,7 +36,7 @@ from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
 from tests.colour_fixtures import WIDE, of_rgb

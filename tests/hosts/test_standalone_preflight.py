@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.training.flags import parse
 from tests.training.launch import Configs
 

@@ -35,7 +35,7 @@ class OneStep:
         process_non_loss_data_func=None, extra_args_provider=None, args_defaults=None,
     ):  # fmt: skip
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+        from mindspeed_mm_dit.hosts.preflight import preflight
         from mindspeed_mm_dit.training.flags import parse, standalone_parser
 
         args = self._args = preflight(parse(sys.argv[1:], extra_args_provider(standalone_parser())))

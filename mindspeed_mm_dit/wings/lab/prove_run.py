@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.adapting import digest_of_base, read_source
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.flags import quiet

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.hosts.standalone import build_engine
-from mindspeed_mm_dit.hosts.standalone_preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.training.batches import train_valid_batches

@@ -123,7 +123,7 @@ def _run_again(args: argparse.Namespace) -> int:
 def _checked(config: Config) -> Config:
     """Refuse, before time is spent, what a run of the config would refuse; return the config with its data's digest."""
     from mindspeed_mm_dit.framework import activate
-    from mindspeed_mm_dit.hosts.standalone_preflight import preflight
+    from mindspeed_mm_dit.hosts.preflight import preflight
     from mindspeed_mm_dit.training.flags import parse, quiet
     from mindspeed_mm_dit.wings.lab.layouts import Layout
 

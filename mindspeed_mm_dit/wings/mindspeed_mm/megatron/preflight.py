@@ -19,8 +19,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.ending import written
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
-from mindspeed_mm_dit.hosts.standalone_preflight import with_report
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set, with_report
 from mindspeed_mm_dit.planning.fit import Place
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.dry_run import plan_of_run

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.ending import end, raise_when_interrupted, written
 from mindspeed_mm_dit.framework.launched import launched_alone
 from mindspeed_mm_dit.hosts.contract import ModelType
-from mindspeed_mm_dit.hosts.standalone_preflight import with_report
+from mindspeed_mm_dit.hosts.preflight import with_report
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.resume import print_rank_0
 from mindspeed_mm_dit.wings.mindspeed_mm.native import commandline

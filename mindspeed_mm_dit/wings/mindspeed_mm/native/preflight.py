@@ -12,8 +12,7 @@ from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.hosts.preflight import check_configs, say_data_set
-from mindspeed_mm_dit.hosts.standalone_preflight import check_outputs, host_facts
+from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, say_data_set
 from mindspeed_mm_dit.models.on_paper import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.data_set import open_data_set
