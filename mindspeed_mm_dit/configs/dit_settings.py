@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_LAYERS, check_between, divisors, require_positive
+from mindspeed_mm_dit.configs.limits import DEEP, LARGEST, MOST_LAYERS, check_between, divisors, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
@@ -98,7 +98,7 @@ class DiTSettings(PredictorConfig):
         labelled = () if self.num_classes == 0 and self.texts else ("num_classes",)
         require_positive(self, "predictor", "input_size", *labelled, "in_channels", "patch_size", "hidden_size",
                           "num_heads", "text_length")  # fmt: skip
-        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
+        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS, DEEP)
         if self.hidden_size % self.num_heads:
             raise ConfigError(
                 f"predictor.num_heads = {self.num_heads}",

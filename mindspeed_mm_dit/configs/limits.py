@@ -11,8 +11,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 LARGEST = 2**63 - 1
 """Largest whole number that tensors, sample indices and NumPy's generators hold."""
-MOST_LAYERS = 1000
-"""Most blocks of a network."""
+MOST_LAYERS, DEEP = 1000, "published networks have up to 60"
+"""Most blocks of a network, and what to say of more."""
 MOST_SAMPLES = 2**62
 """Most samples that a run can consume; sample indices from here on are for validation."""
 MOST_THREADS = 1024

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, TextStates
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_LAYERS, check_between
+from mindspeed_mm_dit.configs.limits import DEEP, LARGEST, MOST_LAYERS, check_between
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable, count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
@@ -70,7 +70,7 @@ class VideoTransformerConfig(PredictorConfig):
         names = ("in_channels", "out_channels", *text, "freq_dim", "ffn_dim")
         for name, value in {**sizes, **{name: getattr(self, name) for name in names}}.items():
             check_between(f"predictor.{name}", value, 1, LARGEST)
-        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
+        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS, DEEP)
         check_between("predictor.rope_max_seq_len", self.rope_max_seq_len, 1, LONGEST_SIDE)
         if len(self.patch_size) != 3 or min(self.patch_size) < 1:
             raise ConfigError(

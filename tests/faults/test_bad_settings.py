@@ -120,7 +120,7 @@ PREDICTOR, LOADER, DATASET, DIFFUSION = "predictor", "dataloader_param", "datase
 
 BAD = {
     "width": (dict(model={PREDICTOR: {"hidden_size": 10**9}}), "predictor.hidden_size = 1000000000", "GiB, and this"),
-    "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "GiB, and this"),
+    "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "at most 1,000"),
     "classes": (dict(model={PREDICTOR: {"num_classes": 10**12}}), "predictor.num_classes = 10", "GiB, and this"),
     "latents": (dict(model={PREDICTOR: {"input_size": 10**6}}), "predictor.input_size = 1000000", "GiB, and this"),
     "images": (dict(data={DATASET: {"image_size": 10**6}}), "image_size = 1000000", "set image_size to 8"),
@@ -322,7 +322,7 @@ def weights(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("weights")
     content = json.loads((ROOT / "examples/dit/model.json").read_text())
-    for name, changes in (("model", {}), ("huge", {"num_layers": 10**8})):
+    for name, changes in (("model", {}), ("huge", {"hidden_size": 10**8})):
         content["predictor"] = {**TINY, "model_id": "dit", **changes}
         (folder / f"{name}.json").write_text(json.dumps(content))
     save_file({name: np.zeros(shape, np.float32) for name, shape in parameters_of(DiTConfig(**TINY)).shapes().items()},
@@ -335,14 +335,17 @@ def weights(tmp_path_factory):
     [
         ("--classes 0-99999999999", "--classes: 0-99999999999: is outside 0 ... 9"),
         ("--classes " + "9" * 5000, "neither a label nor a range"),
-        ("--num-per-class 10000000", "--num-per-class = 10000000: 100,000,000 images need"),
-        ("--num-per-class 200000", "one command draws up to 1,000,000"),
+        (
+            "--num-per-class 10000000",
+            "--num-per-class = 10000000: 100,000,000 images: at most 1,000,000 are drawn at once",
+        ),
+        ("--num-per-class 200000", "2,000,000 images: at most 1,000,000 are drawn at once"),
         ("--num-per-class " + "9" * 5000, "argument --num-per-class"),
         ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),
         ("--steps x", "command line: argument --steps: invalid int value: 'x'"),
-        (f"--seed {2**63}", "--seed = 9223372036854775808: must lie between"),
+        (f"--seed {2**63}", "--seed = 9223372036854775808: must be a number of at most"),
         ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be a number of at most 1,000"),
-        ("--model huge.json", "predictor.num_layers = 100000000: the weights of"),
+        ("--model huge.json", "predictor.hidden_size = 100000000: the weights of"),
         ("--checkpoint " + "a" * 300, "--checkpoint"),
         ("--output " + "a" * 300 + ".npz", "longer than a path"),
     ],
