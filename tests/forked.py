@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
+from mindspeed_mm_dit.framework.launched import die_with_parent, without_launcher
 
 READ_BY_IMPORTS = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
@@ -280,10 +280,10 @@ def _serve(requests: socket.socket) -> list[str]:
 
 def _is_run(status: int) -> bool:
     """Fork once more; return True in the new process, while the one before waits for its end and tells it."""
-    follow_to_death(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     run = os.fork()
     if run == 0:
-        follow_to_death(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         return True
     os.closerange(3, status)
     os.closerange(status + 1, 1024)

@@ -44,7 +44,7 @@ __all__ = [
     "check_architecture",
     "entries_for_mindspeed_mm",
     "has_optimizer",
-    "is_theirs",
+    "is_mindspeed_mm",
     "problem_of",
     "read",
     "read_theirs",
@@ -136,7 +136,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
     ``partial``: tensors that the checkpoint lacks keep their values.
     """
     stored = torch_pickles.read_metadata(path).state_dict_metadata
-    if not mindspeed_mm.is_theirs(stored.keys()):
+    if not mindspeed_mm.is_mindspeed_mm(stored.keys()):
         _load(state, path, partial)
         return
     ours = _flatten(state)
@@ -204,9 +204,9 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
 
 
-def is_theirs(path: Path) -> bool:
+def is_mindspeed_mm(path: Path) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint ``path``."""
-    return mindspeed_mm.is_theirs(torch_pickles.read_metadata(path).state_dict_metadata.keys())
+    return mindspeed_mm.is_mindspeed_mm(torch_pickles.read_metadata(path).state_dict_metadata.keys())
 
 
 def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:

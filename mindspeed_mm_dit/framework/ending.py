@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from mindspeed_mm_dit import framework, terminal
 from mindspeed_mm_dit.errors import StepError, UserError
-from mindspeed_mm_dit.framework.launched import says_it
+from mindspeed_mm_dit.framework.launched import is_reporting_rank
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a run to stop: from outside, Ctrl-C, a closed shell, Ctrl-\\. If several arrive, the first in this
@@ -42,14 +42,14 @@ SECONDS_TO_SAY_IT = 5.0
 """How long silent ranks wait for the rank that reports an error they all found: the launcher ends every rank once the
 first has exited."""
 
-own_files = ExitStack()
+process_files = ExitStack()
 """Closing it removes the files; that is done at the end of the process, and may be done before."""
-atexit.register(own_files.close)
+atexit.register(process_files.close)
 
 
 def written(name: str, text: str) -> Path:
     """Write ``text`` to a file in a folder of its own, and return its path."""
-    folder = own_files.enter_context(tempfile.TemporaryDirectory(prefix="mindspeed_mm_dit_"))
+    folder = process_files.enter_context(tempfile.TemporaryDirectory(prefix="mindspeed_mm_dit_"))
     path = Path(folder) / name
     path.write_text(text, encoding="utf-8")
     return path
@@ -57,7 +57,7 @@ def written(name: str, text: str) -> Path:
 
 def leave(code: int) -> NoReturn:
     """End this process at once, whatever its threads are doing."""
-    own_files.close()
+    process_files.close()
     os._exit(code)
 
 
@@ -70,7 +70,7 @@ def end(error: UserError, found_by_all: bool = False) -> NoReturn:
     found_by_all: every rank ends with the same error, and one prints it (as with ``error.is_shared``).
     """
     leave_for_launcher(error)
-    if says_it() or not (found_by_all or error.is_shared):
+    if is_reporting_rank() or not (found_by_all or error.is_shared):
         say(error)
     else:
         time.sleep(SECONDS_TO_SAY_IT)
@@ -98,7 +98,7 @@ def found_by_all() -> Iterator[None]:
     try:
         yield
     except UserError:
-        if says_it():
+        if is_reporting_rank():
             raise
         time.sleep(SECONDS_TO_SAY_IT)
         raise SystemExit(USER_ERROR) from None
@@ -143,7 +143,7 @@ def _end_imports(number: int, frame: FrameType | None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if says_it():
+    if is_reporting_rank():
         os.write(2, b"interrupted\n")
     with suppress(Exception):  # the signal may have come in the middle of a print
         sys.stdout.flush()
@@ -178,6 +178,6 @@ def _without_traceback_of_an_interrupt(
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    if says_it():
+    if is_reporting_rank():
         terminal.tell("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
     sys.exit(128 + signal.SIGINT)

@@ -51,7 +51,7 @@ def launched_alone() -> None:
         os.environ.setdefault(name, value)
 
 
-def says_it() -> bool:
+def is_reporting_rank() -> bool:
     """Return whether this process reports what all of them find: the first of each node, or of all under msrun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
 
@@ -96,12 +96,12 @@ def end_with_launcher(environment: Mapping[str, str]) -> None:
     under_msrun = environment.get("MS_ROLE") == "MS_WORKER" and _joins(launcher)
     if not under_msrun and "TORCHELASTIC_RUN_ID" not in environment:
         return
-    follow_to_death(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != launcher:  # it died before this process asked
         signal.raise_signal(signal.SIGTERM)
 
 
-def follow_to_death(number: signal.Signals) -> None:
+def die_with_parent(number: signal.Signals) -> None:
     """On Linux, ask the kernel to send this process ``number`` when its parent dies."""
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):

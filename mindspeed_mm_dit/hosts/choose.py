@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end, end_in_a_line_when_interrupted
-from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher, says_it
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher, is_reporting_rank
 from mindspeed_mm_dit.hosts.contract import Host, HostKind
 from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
 from mindspeed_mm_dit.terminal import open_streams, tell
@@ -75,7 +75,7 @@ def _recognised() -> HostKind:
     """Return the first host that --host auto takes here; print the notes of the hosts up to it."""
     for kind in hosts():
         is_taken, note = kind.recognised()
-        if note and says_it():
+        if note and is_reporting_rank():
             tell(f"note: {note}", file=sys.stderr)
         if is_taken:
             return kind

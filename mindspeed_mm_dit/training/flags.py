@@ -71,7 +71,7 @@ def quiet(args: RunConfig) -> RunConfig:
     return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, trackers()))}, **unused)
 
 
-def given_in_vain(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
+def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
     """Return the flags given that ``host`` ignores.
 
     They are looked for in the table, in the trackers that ``is_meant`` selects, and in all watchers of other packages.

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
-from mindspeed_mm_dit.framework.launched import follow_to_death
+from mindspeed_mm_dit.framework.launched import die_with_parent
 
 end_at_once_when_interrupted()
-follow_to_death(signal.SIGTERM)  # a run that is killed leaves no process behind
+die_with_parent(signal.SIGTERM)  # a run that is killed leaves no process behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 

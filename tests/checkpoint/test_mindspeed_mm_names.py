@@ -57,8 +57,8 @@ def test_parameters_by_name_are_found_by_name() -> None:
 
 
 def test_both_forms_are_theirs_and_ours_is_not() -> None:
-    assert mindspeed_mm.is_theirs(stored(groups=0)) and mindspeed_mm.is_theirs(by_name()[:1])
-    assert not mindspeed_mm.is_theirs(OURS)
+    assert mindspeed_mm.is_mindspeed_mm(stored(groups=0)) and mindspeed_mm.is_mindspeed_mm(by_name()[:1])
+    assert not mindspeed_mm.is_mindspeed_mm(OURS)
 
 
 def test_moments_of_a_parameter_that_is_not_there_are_named() -> None:

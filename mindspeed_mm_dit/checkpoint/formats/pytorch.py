@@ -27,7 +27,7 @@ def read(path: Path) -> State:
     dcp = reader_of_pytorch_folder(path)
     check_whole(path, dcp.problem_of)
     facts = read_facts(path)
-    if dcp.is_theirs(path):
+    if dcp.is_mindspeed_mm(path):
         tensors = dcp.read_theirs(path, _trained(dcp, path, facts))
         facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there left no facts)
     else:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.ending import SAID
-from mindspeed_mm_dit.framework.launched import follow_to_death, without_launcher
+from mindspeed_mm_dit.framework.launched import die_with_parent, without_launcher
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
@@ -59,7 +59,7 @@ def start(launch: Launch, command: Sequence[str]) -> int:
         process = subprocess.Popen(
             [msrun, *_arguments(launch, logs), *command],
             env=_environment(launch), stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=lambda: follow_to_death(signal.SIGKILL),
+            start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGKILL),
         )  # fmt: skip
     job = Job(process)
     with job.noting_signals():

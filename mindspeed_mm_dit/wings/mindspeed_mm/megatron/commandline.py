@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.training.flags import given_in_vain, own_flags
+from mindspeed_mm_dit.training.flags import ignored_flags, own_flags
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """Flags that Megatron requires for a model without a vocabulary and without its fused kernels. Nothing here draws from
@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
 def without_effect(argv: Sequence[str]) -> list[str]:
     """Return the given flags that have no effect here."""
-    return given_in_vain(parse(argv), "megatron", lambda tracker: not tracker.in_megatron)
+    return ignored_flags(parse(argv), "megatron", lambda tracker: not tracker.in_megatron)
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.ending import end, ended_by_ctrl_c, own_files
+from mindspeed_mm_dit.framework.ending import end, ended_by_ctrl_c, process_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.changes import run_facts
@@ -108,7 +108,7 @@ class MindSpeedMM:
 
         def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
             meeting.close()  # the ranks have met
-            own_files.close()  # (the host has read model.json)
+            process_files.close()  # (the host has read model.json)
             check_checkpoint(self.get_args())
             model = model_provider(*args, **kwargs)
             if not get_host_args().init_model_with_meta_device:

@@ -9,7 +9,7 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.ending import ended_by_ctrl_c, own_files
+from mindspeed_mm_dit.framework.ending import ended_by_ctrl_c, process_files
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import check_engine
 from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import PLUGIN
 
@@ -24,7 +24,7 @@ def attach() -> None:
         from mindspeed_mm_dit.wings.mindspeed_mm.native import register, run
 
         run.begin(sys.argv)
-        own_files.close()  # (the yaml of a command line has been read)
+        process_files.close()  # (the yaml of a command line has been read)
         register.register()
         run.current().meeting.enter_context(ended_by_ctrl_c())
     except UserError as error:

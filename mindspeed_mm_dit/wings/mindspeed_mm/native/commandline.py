@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.training.flags import given_in_vain
+from mindspeed_mm_dit.training.flags import ignored_flags
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.trackers import tensorboard
 from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import yaml_of
@@ -30,7 +30,7 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 def without_effect(flags: RunConfig) -> list[str]:
     """Return the given flags that have no effect here."""
-    return given_in_vain(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
+    return ignored_flags(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
 
 
 def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
