@@ -54,7 +54,7 @@ FAULTS = {
         "tests/data/test_video_display.py -k colours_are_those",
     ),
     "strength of adapters": Fault(
-        "checkpoint/lora/files.py", 'settings.get("lora_alpha", rank)', "rank",
+        "checkpoint/lora/settings.py", "rank if alpha is None else alpha", "rank",
         "tests/checkpoint/test_lora_files.py -k alpha_and_rank",
     ),
     "base of adapters": Fault(
