@@ -13,6 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.formats.contract import Room
+from mindspeed_mm_dit.checkpoint.lora.source import is_adapter
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
@@ -72,6 +73,11 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
     check_path("--init-from", str(given))
 
     def read(path: Path) -> GivenWeights:
+        if is_adapter(path):
+            raise CheckpointError(
+                f"--init-from = {path}", "holds adapters (LoRA), and no whole network",
+                f"merge them into their base: mm-dit convert BASE whole.safetensors --merge-lora {path}",
+            )  # fmt: skip
         kind = of_source(path)
         return _source(path, kind, _read(path, kind), here)
 

@@ -13,6 +13,7 @@ import getpass
 import json
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -21,7 +22,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.errors import ConfigError, UserError
 
 NAME = ".claim"
 HEARTBEAT_SECONDS = 15.0
@@ -156,6 +158,8 @@ class Claim:
             return os.fstat(fresh.fileno()).st_mtime - self._path.stat().st_mtime
 
     def _read(self) -> bytes:
+        if not stat.S_ISREG(self._path.lstat().st_mode):  # a link to nothing, a pipe
+            raise OSError(f"{self._path} is no regular file: remove it")
         return self._path.read_bytes()
 
     def _refusal(self, owner: Owner | None, silence: float = 0.0) -> ConfigError:
@@ -169,8 +173,8 @@ class Claim:
 
 def _owner(content: bytes) -> Owner | None:
     try:
-        return Owner(**json.loads(content))
-    except (ValueError, TypeError):
+        return from_mapping(Owner, json.loads(content), NAME)
+    except (ValueError, RecursionError, UserError):
         return None
 
 
@@ -194,7 +198,7 @@ def _is_hidden(pid: int) -> bool:
         os.kill(pid, 0)
     except PermissionError:
         return not os.path.exists(f"/proc/{pid}")
-    except OSError:
+    except (OSError, OverflowError):
         return False
     return False
 

@@ -26,6 +26,7 @@ from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, shown
+from mindspeed_mm_dit.configs.tuning import is_tuning
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 
 T = TypeVar("T")
@@ -224,11 +225,7 @@ def read_facts(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(facts, dict):
         return {}
-    key = bad_fact(facts)
-    if key is not None:
-        raise CheckpointError(
-            f"{path / RUN_FACTS}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
-        )
+    check_facts(facts, path / RUN_FACTS)
     named = iteration_of(path)
     if named is not None and facts.get("iteration", named) != named:
         raise CheckpointError(
@@ -244,6 +241,14 @@ def classes_in(folder: str | Path | None) -> tuple[str, ...]:
         with suppress(UserError):  # (a resume names the damage)
             return tuple(read_facts(store.path(iteration)).get("classes") or ())
     return ()
+
+
+def check_facts(facts: dict[str, Any], path: Path) -> None:
+    """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
+    if (key := bad_fact(facts)) is not None:
+        raise CheckpointError(
+            f"{path}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
+        )
 
 
 def bad_fact(facts: dict[str, Any]) -> str | None:
@@ -269,7 +274,7 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     power_ema.STDS: power_ema.are_stds,
-    ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str),
+    ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str) and is_tuning(value),
 }
 """Checks of the values in run.json that a resume reads."""
 

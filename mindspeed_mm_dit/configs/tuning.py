@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.fsdp2 import numbers_in
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import ZEROS, Parameter, Parameters, Shape
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
@@ -100,6 +100,14 @@ def tuning_in(facts: Mapping[str, Any]) -> Tuning:
     if TARGETS not in facts:
         return Tuning(freeze=freeze)
     return Tuning(tuple(facts[TARGETS]), int(facts["--lora-r"]), float(facts["--lora-alpha"]))
+
+
+def is_tuning(facts: Mapping[str, Any]) -> bool:
+    """Return whether ``facts`` record adapters as :func:`tuning_in` reads them."""
+    try:
+        return isinstance(facts.get(TARGETS), list) and bool(tuning_in(facts).targets)
+    except (UserError, LookupError, TypeError, ValueError, OverflowError):
+        return False
 
 
 def without_lists(patterns: Iterable[str]) -> list[str]:

@@ -100,6 +100,8 @@ class _Archive:
             info = self._archive.getinfo(f"{self._prefix}{name}")
         except KeyError:
             raise CheckpointError(str(self.path), f"has no {name}", "it is incomplete or not from torch.save") from None
+        if info.flag_bits & 1:
+            raise CheckpointError(str(self.path), "is encrypted", "save it again without a password")
         if info.compress_type != zipfile.ZIP_STORED:
             self.ask_for(info.file_size)
             return np.frombuffer(self._archive.read(info), np.uint8)

@@ -12,6 +12,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES, PretrainedAutoencoderConfig
 from mindspeed_mm_dit.configs.files import UnusableFile, WeightFile, read_safetensors_header, weight_file_in
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import names_in_torch_file
@@ -31,14 +32,26 @@ def check_weights(setting: str, folder: Path) -> None:
     Raises ConfigError if its files name code.
     """
     check_names_no_code(setting, folder)
+    num_tensors = 0
     for file in _parts(weights_of_transformers(setting, folder).path, setting):
         try:
-            if file.suffix == ".safetensors":
-                read_safetensors_header(file)
-            else:
-                names_in_torch_file(file)
+            is_new = file.suffix == ".safetensors"
+            num_tensors += len(read_safetensors_header(file).tensors if is_new else names_in_torch_file(file))
         except (UnusableFile, OSError) as problem:
             raise CheckpointError(f"{setting} = {file}", str(problem), "copy or download it again") from None
+    _check_sizes(setting, folder / "config.json", num_tensors)
+
+
+def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:
+    """Raise CheckpointError for sizes in a config.json that no network has, before one is built with them."""
+    content = read_json(file, setting)
+    halves = (content, content.get("text_config"), content.get("vision_config"))
+    parts = [part for part in halves if isinstance(part, dict)]
+    for key, value in ((key, part[key]) for part in parts for key in sorted(_SIZES & part.keys())):
+        most = num_tensors if key.endswith("_layers") and num_tensors else MOST_WIDE
+        if value is not None and not (type(value) is int and 0 < value <= most):
+            reason = "is no size of the network whose weights lie beside it"
+            raise CheckpointError(f"{setting} = {file}: {key} = {shown(value)}", reason, "copy it again")
 
 
 def weights_of_transformers(setting: str, folder: Path) -> WeightFile:
@@ -57,6 +70,14 @@ def _parts(found: Path, setting: str) -> list[Path]:
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
         raise CheckpointError(f"{setting} = {found}", "lists no weight files", "copy or download it again")
     return [found.parent / name for name in sorted(set(listed.values()))]
+
+
+MOST_WIDE = 1 << 20
+_SIZES = {
+    "num_layers", "num_hidden_layers", "num_heads", "num_attention_heads", "d_model", "d_kv", "d_ff", "hidden_size",
+    "intermediate_size", "vocab_size", "patch_size", "num_channels", "max_position_embeddings", "projection_dim",
+}  # fmt: skip
+"""Keys of a config.json of transformers by which modules are built."""
 
 
 @contextmanager

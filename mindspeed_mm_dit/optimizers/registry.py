@@ -71,7 +71,7 @@ def chosen_in(settings: Any, path: object) -> Chosen:
     """
     facts = settings if isinstance(settings, dict) else {}
     name = facts.get("--optimizer", DEFAULT)
-    if name not in OPTIMIZERS:
+    if not isinstance(name, str) or name not in OPTIMIZERS:
         raise CheckpointError(
             str(path), f"was trained with the optimizer {name!r}", "install the package that provides it"
         )

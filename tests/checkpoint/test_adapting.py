@@ -42,6 +42,14 @@ def weights_of(config=THERE, seed=0):
 WEIGHTS = weights_of()
 
 
+def test_adapters_are_no_weights_to_begin_with(tmp_path):
+    tuned = {"base": "a", "--lora-target-modules": ["qkv"], "--lora-r": 8, "--lora-alpha": 16}
+    (tmp_path / "iter_0000001").mkdir()
+    (tmp_path / "iter_0000001/run.json").write_text(json.dumps({"iteration": 1, "adapters": tuned}))
+    with pytest.raises(CheckpointError, match=r"--init-from = .*holds adapters \(LoRA\), and no whole network"):
+        read_source(tmp_path, THERE)
+
+
 @pytest.fixture
 def begun(tmp_path):
     """Begin a network that differs from THERE in some settings; return its values and what was done, by name."""

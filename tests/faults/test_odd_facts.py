@@ -16,9 +16,12 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from tests.conftest import GOLDEN, ROOT
 
+ALPHA = {"base": "a", "--lora-target-modules": ["qkv"], "--lora-r": 8, "--lora-alpha": 16}
 ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", True), ("consumed_samples", "x"),
        ("consumed_samples", 10**30), ("consumed_samples", -5), ("model", [1]), ("model", None), ("classes", 5),
        ("classes", {"a": 1}), ("classes", [1, 2]), ("seed", -1), ("seed", 1.5),
+       ("adapters", ALPHA | {"--lora-alpha": "many"}), ("adapters", ALPHA | {"--lora-alpha": 10**400}),
+       ("adapters", ALPHA | {"--lora-alpha": -1}), ("adapters", ALPHA | {"--lora-r": [8]}), ("adapters", {"base": "a"}),
        ("settings", []), ("command", "train"), ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
 
 

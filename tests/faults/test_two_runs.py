@@ -143,6 +143,21 @@ def test_a_claim_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_stands_in_the_place_of_a_claim_and_is_none_is_named_at_once(tmp_path, kind):
+    place = tmp_path / claim.NAME
+    {"link": lambda: place.symlink_to("gone"), "pipe": lambda: os.mkfifo(place), "folder": place.mkdir}[kind]()
+    with pytest.raises(ConfigError, match=r"--save = .*\.claim is no regular file: remove it"):
+        Claim(tmp_path).take()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"pid": "x"}', "9" * 5000, "null"])
+def test_a_claim_that_nobody_can_read_is_one_of_a_run_that_does_not_say_whose_it_is(tmp_path, content):
+    (tmp_path / claim.NAME).write_text(content)
+    with pytest.raises(ConfigError, match="belongs to a run that does not say whose it is"):
+        Claim(tmp_path).take()
+
+
 def test_who_has_no_claim_leaves_that_of_others(tmp_path):
     (tmp_path / ".claim").touch()
     Claim(tmp_path).release()

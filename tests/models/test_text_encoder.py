@@ -158,6 +158,16 @@ def test_weights_cut_short_empty_or_of_another_kind_are_named_before_they_are_lo
         check(config(copied))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_layers", 10**9), ("d_ff", "64"), ("d_model", 2**40), ("num_heads", 0)]
+)
+def test_a_size_that_no_encoder_has_is_named_before_one_is_built(copied, key, value):
+    file = copied / "text_encoder/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*config\.json: {key} = .*no size of"):
+        TEXT_ENCODERS["umt5"].check_files(config(copied))
+
+
 def test_a_bin_file_that_holds_other_than_tensors_is_named_before_it_is_loaded(copied, tmp_path):
     import torch
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.published import trees_of
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.store import check_facts
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 
 _OUR_FACTS = {"iteration", "consumed_samples"}
@@ -23,7 +24,9 @@ def read(path: Path) -> State:
     content = read_torch_file(path)
     trees = trees_of(content, path)
     args = content.get("args")
-    return State(trees, dict(args) if isinstance(args, Mapping) and args.keys() >= _OUR_FACTS else {})
+    facts = dict(args) if isinstance(args, Mapping) and args.keys() >= _OUR_FACTS else {}
+    check_facts(facts, path)
+    return State(trees, facts)
 
 
 def write(path: Path, state: State) -> None:

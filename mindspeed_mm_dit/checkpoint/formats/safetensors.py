@@ -10,6 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.store import check_facts
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 
@@ -23,6 +24,7 @@ def read(path: Path) -> State:
     """Read a file; bfloat16, which NumPy lacks, comes as float32."""
     arrays, metadata = read_safetensors_file(path)
     known = {key: _object(metadata[key], path, key) for key in ("facts", "config") if key in metadata}
+    check_facts(known.get("facts", {}), path)
     return State({"model": plain(arrays, path)}, **known)
 
 
