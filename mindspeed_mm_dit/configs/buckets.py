@@ -16,6 +16,8 @@ Shape = tuple[int, ...]
 MOST_GRAPHS = 16
 """Most shapes that --torch-compile compiles one by one."""
 AXES = {2: "[height, width]", 3: "[frames, height, width]"}
+MOST_SHAPES = 4096
+"""Most shapes of a data set: each is checked with autoencoder and network before a run."""
 MOST_ASPECT = 16.0
 """Largest ratio of longer to shorter side; images beyond it are not worth training on."""
 
@@ -47,7 +49,8 @@ class Budget:
     @property
     def shapes(self) -> tuple[Shape, ...]:
         """Every rectangle of the budget; for videos, with each number of frames."""
-        return tuple((f, *size) for f in self.frames for size in self.rectangles) if self.frames else self.rectangles
+        rectangles = self.rectangles
+        return tuple((f, *size) for f in self.frames for size in rectangles) if self.frames else rectangles
 
     @property
     def rectangles(self) -> tuple[Size, ...]:
@@ -84,6 +87,10 @@ def size_words(shapes: Sequence[Shape]) -> str:
 
 def check_buckets(buckets: Buckets, axes: int) -> None:
     """Raise ConfigError unless ``dataset_param.buckets`` is a budget, or lists different shapes of ``axes`` axes."""
+    count = len(buckets.rectangles) * max(1, len(buckets.frames)) if isinstance(buckets, Budget) else len(buckets)
+    if count > MOST_SHAPES:
+        cure = "use a larger multiple_of, or fewer numbers of frames" if isinstance(buckets, Budget) else "list fewer"
+        raise ConfigError("dataset_param.buckets", f"makes {count:,} shapes, and {MOST_SHAPES:,} are the most", cure)
     if isinstance(buckets, Budget):
         _check_frames(buckets.frames, axes)
         return

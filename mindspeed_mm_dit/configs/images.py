@@ -98,6 +98,8 @@ class DatasetParam(SourceParam):
         bare = [place for place in self.caption_places if place.partition(":")[0] == ".json" and place[5:] in ("", ":")]
         if bare:
             raise ConfigError(what, "does not say which key of the JSON object", 'write ".json:caption"')
+        if any("/" in place for place in self.caption_places if place.startswith(".")):
+            raise ConfigError(what, "is a path, not the ending of a file beside the image", 'write ".txt" or the like')
         if any(endings) and (self.dataset_type == "parquet" or not all(endings)):
             raise ConfigError(what, "begins with a dot, as the ending of a file does", "name columns alone")
         if self.captions is not None and not any(endings) and not self.index and self.dataset_type != "parquet":

@@ -31,12 +31,12 @@ class MixedParam(SourceParam):
     data_folder = ""
 
     def __post_init__(self) -> None:
-        self.check_common()
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
             raise ConfigError(
                 f"dataset_param.weights = {list(self.weights)}", f"has {len(self.weights)} numbers for "
                 f"{len(self.sources)} sources", "list two or more sources, and a weight for each",
             )  # fmt: skip
+        self.check_common()
         for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
             what = f"dataset_param.sources[{number}]"
             check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)

@@ -27,6 +27,8 @@ _WORDS: dict[Any, str] = {
 }
 """Words for Python types in errors about config files."""
 
+MOST_DEPTH = 64
+"""Deepest nesting of a config file; ours have a handful of levels."""
 MOST_BYTES = 1 << 20
 """Most bytes of a config file; ours have a few hundred."""
 
@@ -172,6 +174,17 @@ def read_json(path: str | Path, flag: str) -> dict[str, Any]:
         raise ConfigError(what, "is nested too deeply to be a config file") from None
     except ValueError as error:  # a number of thousands of digits
         raise ConfigError(what, f"holds a number that cannot be read: {error}") from None
+    check_depth(what, content)
     if not isinstance(content, dict):
         raise ConfigError(what, "expected a JSON object at the top")
     return content
+
+
+def check_depth(what: str, content: Any) -> None:
+    """Raise ConfigError if the ``content`` of a config file, named by ``what``, is nested deeper than MOST_DEPTH."""
+    level = [content]
+    for _ in range(MOST_DEPTH):
+        inside = [own.values() if isinstance(own, dict) else own for own in level if isinstance(own, (dict, list))]
+        level = [*{id(value): value for values in inside for value in values}.values()]  # (YAML can repeat by name)
+    if level:
+        raise ConfigError(what, "is nested too deeply to be a config file")

@@ -175,14 +175,23 @@ def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pat
 
 def _expression(flag: str, pattern: str) -> re.Pattern[str]:
     """Return the regular expression for a pattern; it is matched from any part of a module's name to the name's end."""
-    parts = re.split(r"\{([^{}]*)\}", pattern.removeprefix(_PREFIX))
-    where = f"{flag} = {pattern}"
-    found = [re.escape(part) if number % 2 == 0 else _braces(part, where) for number, part in enumerate(parts)]
-    return re.compile("".join(found))
+    first, *others = (_chunk(chunk, f"{flag} = {pattern}") for chunk in pattern.removeprefix(_PREFIX).split("{*}"))
+    if not others:
+        return re.compile(first)
+    *middle, last = others
+    # Each chunk is taken where it comes first, for good, as fnmatch does: else {*} many times would take for ever.
+    found = [f"(?=(?P<at{number}>.*?{chunk}))(?P=at{number})" for number, chunk in enumerate(filter(None, middle))]
+    return re.compile("".join([first, *found, f".*{last}"]))
 
 
-def _braces(inner: str, where: str) -> str:
-    return ".*" if inner == "*" else f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_LAYERS)))})"
+def _chunk(text: str, where: str) -> str:
+    """Return the regular expression for a part of a pattern without {*}."""
+    parts = re.split(r"\{([^{}]*)\}", text)
+    return "".join(re.escape(part) if number % 2 == 0 else _numbers(part, where) for number, part in enumerate(parts))
+
+
+def _numbers(inner: str, where: str) -> str:
+    return f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_LAYERS)))})"
 
 
 def _named_by(expression: re.Pattern[str], name: str) -> bool:

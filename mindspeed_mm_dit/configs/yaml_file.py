@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.strict import read_text
+from mindspeed_mm_dit.configs.strict import check_depth, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -34,7 +34,11 @@ def read_yaml(path: str | Path, flag: str) -> Any:
     """
     text, what = read_text(path, flag), f"{flag} = {path}"
     try:
-        return yaml.load(text, _Loader)
+        content = yaml.load(text, _Loader)
+        check_depth(what, content)
+        return content
+    except ConfigError:
+        raise
     except yaml.YAMLError as error:
         raise ConfigError(what, f"is not YAML: {error}") from None
     except RecursionError:

@@ -36,6 +36,7 @@ def trained(parameters):
         ("predictor.blocks.{0,2}.ffn.net.2", ["blocks.0.ffn.net.2", "blocks.2.ffn.net.2"]),
         ("blocks.{1-2}.attn1.to_k", ["blocks.1.attn1.to_k", "blocks.2.attn1.to_k"]),
         ("blocks.1.attn1.to_v", ["blocks.1.attn1.to_v"]),
+        ("{*}" * 12 + "1{*}.attn1{*}q", ["blocks.1.attn1.to_q"]),
         ("condition_embedder.time_proj", ["condition_embedder.time_proj"]),
     ],
 )

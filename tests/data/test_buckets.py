@@ -297,6 +297,8 @@ def test_a_shard_with_elements_missing_is_refused(encoded, tmp_path):
         ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "buckets: aspect = 2: unknown key"),
         ({"buckets": [[4 * n, 4] for n in range(1, 60)]}, "59 shapes: are more than the 51 samples"),
         ({"buckets": []}, "names no shape"),
+        ({"buckets": [[4, n] for n in range(1, 5001)]}, "buckets: makes 5,000 shapes, and 4,096 are the most"),
+        ({"buckets": {"area": 2**30, "multiple_of": 1, "max_aspect_ratio": 16}}, "makes 49,153 shapes"),
         ({"buckets": [[8]]}, r"buckets\[0\] = \[8\]: is no \[height, width\]"),
         ({"buckets": [[8, 0]]}, r"buckets\[0\] = 0: must be at least 1"),
         ({"buckets": [[8, 8], [8, 8]]}, r"buckets\[1\] = \[8, 8\]: stands there twice"),

@@ -183,6 +183,8 @@ def test_what_the_encoder_cannot_read_is_named_by_image(tmp_path):
     [
         ({"captions": "caption"}, "names a column, and a folder without dataset_param.index has none"),
         ({"captions": "caption", "dataset_type": "webdataset"}, "names a column, and a tar has none"),
+        ({"captions": "../x.txt"}, "is a path, not the ending of a file beside the image"),
+        ({"captions": (".txt", "./x.json:caption")}, "is a path, not the ending of a file beside the image"),
         ({"captions": ".txt", "dataset_type": "parquet"}, "begins with a dot, as the ending of a file does"),
         ({"captions": ("en", ".txt"), "index": "a.csv"}, "begins with a dot"),
         ({"captions": ".json"}, "does not say which key of the JSON object"),

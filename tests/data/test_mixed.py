@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder
 from mindspeed_mm_dit.data.mixed import MixedOrder
@@ -120,6 +121,11 @@ def test_held_out_samples_of_all_sources_are_read_once(place):
 def test_sources_that_do_not_go_together_are_refused_by_name(place, changed, message):
     with pytest.raises(UserError, match=message):
         opened(place, "refused", **changed)
+
+
+def test_a_mix_of_nothing_is_named():
+    with pytest.raises(UserError, match=r"weights = .*: has 0 numbers for 0 sources"):
+        MixedParam((), ())
 
 
 def test_a_mix_is_not_cached(place):

@@ -169,6 +169,7 @@ def test_the_same_files_without_a_mistake_pass(check):
 
 TEXTS = {
     "deep JSON": "[" * 100_000,
+    "rather deep JSON": '{"note": ' * 99 + "1" + "}" * 99,
     "deep object": '{"a":' * 100_000,
     "deep YAML": "- " * 100_000 + "x",
     "long number": '{"ae": ' + "9" * 5000 + "}",
