@@ -185,6 +185,70 @@ class Vector(Condition):
         return {self.name: np.concatenate([vectors[:-1], np.zeros_like(vectors[-1:])]) if self.has_null else vectors}
 
 
+class ImageCondition(Condition):
+    """Base of the conditions that a clip's own frames make; guidance leads away from other conditions, never these."""
+
+    item = "image"
+    dropout = 0.0
+    has_null = True
+
+    def null(self, count: int) -> Arrays:
+        """Return nothing: without the other conditions, these stay."""
+        return {}
+
+
+@dataclass(frozen=True)
+class FirstFrame(ImageCondition):
+    """The first frame, and perhaps the last: ``frames`` (B, M + C, F, H, W) float32, M channels of mask, then latents.
+
+    With M = 1 the mask is 1 at the first latent frame, whose latents are those of the frame alone. With M = 4 they are
+    the latents of a clip that is grey but for the given frames; channel j of latent frame i is 1 if pixel frame
+    max(0, 4 i + j - 3) is given.
+    """
+
+    shape: tuple[int, ...]
+    """(C, F, H, W) of the latents."""
+    mask_channels: int
+    with_last: bool = False
+    """Whether the last frame is given too."""
+    names = ("frames",)
+
+    def mask(self, latent_frames: int) -> np.ndarray:
+        """Return the mask (M, F) float32 of a clip of F latent frames."""
+        mask = np.zeros((self.mask_channels, latent_frames), np.float32)
+        mask[:, 0] = 1
+        if self.with_last:
+            mask[-1, -1] = 1
+        return mask
+
+    def hollow(self) -> Arrays:
+        channels, *size = self.shape
+        return {"frames": np.broadcast_to(np.float32(0), (1, self.mask_channels + channels, *size))}
+
+    def examples(self, count: int) -> Arrays:
+        """Return the mask, and normally distributed latents where it is not 0."""
+        channels, frames, *size = self.shape
+        mask = np.broadcast_to(self.mask(frames)[:, :, None, None], (count, self.mask_channels, frames, *size))
+        latents = np.random.default_rng(0).standard_normal((count, channels, frames, *size), np.float32)
+        return {"frames": np.concatenate([mask, latents * mask.any(1, keepdims=True)], 1)}
+
+
+@dataclass(frozen=True)
+class ImageTokens(ImageCondition):
+    """CLIP's features of the given frames: ``image_embeds`` (B, L, width) float32."""
+
+    length: int
+    width: int
+    names = ("image_embeds",)
+
+    def hollow(self) -> Arrays:
+        return {"image_embeds": np.broadcast_to(np.float32(0), (1, self.length, self.width))}
+
+    def examples(self, count: int) -> Arrays:
+        """Return normally distributed features, not of real images."""
+        return {"image_embeds": np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)}
+
+
 class Conditions(tuple[Condition, ...]):
     """All conditions of a predictor, in the order of the network's arguments.
 

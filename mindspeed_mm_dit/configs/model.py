@@ -50,13 +50,14 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        if self.predictor.in_channels != self.ae.latent_channels:
+        channels = self.predictor.latent_channels
+        if channels != self.ae.latent_channels:
             raise ConfigError(
                 f"predictor.in_channels = {self.predictor.in_channels}",
                 f"the autoencoder '{self.ae.model_id}' makes latents of {self.ae.latent_channels} channels",
-                f"set predictor.in_channels to {self.ae.latent_channels}",
+                f"set predictor.in_channels to {self.predictor.in_channels - channels + self.ae.latent_channels}",
             )
-        self.diffusion.check_output(self.predictor.in_channels, self.predictor.out_channels)
+        self.diffusion.check_output(channels, self.predictor.out_channels)
         if isinstance(self.diffusion, MeanFlowConfig):
             self.diffusion.check_predictor(self.predictor)
         elif self.predictor.num_time_inputs != 1:

@@ -67,6 +67,11 @@ class PredictorConfig(ABC):
         """(C, ...) of a latent, of any rank."""
 
     @property
+    def latent_channels(self) -> int:
+        """Channels C of a latent; the network may take more, made from conditions."""
+        return self.in_channels
+
+    @property
     @abstractmethod
     def conditions(self) -> Conditions:
         """Its conditions, in the order of the network's arguments."""

@@ -98,9 +98,9 @@ class VideoTransformerConfig(PredictorConfig):
 
     def check_latents(self, shape: Shape) -> None:
         """Raise ConfigError unless the network accepts latents of ``shape`` (C, F, H, W)."""
-        if len(shape) != 4 or shape[0] != self.in_channels or min(shape) < 1:
+        if len(shape) != 4 or shape[0] != self.latent_channels or min(shape) < 1:
             raise ConfigError(
-                f"latents of shape {shape}", f"the predictor takes ({self.in_channels}, frames, height, width)"
+                f"latents of shape {shape}", f"the predictor takes ({self.latent_channels}, frames, height, width)"
             )
         for axis, size, patch in zip(_AXES, shape[1:], self.patch_size):
             if size % patch:
@@ -136,7 +136,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def latent_shape(self) -> Shape:
-        return (self.in_channels, *self.latent_size)
+        return (self.latent_channels, *self.latent_size)
 
     @property
     def conditions(self) -> Conditions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, Rule
+from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, ZEROS, Rule
 from mindspeed_mm_dit.framework import nn, ops
 
 Tensor = Any  # a tensor of the active framework
@@ -68,9 +68,14 @@ class TwoLayers(nn.Module):
 
 
 class WholeAttention(nn.Module):
-    """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads."""
+    """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads.
 
-    def __init__(self, hidden_size: int, num_heads: int, eps: float, init_out: Rule = XAVIER_UNIFORM) -> None:
+    ``added``: width of a second source, with keys and values of its own; what is read from both is summed.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, eps: float, init_out: Rule = XAVIER_UNIFORM, added: int | None = None
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.to_q = nn.Linear(hidden_size, hidden_size)
@@ -79,9 +84,20 @@ class WholeAttention(nn.Module):
         self.to_out = nn.Sequential(nn.Linear(hidden_size, hidden_size, init=init_out))
         self.norm_q = nn.RMSNorm(hidden_size, eps=eps)
         self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
+        if added is not None:
+            self.add_k_proj = nn.Linear(added, hidden_size)
+            self.add_v_proj = nn.Linear(added, hidden_size, init=ZEROS)  # a network that had no such source goes on
+            self.norm_added_k = nn.RMSNorm(hidden_size, eps=eps)
 
-    def forward(self, x: Tensor, source: Tensor, cos: Tensor | None = None, sin: Tensor | None = None) -> Tensor:
-        """Attend from ``x`` (B, N, D) to ``source`` (B, M, D).
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        second: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from ``x`` (B, N, D) to ``source`` (B, M, D), and to a ``second`` source (B, L, added), if given.
 
         cos, sin: rotary positions (N, d / 2) for self-attention of a video, whose tokens ranks may share.
         """
@@ -92,4 +108,8 @@ class WholeAttention(nn.Module):
             x = ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         else:
             x = self_attention(q, k, v, cos, sin)  # (B, heads, N, d)
+        if second is not None:
+            k = split_heads(self.norm_added_k(self.add_k_proj(second)), self.num_heads)  # (B, heads, L, d)
+            v = split_heads(self.add_v_proj(second), self.num_heads)  # (B, heads, L, d)
+            x = x + ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v)  # (B, heads, N, d)
         return self.to_out(merge_heads(x))  # (B, N, D)

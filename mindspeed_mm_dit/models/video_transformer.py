@@ -1,12 +1,13 @@
-"""Wan 2.1 text-to-video (Wan Team 2025), which loads the weights of diffusers' WanTransformer3DModel by name; and the
+"""Wan 2.1 and 2.2 (Wan Team 2025), which load the weights of diffusers' WanTransformer3DModel by name; and the
 CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers with the blocks wired differently.
 
-A transformer over patches of noised video latents, conditioned on a timestep and a text or a label. Parameters have
-diffusers' names, and the initial values of Wan's own code: linear layers by Xavier, those that embed time and text by a
-normal of 0.02, the last layer zero, the modulation tables by a normal of D^(-1/2).
+A transformer over patches of noised video latents, conditioned on a timestep, on a text or a label, and on frames that
+a video begins and ends with. Parameters have diffusers' names, and the initial values of Wan's own code: linear layers
+by Xavier, those that embed time and text by a normal of 0.02, the last layer zero, the modulation tables by a normal of
+D^(-1/2).
 
 Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches, N = f h w tokens, L
-tokens of text, D width of a token, d of a head.
+tokens of text, D width of a token, d of a head; n is 1 if all tokens of a sample have one time, N if each has its own.
 """
 
 from __future__ import annotations
@@ -87,13 +88,14 @@ class ConditionEmbedder(nn.Module):
         nn.set_constant(self, "frequencies", (config.freq_dim // 2,), lambda: timestep_frequencies(config.freq_dim))
 
     def forward(self, t: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the embedded time (B, D), each block's modulation (B, 6 D), and the embedded text (B, L, D), if any.
+        """Return the embedded time (B, n, D), each block's modulation (B, n, 6 D), and the embedded text (B, L, D).
 
-        given: labels (B,), text (B, L, text_dim), or both; the embedded label is added to the time, as in DiT.
+        t: (B, n); given: labels (B,), text (B, L, text_dim), or both. The label is added to the time, as in DiT.
         """
-        time = self.time_embedder(timestep_code(t, self.frequencies))  # (B, D)
+        code = timestep_code(ops.reshape(t, (-1,)), self.frequencies)  # (B n, freq_dim)
+        time = ops.reshape(self.time_embedder(code), (*t.shape, -1))  # (B, n, D)
         if self.has_labels:
-            time = time + self.label_embedder(given[0])  # (B, D)
+            time = time + self.label_embedder(given[0])[:, None]  # (B, n, D)
         text: Tensor = None
         if self.has_text:
             text = self.text_embedder(given[-1])  # (B, L, D)
@@ -114,39 +116,60 @@ class Projection(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers, ``net.0.proj`` and ``net.2``, around a GELU."""
 
-    def __init__(self, hidden_size: int, ffn_dim: int) -> None:
+    def __init__(self, width: int, ffn_dim: int, out: int, approximate: str = "tanh") -> None:
         super().__init__()
-        self.net = nn.Sequential(
-            Projection(hidden_size, ffn_dim), nn.GELU(approximate="tanh"), nn.Linear(ffn_dim, hidden_size)
-        )
+        self.net = nn.Sequential(Projection(width, ffn_dim), nn.GELU(approximate=approximate), nn.Linear(ffn_dim, out))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)  # (B, N, D)
 
 
-class VideoBlock(nn.Module):
-    """Self-attention, cross-attention to a text if there is one, MLP; the time modulates self-attention and MLP."""
+class ImageEmbedder(nn.Module):
+    """Embed CLIP's features of an image, (B, L, image_dim), to the width of a token."""
 
-    def __init__(self, config: VideoTransformerConfig, affine: bool) -> None:
+    def __init__(self, image_dim: int, hidden_size: int, length: int | None) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(image_dim, eps=1e-5, elementwise_affine=True)
+        self.ff = FeedForward(image_dim, image_dim, hidden_size, "none")
+        self.norm2 = nn.LayerNorm(hidden_size, eps=1e-5, elementwise_affine=True)
+        self.has_positions = length is not None
+        if length is not None:
+            self.pos_embed = nn.parameter((1, length, image_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.has_positions:
+            x = x + self.pos_embed  # (B, L, image_dim)
+        return self.norm2(self.ff(self.norm1(x)))  # (B, L, D)
+
+
+class VideoBlock(nn.Module):
+    """Self-attention, cross-attention to a text if there is one, MLP; the time modulates self-attention and MLP.
+
+    ``added``: width of embedded features of an image, which cross-attention reads too.
+    """
+
+    def __init__(self, config: VideoTransformerConfig, affine: bool, added: int | None = None) -> None:
         super().__init__()
         D, eps = config.hidden_size, config.eps
         self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.attn1 = WholeAttention(D, config.num_heads, eps)
         if config.text_dim:
-            self.attn2 = WholeAttention(D, config.num_heads, eps)
+            self.attn2 = WholeAttention(D, config.num_heads, eps, added=added)
         self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
-        self.ffn = FeedForward(D, config.ffn_dim)
+        self.ffn = FeedForward(D, config.ffn_dim, D)
         self.scale_shift_table = nn.parameter((1, 6, D), Normal(D**-0.5))
 
-    def forward(self, x: Tensor, text: Tensor | None, time: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return tokens (B, N, D); text: (B, L, D) if there is one; time: (B, 6, D); cos, sin: (N, d / 2)."""
-        modulation = ops.chunk(self.scale_shift_table + time, 6, 1)  # 6 x (B, 1, D)
+    def forward(
+        self, x: Tensor, text: Tensor | None, time: Tensor, cos: Tensor, sin: Tensor, image: Tensor | None = None
+    ) -> Tensor:
+        """Return tokens (B, N, D); text, image: (B, L, D) each, if given; time: (B, n, 6 D); cos, sin: (N, d / 2)."""
+        modulation = ops.chunk(ops.reshape(self.scale_shift_table, (1, 1, -1)) + time, 6, 2)  # 6 x (B, n, D)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
         # Modulation may have higher precision than the tokens, which keep theirs, as in diffusers.
         normed = ops.cast_like(ops.addcmul(shift, self.norm1(x), 1 + scale), x)  # (B, N, D)
         x = ops.cast_like(ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin)), x)  # (B, N, D)
         if text is not None:
-            x = x + self.attn2(self.asking(x, normed), text)  # (B, N, D)
+            x = x + self.attn2(self.asking(x, normed), text, second=image)  # (B, N, D)
         normed = ops.cast_like(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale), x)  # (B, N, D)
         return ops.cast_like(ops.addcmul(x, mlp_gate, self.ffn(normed)), x)  # (B, N, D)
 
@@ -174,21 +197,29 @@ class VideoTransformer(nn.Module):
         """Predict.
 
         x: (B, C, F, H, W) noised latents of a shape that ``config.check_latents`` accepts; t: (B,) or, one for all,
-        (1,) times from 0 (data) to 1000 (noise), not necessarily whole; given: the conditions that
-        ``config.conditions`` names: labels (B,) int; text (B, L, text_dim) or (B, 1, L, text_dim) states of the text
-        encoder, with attention to all states. Returns (B, out_channels, F, H, W) in the dtype of the weights.
+        (1,) times from 0 (data) to 1000 (noise), not necessarily whole, or (B, N), one for each token; given: the
+        conditions that ``config.conditions`` names: labels (B,) int; text (B, L, text_dim) or (B, 1, L, text_dim)
+        states of the text encoder, with attention to all states. Returns (B, out_channels, F, H, W) in the dtype of the
+        weights.
         """
+        return self.predict(x, t, given)
+
+    def predict(self, x: Tensor, t: Tensor, given: tuple[Tensor, ...], image: Tensor | None = None) -> Tensor:
+        """Return what ``forward`` does, with labels and text in ``given``; image: embedded features (B, L, D)."""
         (B, _, F, H, W), (p, q, r) = x.shape, self.config.patch_size
         f, h, w = F // p, H // q, W // r
         if self.config.text_dim is not None:
             given = (*given[:-1], ops.reshape(given[-1], (B, -1, given[-1].shape[-1])))  # text: (B, L, text_dim)
-        time, modulation, text = self.condition_embedder(t, *given)  # (B, D), (B, 6 D), (B, L, D)
-        modulation = ops.reshape(modulation, (modulation.shape[0], 6, -1))  # (B, 6, D)
+        each = t.ndim == 2
+        time, modulation, text = self.condition_embedder(t if each else t[:, None], *given)  # (B, n, D), (B, n, 6 D)
+        if each:
+            modulation = ops.split_tokens(modulation)  # (B, N, 6 D)
         cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
         x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks if ranks share a sample
         for block in self.blocks:
-            x = block(x, text, modulation, cos, sin)  # (B, N, D)
-        shift, scale = ops.chunk(self.scale_shift_table + time[:, None], 2, 1)  # 2 x (B, 1, D)
+            x = block(x, text, modulation, cos, sin, image)  # (B, N, D)
+        time = ops.split_tokens(time) if each else time  # (B, n, D)
+        shift, scale = (row + time for row in ops.chunk(self.scale_shift_table, 2, 1))  # 2 x (B, n, D)
         x = ops.gather_tokens(self.proj_out(ops.addcmul(shift, self.norm_out(x), 1 + scale)))  # (B, N, p q r C)
         x = ops.reshape(x, (B, f, h, w, p, q, r, -1))  # (B, f, h, w, p, q, r, C)
         return ops.reshape(ops.permute(x, (0, 7, 1, 4, 2, 5, 3, 6)), (B, -1, F, H, W))  # (B, C, F, H, W)
@@ -198,7 +229,7 @@ class WanBlock(VideoBlock):
     """Modulated norms have no weights; the cross-attention's input has a norm of its own, with weights."""
 
     def __init__(self, config: WanConfig) -> None:
-        super().__init__(config, affine=False)
+        super().__init__(config, affine=False, added=config.added_kv_proj_dim)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.eps, elementwise_affine=True)
 
     def asking(self, x: Tensor, normed: Tensor) -> Tensor:
@@ -210,6 +241,30 @@ class Wan(VideoTransformer):
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__(config, WanBlock)
+        if config.image_dim:
+            embedder = ImageEmbedder(config.image_dim, config.hidden_size, config.pos_embed_seq_len)
+            self.condition_embedder.image_embedder = embedder
+
+    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
+        """Predict, as every video transformer, from frames and features of images too, if the config names them.
+
+        given: text; ``frames`` (B, M + C, F, H, W), the mask of given frames and their latents; ``image_embeds``
+        (B, L, image_dim).
+        """
+        image: Tensor | None = None
+        if self.config.image_dim:
+            given, image = given[:-1], self.condition_embedder.image_embedder(given[-1])  # (B, L, D)
+        if self.config.mask_channels:
+            given, frames = given[:-1], given[-1]
+            x, t = self.begun(x, t, frames) if self.config.expand_timesteps else (ops.cat([x, frames], 1), t)
+        return self.predict(x, t, given, image)
+
+    def begun(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return latents (B, C, F, H, W) with the given frames in place, and times (B, N) of tokens, 0 for theirs."""
+        mask, latents = frames[:, :1], frames[:, 1:]  # (B, 1, F, H, W), (B, C, F, H, W)
+        p, q, r = self.config.patch_size
+        of_tokens = ops.reshape(mask[:, 0, ::p, ::q, ::r], (mask.shape[0], -1))  # (B, N)
+        return mask * latents + (1 - mask) * x, (1 - of_tokens) * t[:, None]
 
 
 class CustomDiTBlock(VideoBlock):

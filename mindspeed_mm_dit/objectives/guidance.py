@@ -100,3 +100,12 @@ def guided_network(
         return ops.where(ops.tensor(guided.reshape(-1, *(1 for _ in x_t.shape[1:]))), combined, labelled)
 
     return ask
+
+
+def by_noise_level(boundary: float, high: Ask, low: Ask) -> Ask:
+    """Return the ``Ask`` of two experts: at noise levels from ``boundary`` on ``high`` answers, below it ``low``."""
+
+    def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
+        return (high if np.min(noise) >= boundary else low)(x_t, t, noise)
+
+    return ask

@@ -84,8 +84,8 @@ def settings_for(
     """
     default: GuidedChannels = "3" if config.predictor.conditions.items == ("label",) and weaker is None else "all"
     guidance = Guidance(scale, default if channels is None else channels, interval)
-    if channels == "3" and config.predictor.in_channels < 3:
-        reason = f"the latents of this model have {config.predictor.in_channels}"
+    if channels == "3" and config.predictor.latent_channels < 3:
+        reason = f"the latents of this model have {config.predictor.latent_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
     settings = SampleSettings(
         sampler=next(iter(objective_of(config.diffusion).samplers)) if sampler is None else sampler,

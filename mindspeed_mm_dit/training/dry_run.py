@@ -43,7 +43,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     on_shapes, on_cpu = runtime.shapes_alone(), runtime.device_type() == "cpu"
     if on_shapes is None and not on_cpu:
         return
-    samples = 1 if micro_batch_size == 1 else config.predictor.in_channels + 1
+    samples = 1 if micro_batch_size == 1 else config.predictor.latent_channels + 1
     with_numbers = on_cpu and _is_small(config, samples)
     tried = _smaller(config, samples) if on_shapes is None and not with_numbers else config
     try:

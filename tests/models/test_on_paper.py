@@ -21,6 +21,7 @@ SMALL = {"num_layers": 3, "hidden_size": 192, "num_heads": 3, "num_classes": 10}
 TEXT = {"text_dim": 96, "text_length": 40}
 VIDEO = {"num_layers": 2, "ffn_dim": 512, "latent_size": (3, 8, 12)}
 HEADS = {"num_heads": 6, "head_dim": 32}
+WIDE = {"num_attention_heads": 6, "attention_head_dim": 32, "text_dim": 96}
 NETWORKS = {
     "DiT": DiTConfig(16, **SMALL),
     "LightningDiT": DiTConfig(**PRESETS["LightningDiT-B/2"] | SMALL, input_size=16),
@@ -32,7 +33,12 @@ NETWORKS = {
     "text": DiTConfig(16, **SMALL | {"num_classes": 0}, **TEXT, pooled_dim=64),
     "text and classes": DiTConfig(16, **SMALL, **TEXT),
     "teachers": DiTConfig(16, **SMALL, z_dims=(80, 48), projector_dim=96, encoder_depth=2),
-    "Wan": WanConfig(**VIDEO, num_attention_heads=6, attention_head_dim=32, text_dim=96),
+    "Wan": WanConfig(**VIDEO, **WIDE),
+    "Wan 2.2 from an image": WanConfig(**VIDEO, **WIDE, in_channels=36),
+    "Wan 2.1 from an image": WanConfig(**VIDEO, **WIDE, in_channels=36, image_dim=80, added_kv_proj_dim=192),
+    "Wan 2.1 from two images": WanConfig(**VIDEO, **WIDE, in_channels=36, image_dim=80, added_kv_proj_dim=192,
+                                         pos_embed_seq_len=34, last_frame=True),
+    "Wan 2.2 TI2V": WanConfig(**VIDEO, **WIDE, in_channels=48, out_channels=48, expand_timesteps=True),
     "CustomDiT": CustomDiTConfig(**VIDEO, **HEADS, text_dim=96),
     "CustomDiT of labels": CustomDiTConfig(**VIDEO, **HEADS, text_dim=None, num_classes=10),
 }  # fmt: skip
@@ -41,9 +47,15 @@ WIDER = {
     WanConfig: {"num_attention_heads": 10, "ffn_dim": 900},
     CustomDiTConfig: {"num_heads": 10, "ffn_dim": 900},
 }
+
+
+def keys_of_images(config):
+    return {"added_kv_proj_dim": 320} if getattr(config, "image_dim", None) else {}
+
+
 SIZES = {
     "small": lambda config: config,
-    "wider": lambda config: dataclasses.replace(config, **WIDER[type(config)]),
+    "wider": lambda config: dataclasses.replace(config, **WIDER[type(config)], **keys_of_images(config)),
     "larger samples": lambda config: config.resized(
         (*config.latent_shape[:-2], 2 * config.latent_shape[-2], 2 * config.latent_shape[-1])
     ),

@@ -38,10 +38,10 @@ def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
 
 
-def with_random_weights(framework, kind, custom=CUSTOM):
+def with_random_weights(framework, kind, custom=CUSTOM, wan=WAN):
     from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 
-    model = Wan(WAN) if kind == "wan" else CustomDiT(custom)
+    model = Wan(wan) if kind == "wan" else CustomDiT(custom)
     draw = np.random.default_rng(1)
     shapes = framework.runtime.shapes(model)
     weights = {name: (0.3 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
@@ -54,18 +54,42 @@ def output(framework, model, x=X, t=T, text=TEXT):
         return framework.ops.numpy(model(*map(framework.ops.tensor, (x, t, text))))
 
 
+IMAGE = {"in_channels": 12, "image_dim": 10, "added_kv_proj_dim": 54}
+NETWORKS = {
+    "from a text": {},
+    "from an image": {"in_channels": 12},
+    "from an image and its features": IMAGE,
+    "from two images": {**IMAGE, "last_frame": True, "pos_embed_seq_len": 6},
+    "times by token": {"in_channels": 4, "expand_timesteps": True},
+}
+
+
 @pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
-def test_wan_is_diffusers_transformer_at_any_sizes(framework):
+@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
+def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
     import torch
     from diffusers import WanTransformer3DModel
 
-    model, weights = with_random_weights(framework, "wan")
-    sizes = {key: value for key, value in dataclasses.asdict(WAN).items() if key not in ("model_id", "latent_size")}
-    theirs = WanTransformer3DModel(**sizes)
+    config = dataclasses.replace(WAN, **settings)
+    model, weights = with_random_weights(framework, "wan", wan=config)
+    ours = ("model_id", "latent_size", "expand_timesteps", "last_frame")
+    theirs = WanTransformer3DModel(**{k: v for k, v in dataclasses.asdict(config).items() if k not in ours})
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+    x, given = X[:, : config.latent_channels], config.conditions.examples(2)
+    given["text"] = given["text"][:, :512]  # diffusers takes what is before the last 512 tokens for an image's
+    inputs = {"hidden_states": x, "timestep": T, "encoder_hidden_states": given["text"]}
+    if config.expand_timesteps:
+        first = given["frames"][:, :1].astype(bool)
+        inputs["hidden_states"] = np.where(first, given["frames"][:, 1:], x)
+        inputs["timestep"] = np.where(first[:, 0, ::2, :, ::3], 0, T[:, None, None, None]).reshape(2, -1)
+    elif config.mask_channels:
+        inputs["hidden_states"] = np.concatenate([x, given["frames"]], 1)
+    if config.image_dim:
+        halves = 2 if config.pos_embed_seq_len else 1
+        inputs["encoder_hidden_states_image"] = given["image_embeds"].reshape(2 * halves, -1, 10)
     with torch.no_grad():
-        wanted = theirs(*map(torch.from_numpy, (X, T, TEXT))).sample.numpy()
-    found = output(framework, model)
+        wanted = theirs(**{name: torch.from_numpy(array) for name, array in inputs.items()}).sample.numpy()
+        found = model(*map(torch.from_numpy, (x, T, *given.values()))).numpy()
     assert found.shape == (2, 4, 4, 3, 6)
     assert relative_error(found, wanted) < 2e-6
 
@@ -86,7 +110,9 @@ def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
     assert (output(framework, model, text=TEXT[:, None]) == output(framework, model)).all()
 
 
-@pytest.mark.parametrize("config", [CUSTOM, WAN], ids=["custom_dit", "wan"])
+@pytest.mark.parametrize(
+    "config", [CUSTOM, *(dataclasses.replace(WAN, **own) for own in NETWORKS.values())], ids=["custom_dit", *NETWORKS]
+)
 def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
     from mindspeed_mm_dit.models.registry import network_of
 
@@ -152,7 +178,11 @@ def test_sizes_that_no_network_has_are_refused():
         ({"eps": 0.0}, "predictor.eps = 0.0"),
         ({"cross_attn_norm": False}, "predictor.cross_attn_norm = false"),
         ({"qk_norm": "rms_norm"}, "qk_norm = 'rms_norm'"),
-        ({"image_dim": 1280}, "image_dim = 1280: expected null"),
+        ({"image_dim": 1280}, "image_dim = 1280: does not go with in_channels = 16, out_channels = 16"),
+        ({"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None: must be 5120"),
+        ({"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true: does not go with in_channels"),
+        ({"last_frame": True}, "last_frame = true: does not go with"),
+        ({"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
     ):
         with pytest.raises(ConfigError, match=words):
             from_mapping(WanConfig, wrong, "model.json: predictor")

@@ -36,11 +36,23 @@ class WanFlow(nn.Module):
         return noise - x
 
     def loss(
-        self, output: Tensor, x: Tensor, noised: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor
+        self,
+        output: Tensor,
+        x: Tensor,
+        noised: Tensor,
+        timesteps: Tensor,
+        noise: Tensor,
+        coefficients: Tensor,
+        known: Tensor | None = None,
     ) -> Tensor:
         """Return the mean squared error of the velocity, weighted by its row of the table, (B,).
 
-        output: the network's output at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2).
+        output: the network's output at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2); known:
+        (B, 1, F, H, W), 1 where the network was given the data, which then do not count.
         """
         error = output - self.target(x, noise)
-        return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
+        if known is None:
+            return coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
+        counts = 1 - known
+        mean = ops.mean_per_sample(error * error * counts) / ops.mean_per_sample(counts)
+        return coefficients[:, WEIGHT] * mean

@@ -150,8 +150,10 @@ class Network:
 
     @cached_property
     def condition(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding of the time, its projection, and the text as the blocks take it."""
-        return answer(self.network.condition_embedder, *map(self.given.tensor, ("dit/t", "dit/text")))
+        """Embedding of the time (B, D), its projection (B, 1, 6 D), and the text as the blocks take it."""
+        t, text = map(self.given.tensor, ("dit/t", "dit/text"))
+        time, modulation, text = answer(self.network.condition_embedder, t[:, None], text)
+        return time[:, 0], modulation, text
 
     @property
     def _grid(self) -> tuple[int, int, int]:
@@ -178,8 +180,7 @@ class Network:
         """Return the tokens (B, N, D) after a block."""
         if int(number) >= len(self.network.blocks):
             raise NotThere("")
-        _, modulation, text = self.condition
-        modulation, x = ops.reshape(modulation, (modulation.shape[0], 6, -1)), self._tokens()
+        (_, modulation, text), x = self.condition, self._tokens()
         for block in list(self.network.blocks)[: int(number) + 1]:
             x = answer(block, x, text, modulation, *self._positions)
         return x
@@ -193,7 +194,7 @@ def network_rows(kind: str) -> Rows:
         Quantity("output_shared_t", lambda group: group.output("t_shared")),
         Quantity("loss", lambda group: group.step.losses.astype(np.float64).mean()),
         Quantity("temb", lambda group: group.condition[0]),
-        Quantity("timestep_proj", lambda group: group.condition[1]),
+        Quantity("timestep_proj", lambda group: group.condition[1][:, 0]),
         Quantity("text_context", lambda group: group.condition[2]),
         Quantity("rope_cos", lambda group: group.rope(0)),
         Quantity("rope_sin", lambda group: group.rope(1)),

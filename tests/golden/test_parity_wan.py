@@ -1,0 +1,39 @@
+"""mm-dit parity on the reference values of Wan 2.2, and of Wan 2.1 from an image."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import FRAMEWORK, GOLDEN
+from tests.golden.parts import without
+
+VAES = {"wan22_i2v_tiny": "wan_vae_tiny", "wan21_i2v_tiny": "wan_vae_tiny", "wan22_ti2v_tiny": "wan22_vae_tiny"}
+COUNTS = {"wan22_t2v_tiny": 17, "wan22_i2v_tiny": 111, "wan22_ti2v_tiny": 97, "wan21_i2v_tiny": 106}
+"""Quantities of each file that need no autoencoder."""
+
+
+@pytest.fixture
+def compare(framework):
+    """The comparison, on the framework of this test run."""
+    from mindspeed_mm_dit.wings.lab.parity import compare
+
+    return compare
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_every_quantity_of_both_experts_of_images_and_of_times_by_token_is_reproduced(compare, name):
+    left_out = {}
+    findings = compare(GOLDEN / f"{name}.npz", GOLDEN / name, 1e-5, 1e-12, {}, left_out.__setitem__)
+    assert len(findings) == COUNTS[name]
+    assert [f for f in findings if not f.good] == []
+    assert set(left_out) <= {"condition", "condition_with_last_image"}
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the autoencoder is one of diffusers")
+@pytest.mark.parametrize("name", VAES)
+def test_so_are_the_latents_of_given_frames(compare, name, tmp_path):
+    part = without(
+        GOLDEN / f"{name}.npz", tmp_path, "tap/", "train/", "sample", "(transformer(_2)?/)?output", "model_in"
+    )
+    findings = compare(part, GOLDEN / name, 1e-5, 1e-12, {"--vae": GOLDEN / VAES[name]})
+    assert {f.name for f in findings} >= {"condition"} and all(f.good for f in findings)
