@@ -172,7 +172,8 @@ def test_a_report_names_the_samples_that_are_not_finite_first_and_the_largest_of
         "blocks.1": math.inf,
         "": 9.0,
     }
-    report = StepReport(3, math.nan, 1.0, NotFinite("blocks.1.mlp", "output", 1, (4,)), samples, largest, "blocks")
+    blocks = ["blocks.0", "blocks.1"]
+    report = StepReport(3, math.nan, 1.0, NotFinite("blocks.1.mlp", "output", 1, (4,)), samples, largest, blocks)
     lines = report.lines()
     assert lines[:3] == [
         "first not finite: output of blocks.1.mlp",
