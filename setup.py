@@ -55,7 +55,7 @@ setup(
     python_requires=">=3.10,<3.13",
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
-    package_data={"mindspeed_mm_dit": ["templates/*"]},
+    package_data={"mindspeed_mm_dit": ["templates/*", "wings/*/templates/*"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithConfigs},

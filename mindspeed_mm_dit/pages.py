@@ -1,9 +1,8 @@
-"""Writes pages from the templates in ``templates/``, such as a single HTML file with its pictures embedded."""
+"""Writes HTML pages with their pictures embedded, from the folders ``templates/`` of the core and of each wing."""
 
 from __future__ import annotations
 
 import base64
-import io
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -13,17 +12,17 @@ from mindspeed_mm_dit.terminal import plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from matplotlib.figure import Figure
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)?%?( \([\d.]+\))?")
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    here = Path(__file__).parent
     found = Environment(
-        loader=PackageLoader("mindspeed_mm_dit"),
+        loader=FileSystemLoader([here / "templates", *here.glob("wings/*/templates")]),
         autoescape=lambda name: not str(name).endswith(".md"),
         keep_trailing_newline=True,
         undefined=StrictUndefined,
@@ -37,13 +36,6 @@ def _environment() -> Environment:
 
 
 def write(path: Path, template: str, **values: Any) -> None:
-    """Render ``template`` of the folder ``templates/`` with ``values`` and write it to ``path``."""
+    """Render ``template`` of a folder ``templates/`` with ``values`` and write it to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_environment().get_template(template).render(values), encoding="utf-8")
-
-
-def png_of_figure(figure: Figure) -> bytes:
-    """Return a matplotlib figure as PNG bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

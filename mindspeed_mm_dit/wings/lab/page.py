@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.pages import png_of_figure, write
+from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.wings.lab.compare import Comparison
 from mindspeed_mm_dit.wings.lab.examples import facts as versions
 from mindspeed_mm_dit.wings.lab.proof import Config
@@ -162,7 +163,9 @@ def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
     axes.set(xscale="log", xlabel="error, as a fraction of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axes.invert_yaxis()
-    return png_of_figure(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def _json(v: Verdict) -> dict[str, Any]:
