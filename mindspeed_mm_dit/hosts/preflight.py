@@ -136,11 +136,11 @@ def check_configs(
     mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
+    _check_context_parallel(args.context_parallel_size, mm, host)
     _check_memory(args, mm, host)
     if mm.encodes:
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
-    _check_context_parallel(args.context_parallel_size, mm, host)
     host.check_sharding(mm)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
