@@ -140,7 +140,8 @@ def split_classes(text: str, names: Sequence[str]) -> list[str]:
 
 def in_a_list(name: str) -> str:
     """Return a class name as it is written in a list."""
-    return f'"{name}"' if "," in name or name != name.strip() else name
+    quoted = "," in name or name.startswith('"') or name != name.strip()
+    return '"' + name.replace('"', '""') + '"' if quoted else name
 
 
 def labels_of(asked: Sequence[str], names: Sequence[str], num_classes: int) -> list[int]:
@@ -159,8 +160,9 @@ def _labels_of_part(part: str, asked: Sequence[str], names: Sequence[str], num_c
         if _is_number(text):
             _check_agrees(int(text), names, num_classes)
         return [names.index(exact if exact in names else text)]
-    if text[:1] == text[-1:] == '"' and text[1:-1] in names:
-        return [names.index(text[1:-1])]
+    quoted = text[1:-1].replace('""', '"') if text[:1] == text[-1:] == '"' else None
+    if quoted in names:
+        return [names.index(quoted)]
     first, dash, last = text.partition("-")
     if not _is_number(first) or (dash and not (_is_number(last) and int(first) <= int(last))):
         _refuse_class(asked, part, names)
