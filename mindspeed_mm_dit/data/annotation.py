@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.data.rows import ANY_CLASSES
+from mindspeed_mm_dit.data.labels import ANY_CLASSES
 from mindspeed_mm_dit.errors import DataError
 
 KEYS = ("path", "cap", "num_frames", "fps", "resolution")

@@ -28,6 +28,7 @@ from mindspeed_mm_dit.data.cache_before import rows_of_before
 from mindspeed_mm_dit.data.cache_index import INDEX, read_index
 from mindspeed_mm_dit.data.cache_shards import MAKE_AGAIN, Shard, Texts, first_not_finite
 from mindspeed_mm_dit.data.conditions.text import NO_CAPTION
+from mindspeed_mm_dit.data.labels import named_to_the_last
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
@@ -84,7 +85,7 @@ class Cache:
             )
         classes = self.index.classes
         if not classes and "label" in items:
-            classes = tuple(map(str, range(1 + int(items["label"].max()))))
+            classes = named_to_the_last((), items["label"])
         paths = tuple(str(Path(data_folder, row["path"])) for row in found)
         index = self.index
         shapes = np.array([row["shape"] for row in found], np.int64) if index.ragged else None

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
-from mindspeed_mm_dit.data.labels import labels_of
+from mindspeed_mm_dit.data.labels import check_labels, labels_of, named_to_the_last
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
@@ -138,8 +138,8 @@ def _items(
     words = [str(clip.entry.label).strip() for clip in clips]
     place = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
     labels = labels_of(words, param.json_path, place, kept=wanted.classes)
-    classes = labels.classes or tuple(map(str, range(1 + int(labels.numbers.max()))))
-    return items | {"label": labels.numbers}, classes, labels.notes
+    check_labels(labels.numbers, wanted.num_classes, place)
+    return items | {"label": labels.numbers}, named_to_the_last(labels.classes, labels.numbers), labels.notes
 
 
 def provide_clips(param: ClipsParam) -> None:

@@ -18,8 +18,9 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.buckets import shapes_of
 from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
 from mindspeed_mm_dit.data.image_captions import Told, checked
+from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last
 from mindspeed_mm_dit.data.listing import list_images
-from mindspeed_mm_dit.data.rows import ANY_CLASSES, Rows, Wanted
+from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.shards import list_shards
 from mindspeed_mm_dit.errors import DataError
 
@@ -35,7 +36,9 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     """
     folder, labelled = Path(param.data_folder), wants_labels(param, wanted)
     rows, classes, notes, told = list_images(param, labelled, wanted.classes)
-    _check_labels(rows, wanted.num_classes if labelled else None, folder)
+    labels = np.array([label for _, label in rows], np.int64)
+    if labelled:
+        check_labels(labels, wanted.num_classes, lambda row: str(folder / rows[row][0]))
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.sample_size, decode)
     told = checked(told, wanted.caption_problems)
@@ -49,7 +52,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
             f"{len(bad)} of {len(rows)} images cannot be used",
             f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true",
         )
-    rows, looks = [rows[number] for number in good], [looks[number] for number in good]
+    rows, looks, labels = [rows[number] for number in good], [looks[number] for number in good], labels[good]
     told = [told[number] for number in good] if told else []
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
@@ -57,8 +60,8 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     sizes, shapes = _shapes(looks, param)
     return Rows(
         paths,
-        _items(np.array([label for _, label in rows], np.int64) if labelled else None, told),
-        (classes or _numbers_of(rows)) if labelled else (),
+        _items(labels if labelled else None, told),
+        named_to_the_last(classes, labels) if labelled else (),
         len(bad),
         problems,
         notes + notes_on(paths, looks, param, shapes),
@@ -97,11 +100,9 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is drawn."""
     labelled = wants_labels(param, wanted)
     rows, labels, classes, notes, digest, told = list_shards(param, labelled, wanted.classes)
-    outside = (labels < 0) | (labels >= _most(wanted.num_classes))
-    if labelled and outside.any():
-        first = int(outside.argmax())
-        raise _outside(rows[first], int(labels[first]), wanted.num_classes)
-    classes += tuple(map(str, range(len(classes), 1 + int(labels.max()))))  # if the hub's features name fewer, or none
+    if labelled:
+        check_labels(labels, wanted.num_classes, rows.__getitem__)
+    classes = named_to_the_last(classes, labels)
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
     index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
@@ -165,35 +166,3 @@ def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -
                 f"dataset_param.latents = {param.latents}", f"was made of other captions: those of {path} have changed",
                 "make the cache again, in an empty folder: mm-dit cache-latents",
             )  # fmt: skip
-
-
-def _numbers_of(rows: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the labels as class names."""
-    return tuple(map(str, range(1 + max(label for _, label in rows))))
-
-
-def _check_labels(rows: list[tuple[str, int]], num_classes: int | None, folder: Path) -> None:
-    for path, label in rows:
-        if not 0 <= label < _most(num_classes):
-            raise _outside(str(folder / path), label, num_classes)
-
-
-def check_labels(rows: Rows, num_classes: int) -> None:
-    """Raise DataError if a row's label is not a class of a model of ``num_classes``."""
-    outside = (rows.labels < 0) | (rows.labels >= num_classes)
-    if outside.any():
-        first = int(outside.argmax())
-        raise _outside(rows.paths[first], int(rows.labels[first]), num_classes)
-
-
-def _most(num_classes: int | None) -> int:
-    """Return the bound that labels lie below; without a model, that of the largest possible model."""
-    return ANY_CLASSES if num_classes is None else num_classes
-
-
-def _outside(image: str, label: int, num_classes: int | None) -> DataError:
-    return DataError(
-        f"{image}: label {label}",
-        f"is outside 0 ... {_most(num_classes) - 1} (predictor.num_classes = {_most(num_classes)})",
-        "correct the label, or num_classes in model.json",
-    )

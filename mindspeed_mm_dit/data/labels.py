@@ -21,6 +21,9 @@ _OTHER_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinit
 """A number that is no label, e.g. 1.0, 1e3, nan."""
 _SHOWN = 10
 
+ANY_CLASSES = 1_000_000
+"""Bound on labels if no model is given."""
+
 Named = Callable[[str], str]
 """label as written -> the first row that has it, in words, and the label"""
 
@@ -65,6 +68,22 @@ def labels_of(
 def composed(names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names`` in Unicode's composed form, so that names from different systems compare equal."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
+
+
+def check_labels(labels: np.ndarray, num_classes: int | None, place: Callable[[int], str]) -> None:
+    """Raise DataError if a label (N,) is not a class of a model of ``num_classes``; None: of any model."""
+    classes = ANY_CLASSES if num_classes is None else num_classes
+    for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1].tolist():
+        raise DataError(
+            f"{place(row)}: label {labels[row]}",
+            f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})",
+            "correct the label, or num_classes in model.json; a name that is a number is the label",
+        )
+
+
+def named_to_the_last(names: tuple[str, ...], labels: np.ndarray) -> tuple[str, ...]:
+    """Return a name for each class up to the largest of ``labels``: one of ``names``, or its number."""
+    return names + tuple(map(str, range(len(names), 1 + int(labels.max()))))
 
 
 def _names_in(counts: Mapping[str, int], named: Named) -> tuple[str, ...]:

@@ -16,9 +16,6 @@ import numpy as np
 PROBLEMS_SHOWN = 5
 KINDS_SHOWN = 10
 
-ANY_CLASSES = 1_000_000
-"""Bound on labels if no model is given."""
-
 
 @dataclass(frozen=True, eq=False)
 class Rows:

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.cache_before import text_made_by
 from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.captions import caption_problems
-from mindspeed_mm_dit.data.folder import check_labels
+from mindspeed_mm_dit.data.labels import check_labels
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.sources import source_of
@@ -207,5 +207,5 @@ def _checked(opened: Opened) -> Opened:
     opened.feeds(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:
-        check_labels(opened.rows, label.num_classes)
+        check_labels(opened.rows.labels, label.num_classes, opened.rows.paths.__getitem__)
     return opened

@@ -12,7 +12,6 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.folder import check_labels
 from mindspeed_mm_dit.data.labels import labels_of
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.sources import source_of
@@ -124,7 +123,9 @@ def test_a_mix_and_other_numbers_are_refused_whatever_they_are_read_from(tmp_pat
 def test_a_number_that_is_no_class_of_the_model_is_refused(tmp_path, source):
     param = SOURCES[source](tmp_path, ["1", "3", "2"])
     with pytest.raises(DataError, match=r"label 3: is outside 0 \.\.\. 2"):
-        check_labels(opened(param, 3), 3)
+        opened(param, 3)
+    with pytest.raises(DataError, match=r"label -1: is outside 0 \.\.\. 999999"):
+        opened(SOURCES[source](tmp_path, ["-1"]))
 
 
 @pytest.mark.parametrize("source", SOURCES)
