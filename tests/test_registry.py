@@ -1,0 +1,45 @@
+"""Parts that are known by name, whoever brings them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+from mindspeed_mm_dit import parts, registry
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.registry import Joined, join
+
+
+@pytest.fixture
+def colours(monkeypatch):
+    """A kind of part that nobody else has."""
+    monkeypatch.setitem(registry._JOINED, "colour", {})
+    return Joined[object]("colour")
+
+
+@pytest.mark.parametrize("kind", parts.PARTS)
+def test_our_parts_are_where_we_say(kind):
+    for place in parts.PARTS[kind].values():
+        module, _, name = place.partition(":")
+        assert hasattr(importlib.import_module(module), name), place
+
+
+def test_a_place_is_imported_when_the_part_is_first_asked_for(colours, monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    join("colour", "hue", "colorsys:rgb_to_hsv")
+    assert list(colours) == ["hue"] and "hue" in colours and "colorsys" not in sys.modules
+    assert colours["hue"] is importlib.import_module("colorsys").rgb_to_hsv
+
+
+def test_a_name_is_taken_once_and_the_same_part_may_join_again(colours):
+    for _ in range(2):
+        join("colour", "hue", "colorsys:rgb_to_hsv")
+    join("colour", "hue", importlib.import_module("colorsys").rgb_to_hsv)
+    with pytest.raises(ConfigError, match="colour 'hue': is registered already"):
+        join("colour", "hue", "colorsys:hsv_to_rgb")
+
+
+def test_what_nobody_brings_is_not_there(colours):
+    assert "red" not in colours and len(colours) == 0 and colours.get("red") is None
