@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.files import reason_of
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +86,33 @@ class Output:
         """Write images (N, H, W, C) or videos (N, F, H, W, C), uint8, and return the names of the files.
 
         labels: (N,), if classes were asked for. seed, settings: what decides the samples, to show on a page.
+        The files come to their place when all of them are whole. Raises PlatformError if the disk does not take them.
         """
+        place = self.path if self.ending == "/" else self.path.parent
+        aside = Path(os.path.realpath(place)) / f".{self.path.name}.partial"
+        try:
+            aside.mkdir(parents=True, exist_ok=True)
+            written = Output(f"{aside}{os.sep}" if self.ending == "/" else str(aside / self.path.name), self.fps)
+            files = written._write(samples, labels, titles, seed, settings)
+            for file in sorted(aside.iterdir()):
+                os.replace(file, os.path.realpath(place / file.name))
+        except OSError as error:
+            cure = "free space on its disk, or name another place"
+            raise PlatformError(f"--output = {self.name}", f"cannot be written: {reason_of(error)}", cure) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        first, *others = [str(place / file.name) for file in files] or [self.name]
+        return f"{first} ... {Path(others[-1]).name}" if others else first
+
+    def _write(
+        self,
+        samples: np.ndarray,
+        labels: np.ndarray | None,
+        titles: Sequence[str],
+        seed: int,
+        settings: Mapping[str, str],
+    ) -> list[Path]:
+        """Write the files; return those that have names of their own."""
         import numpy as np
 
         from mindspeed_mm_dit.sampling.grid import draw_grid
@@ -92,9 +120,7 @@ class Output:
         from mindspeed_mm_dit.sampling.video_files import save_clips
 
         if samples.ndim == 5:
-            paths = save_clips(self.path, samples, titles, self.fps)
-            return str(paths[0]) if len(paths) == 1 else f"{paths[0]} ... {paths[-1].name}"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+            return save_clips(self.path, samples, titles, self.fps)
         if self.ending == "/":
             save_each(self.path, samples, labels, titles)
         elif self.ending == PAGE:
@@ -105,7 +131,7 @@ class Output:
                 np.savez(file, samples, np.array(titles) if labels is None else labels)
         else:
             draw_grid(samples, titles).save(self.path)
-        return self.name
+        return []
 
 
 def _check_page(output: str, num_images: int) -> None:

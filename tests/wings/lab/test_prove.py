@@ -127,6 +127,7 @@ def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(d
         (["nowhere"], "CONFIG = nowhere: is no folder"),
         (["examples/dit", "--layouts", "FSPD2"], "--layouts FSPD2: is none"),
         (["examples/dit", "--steps", "0"], "--steps = 0: must be at least 1"),
+        (["examples/dit", "--steps", "1000000000"], "--steps = 1000000000: must be a number of at most 1,000"),
         (["examples/dit", "--output", "proof.pdf"], "--output = proof.pdf: is not a .html"),
     ],
 )

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.terminal import say
 
+MOST_STEPS = 1000
+"""Most steps of a proof; one step shows almost every fault."""
+
 if TYPE_CHECKING:
     from mindspeed_mm_dit.wings.lab.layouts import Layout
     from mindspeed_mm_dit.wings.lab.proof import Config
@@ -148,6 +151,7 @@ def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before time is spent."""
     from mindspeed_mm_dit.configs.embedded import config_folder
+    from mindspeed_mm_dit.configs.limits import check_between
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
     if Path(args.output).suffix != ".html":
@@ -162,8 +166,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.at or args.log or args.card:
         raise ConfigError("--at, --log and --card", "are about a run: --run PLACE")
     config_folder(args.config[0])
-    if args.steps < 1:
-        raise ConfigError(f"--steps = {args.steps}", "must be at least 1")
+    check_between("--steps", args.steps, 1, MOST_STEPS, "every layout takes each step again, and one in float64")
 
 
 def _places(text: str) -> list[int]:
