@@ -1,6 +1,7 @@
 # make demo    set up .venv and train the embedded default: digits, less than a minute on two CPU cores, after the download
 # make demo-mindspore    the same with MindSpore, two workers under msrun, in .venv-mindspore
-# make test    set up both environments and run every test; test-pytorch and test-mindspore are its halves
+# make test    set up both environments and run every test; test-pytorch, test-mindspore, test-device are its parts
+# make test-device    runs on a device of the tests, with memory apart from the host's: what a CPU can show about GPUs and NPUs
 # make test-fast    the tests that start no process, before each commit
 # make check   layering, style, types, and whether every test can be collected
 # make docs    the site of docs/, in site/; a link that leads nowhere is an error. make docs-serve shows it while you write
@@ -25,6 +26,13 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/sampling/test_autoguidance.py \
   tests/models/test_dit_shapes.py
+# What is run on a device apart (tests/device_apart) beside what is written for it.
+DEVICE_TESTS := tests/device tests/test_cross_product.py tests/before/test_examples.py tests/sampling \
+  tests/training/test_run.py tests/training/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
+  tests/training/test_power_ema_run.py tests/training/test_profile.py tests/training/test_repa_run.py \
+  tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \
+  tests/cli/test_sample.py tests/cli/test_evaluate.py tests/verify/test_prove.py tests/test_api.py \
+  tests/test_planted_faults.py::test_a_fault_that_no_cpu_sees_is_caught_on_a_device
 # Rooms whose tests run in the process of the tests.
 FAST_TESTS := $(addprefix tests/,configs data framework models objectives planning sampling golden wings/advice wings/scores)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
@@ -32,7 +40,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Tests start some hundred processes: what they import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-mindspore test test-pytorch test-mindspore test-fast check docs docs-serve mutants clean
+.PHONY: demo demo-mindspore test test-pytorch test-mindspore test-device test-fast check docs docs-serve mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -41,9 +49,9 @@ demo: $(VENV)/.installed
 demo-mindspore: $(MS_VENV)/.installed
 	AI_FRAMEWORK=mindspore bash examples/dit/pretrain.sh $(MS_PLACES)
 
-# The two run side by side, so that no core stands idle where one of them waits.
+# Two run side by side, so that no core stands idle where one of them waits.
 test: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j2 test-pytorch test-mindspore
+	@$(MAKE) --no-print-directory -j2 test-pytorch test-mindspore test-device
 
 test-pytorch: $(VENV)/.installed-dev $(MS_VENV)/.installed-dev
 	MM_DIT_MINDSPORE_PYTHON=$(CURDIR)/$(MS_VENV)/bin/python $(BIN)/python -m pytest
@@ -52,6 +60,12 @@ test-mindspore: $(MS_VENV)/.installed-dev
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 1 $(SEAM_TESTS)
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 0 tests/test_cross_product.py
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 0 tests/framework/test_single_key.py
+
+# The first time the device is compiled, which takes a minute or two of a core.
+test-device: $(VENV)/.installed-dev
+	@if command -v g++ > /dev/null; \
+	then PYTHONPATH=$(CURDIR)/tests/device_apart $(BIN)/python -m pytest $(DEVICE_TESTS); \
+	else echo "no g++: the device of the tests cannot be compiled, and nothing is tested on it"; fi
 
 test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not ranks" $(FAST_TESTS)

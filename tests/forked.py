@@ -47,6 +47,9 @@ class Process(Protocol):
 
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVICE = str(ROOT / "tests" / "device_apart")
+PATH = os.pathsep.join([str(ROOT), *([DEVICE] if DEVICE in sys.path else [])])
+"""Where runs find packages: `make test-device` has them find a device apart."""
 STARTED: list[Any] = []
 """Runs of the test under way; what is left of them ends with it."""
 
@@ -150,7 +153,7 @@ _servers: dict[tuple[int, str, str], socket.socket] = {}
 
 def _variables() -> dict[str, str]:
     """Return the environment that the imports are made in: that of ``launch.py``'s runs."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:

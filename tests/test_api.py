@@ -73,6 +73,8 @@ def test_every_format_draws_the_same_samples(trained, tmp_path, name):
 
 
 def test_the_loss_of_a_batch_is_that_of_the_trainer(trained):
+    from mindspeed_mm_dit.framework.pytorch import runtime
+
     pipe = dit.create(trained / "model.json", seed=3)
     opened = open_data(pipe.config, load_data_config(trained / "data.json").dataset_param)
     objective = objective_of(pipe.config.diffusion)
@@ -81,7 +83,7 @@ def test_the_loss_of_a_batch_is_that_of_the_trainer(trained):
     batch = samples.batch(places)
     labels = opened.rows.labels[SampleOrder(len(opened.rows), 3, True).images(places)]
     assert (batch["labels"] != labels).any(), "some labels are dropped"
-    there = pipe.model(**{name: torch.as_tensor(array) for name, array in batch.items()})
+    there = pipe.model(**runtime.to_device(batch))
     assert torch.equal(pipe.loss(batch["pixels"], classes=labels, step=2, seed=3), there)
 
 

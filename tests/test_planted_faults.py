@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import ROOT
-from tests.forked import STARTED, Forked
+from tests.forked import DEVICE, PATH, STARTED, Forked
 from tests.training.launch import PATIENCE_SECONDS
 
 
@@ -159,6 +159,45 @@ FAULTS = {
     ),
 }  # fmt: skip
 
+STEP = "tests/device/test_steps.py -k [digits_flow]"
+ON_A_DEVICE = {
+    "a table left on the host": Fault(
+        "framework/pytorch/nn.py", "module.register_buffer(name, torch.tensor(array), persistent=False)",
+        "setattr(module, name, torch.tensor(array))", STEP,
+    ),
+    "a copy read before it arrives": Fault(
+        "framework/pytorch/runtime.py", "self._arrived.synchronize()", "pass",
+        "tests/device/test_transport.py -k scalars",
+    ),
+    "a wait in the step": Fault(
+        "training/pytorch/engine.py", 'reported.append(metrics["loss"])',
+        'reported.append(torch.full((), metrics["loss"].item(), device=runtime.device()))', STEP,
+    ),
+    "weights of before the move": Fault(
+        "training/pytorch/engine.py", "self.model = shard(model, fsdp2) if fsdp2 else replicate(model)\n"
+        "        super().__init__(unwrap(self.model).predictor, model.declared, args)",
+        "super().__init__(model.predictor, model.declared, args)\n"
+        "        self.model = shard(model, fsdp2) if fsdp2 else replicate(model)", STEP,
+    ),
+    "clipping by a number": Fault(
+        "training/pytorch/engine.py", "(self.args.clip_grad / (norm + 1e-6)).clamp(max=1.0)",
+        "min(1.0, self.args.clip_grad / (float(norm) + 1e-6))", STEP,
+    ),
+    "weights saved while they change": Fault(
+        "checkpoint/torch_dcp.py", 'value.to("cpu", non_blocking=True, copy=True)', "value.detach()",
+        "tests/device/test_transport.py -k checkpoint",
+    ),
+    "a checkpoint written before it arrives": Fault(
+        "checkpoint/torch_dcp.py", "torch.accelerator.synchronize()", "pass",
+        "tests/device/test_transport.py -k checkpoint",
+    ),
+    "a generator on another device": Fault(
+        "training/pytorch/step_record.py", "torch.rand(x.shape, ", "torch.rand(x.shape, device=x.device, ",
+        "tests/device/test_transport.py -k roundings",
+    ),
+}  # fmt: skip
+"""Those that no CPU sees."""
+
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
@@ -174,12 +213,22 @@ def project(tmp_path_factory):
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name, project):
-    fault = FAULTS[name]
+    assert_is_caught(FAULTS[name], project, str(project))
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(DEVICE not in PATH, reason="no device apart here: make test-device")
+@pytest.mark.parametrize("name", ON_A_DEVICE)
+def test_a_fault_that_no_cpu_sees_is_caught_on_a_device(name, project):
+    assert_is_caught(ON_A_DEVICE[name], project, f"{project}{os.pathsep}{project}/tests/device_apart")
+
+
+def assert_is_caught(fault, project, path):
     source = project / "mindspeed_mm_dit" / fault.file
     text = source.read_text()
     assert text.count(fault.line) == 1
     source.write_text(text.replace(fault.line, fault.broken))
-    environment = {**os.environ, "PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", *fault.test.split()]
     process = Forked(command, environment, str(project), imported="libraries")
     STARTED.append(process)

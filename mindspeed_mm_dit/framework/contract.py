@@ -80,6 +80,7 @@ RUNTIME = {
     "data_world_size": "() -> ranks, or groups of them, that have samples of their own",
     "to_device": "(batch of arrays) -> batch of tensors",
     "mean_over_ranks": "(list of scalar tensors) -> list of scalar tensors",
+    "mean_over_hosts": "(array) -> array, float32: its mean over all ranks, without waiting for the device",
     "read_later": "(list of scalar tensors) -> a PendingRead: their values, without waiting for them now",
     "num_microbatches": "() -> micro-batches of one optimizer step on this rank",
     "any_rank": "(bool) -> bool: true if it is true on any rank",

@@ -42,6 +42,7 @@ class OneStep:
         runtime.initialize(None, args.micro_batch_size, args.global_batch_size)
         model = model_provider()
         runtime.load_arrays(model.predictor, model.initial_weights(args.seed))
+        runtime.to_runtime_device(model)
         batches, *_ = train_valid_test_dataset_provider([args.global_batch_size, 0, 0])
         losses, loss_func = forward_step_func(batches, model)
         loss, said = loss_func(losses)

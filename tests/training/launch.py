@@ -15,7 +15,7 @@ from typing import Any
 
 from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
-from tests.forked import STARTED, launch
+from tests.forked import PATH, STARTED, launch
 
 MM_DIT = [sys.executable, "-m", "mindspeed_mm_dit.cli.main"]
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
@@ -105,7 +105,7 @@ def mm_dit(*words: object, ranks: int = 1, folder: Path = ROOT, **variables: str
 
 def start(command: list[str], folder: Path, **variables: str) -> Any:
     """Start a command, with ``variables`` in its environment, and return at once."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     STARTED.append(launch(command, {**environment, **variables}, str(folder)))
     return STARTED[-1]
 

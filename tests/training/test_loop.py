@@ -82,7 +82,7 @@ def test_results_are_waited_for_only_while_the_next_step_is_under_way(run):
     assert device.events == [
         "step 1", "step 2", "copy 3", "step 3", "wait",  # log interval 2: read beneath step 3
         "copy 2", "wait", "save",  # a step is looked at before it is saved
-        "step 4", "copy 3", "wait", "validate",  # a validation comes after the line of its iteration
+        "step 4", "copy 3", "validate", "wait",  # the line is read beneath the validation, and comes before its
         "step 5", "copy 2", "wait", "copy 2", "wait", "save",
     ]  # fmt: skip
 

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.registry import load_teachers
 from tests.mindspore import launch as mindspore
 from tests.training.launch import Configs
@@ -143,7 +144,7 @@ def test_features_are_those_that_transformers_gives_of_the_image_at_the_size_of_
         first = dinov2(((images + 1) / 2 - mean) / std).last_hidden_state[:, 1:]
         second = siglip(larger, interpolate_pos_encoding=True).last_hidden_state
     for teacher, expected in zip(teachers, (first, second), strict=True):
-        torch.testing.assert_close(teacher(images), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(teacher(runtime.to_runtime_device(images)).cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

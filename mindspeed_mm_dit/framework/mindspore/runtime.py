@@ -127,6 +127,11 @@ def mean_over_ranks(values: list[Tensor]) -> list[Tensor]:
     return [joined[i] for i in range(len(values))]
 
 
+def mean_over_hosts(values: np.ndarray) -> np.ndarray:
+    """Average an array of the host over all ranks, in float32."""
+    return to_host(mean_vector_over_ranks(Tensor(values, mindspore.float32)))
+
+
 def mean_vector_over_ranks(vector: Tensor) -> Tensor:
     """Average a vector over all ranks."""
     return vector if world_size() == 1 else _sum_over_ranks()(vector) / world_size()

@@ -192,11 +192,21 @@ def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return list(stacked.unbind())
 
 
+def mean_over_hosts(values: np.ndarray) -> np.ndarray:
+    """Average an array of the host over all ranks, in float32, without the device."""
+    mean = torch.tensor(values, dtype=torch.float32)
+    if world_size() > 1:
+        dist.all_reduce(mean, group=_flags_group)
+        mean /= world_size()
+    return mean.numpy()
+
+
 class PendingRead:
     """Scalars on their way to the host; reading them does not wait for work queued on the device later."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
-        stacked = torch.stack([value.detach().float().reshape(()) for value in values])
+        there = device()  # (with offload_to_cpu the norm of the gradients is on the host)
+        stacked = torch.stack([value.detach().float().reshape(()).to(there, non_blocking=True) for value in values])
         self._values, self._arrived = stacked, None
         if stacked.device.type != "cpu":
             self._values = torch.empty(stacked.shape, pin_memory=True).copy_(stacked, non_blocking=True)

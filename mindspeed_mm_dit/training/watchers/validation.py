@@ -18,7 +18,6 @@ class Validation(Watcher):
     def after_step(self, run: Run, step: Step) -> None:
         """Validate if it is due."""
         if run.is_due(run.args.eval_interval):
-            run.catch_up()
             loss = validate(run)
             if loss is not None:
                 run.log.validation(run.progress.iteration, loss)
@@ -32,28 +31,24 @@ def validate(run: Run) -> ValidationLoss | None:
         StepError: it failed on one of several ranks; the others may be in the middle of it.
     """
     assert run.held_out is not None
-    batches, sums = iter(run.held_out), np.zeros((2, 4))
+    batches, losses, levels = iter(run.held_out), [], []
     for _ in range(run.args.eval_iters):
         own = next_batches(batches, run.stop)
         if run.stop.agree():
             return None
         try:
             with named_step("the validation"):
-                losses = ops.numpy(run.engine.eval_step(run.forward_step, iter(own)))
-                sums += sums_by_quarter(losses, np.concatenate([batch[NOISE_LEVEL] for batch in own]))
+                losses.append(run.engine.eval_step(run.forward_step, iter(own)))
+                levels += [batch[NOISE_LEVEL] for batch in own]
         except StepError as error:
             if runtime.world_size() > 1:
                 raise
             run.stop.note(error)
             return None
+    run.catch_up()  # on the steps before, while the device is busy with this
     with named_step("the validation"):
-        return ValidationLoss.from_sums(_mean_over_ranks(sums))
-
-
-def _mean_over_ranks(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each of ``values`` over all ranks, computed in float32."""
-    means = runtime.mean_over_ranks([ops.tensor(value) for value in values.astype(np.float32).reshape(-1, 1)])
-    return np.array([float(mean) for mean in means]).reshape(values.shape)
+        sums = sums_by_quarter(ops.numpy(ops.cat(losses, 0)), np.concatenate(levels))  # waits for the device, once
+        return ValidationLoss.from_sums(runtime.mean_over_hosts(sums).astype(np.float64))
 
 
 def _open(run: Run) -> Watcher | None:

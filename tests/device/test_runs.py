@@ -1,0 +1,123 @@
+"""Whole runs on the device, and the same on the CPU: lines, validations and checkpoints agree."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from tests.before.runs import SCRIPT
+from tests.before.test_examples import flags
+from tests.training import launch
+from tests.training.launch import Configs
+from tests.training.test_run import write_fsdp2
+
+pytestmark = pytest.mark.ranks
+CPU = {"DEVICE_APART_COUNT": "0"}
+CLOSE = 2e-6  # on some processors the CPU's linear layers have a kernel of their own; sums of ranks in another order
+STEPS = "--global-batch-size 16 --lr 1e-3 --lr-decay-style constant --adam-eps 1e-3 --ema-decay 0.5 --num-workers 0 "
+WATCHED = "--eval-interval 2 --eval-iters 2 --save-interval 2 --sample-interval 2 --report-steps 2 --keep-best "
+FSDP2 = "sharding_size: auto\n"
+LAYOUTS = {
+    "alone": (1, "--power-ema-stds 0.1 --profile --profile-step-start 1 --profile-step-end 2", None),
+    "replicated": (2, "--micro-batch-size 4", None),
+    "FSDP2": (2, "", FSDP2 + "num_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"),
+    "FSDP2, bf16": (2, "", FSDP2 + "param_dtype: bf16\nreduce_dtype: fp32\n"),
+    "offloaded": (2, "", FSDP2 + "offload_to_cpu: true\n"),
+    "hybrid": (4, "", "sharding_size: 2\n"),
+    "recomputed": (2, "", FSDP2 + "recompute_modules: ['predictor.blocks.{0-1}']\nuse_reentrant: false\n"),
+    "Muon": (2, "--optimizer muon", FSDP2),
+    "sharing": (2, "--context-parallel-size 2", None),
+    "saved at once": (2, "--no-async-save", FSDP2),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory, few_digits):
+    folder = tmp_path_factory.mktemp("tiny")
+    configs = Configs.create(folder, few_digits, hidden_size=32, num_layers=2, num_heads=2)
+    configs.hold_out(0.1)
+    return configs
+
+
+def run(configs, layout, folder, steps=4, **variables):
+    ranks, flags, fsdp2 = LAYOUTS[layout]
+    sharding = write_fsdp2(configs, f"{ranks}-{len(fsdp2)}.yaml", fsdp2) if fsdp2 else ""
+    places = f"--save {folder} --load {folder} --tensorboard-dir {folder}/board "
+    outcome = configs.run(f"{STEPS}{WATCHED}{places}--train-iters {steps} {sharding}{flags}", ranks, **variables)
+    assert outcome.code == 0, outcome.output
+    return outcome
+
+
+def saved(folder):
+    """Every array of the newest checkpoint."""
+    store = CheckpointStore(folder)
+    state = FORMATS["pytorch"].read(store.path(store.iterations()[-1]))
+    return {f"{tree}.{name}": array for tree, arrays in state.trees.items() for name, array in arrays.items()}
+
+
+def assert_alike(there, here):
+    for (iteration, line), (_, expected) in zip(there.lines.items(), here.lines.items(), strict=True):
+        assert [*map(float, line[:2])] == pytest.approx([*map(float, expected[:2])], rel=CLOSE), iteration
+    for iteration, expected in here.validations.items():
+        assert [*map(float, there.validations[iteration])] == pytest.approx([*map(float, expected)], rel=CLOSE)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, tmp_path):
+    there = run(tiny, layout, tmp_path / "there")
+    here = run(tiny, layout, tmp_path / "here", **CPU)
+    assert "memory apart" in there.output and "memory apart" not in here.output
+    assert len(there.lines) == 4 and len(there.validations) == 2
+    assert_alike(there, here)
+    found, expected = saved(tmp_path / "there"), saved(tmp_path / "here")
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_run_moves_between_the_device_and_the_cpu_and_between_layouts(tiny, tmp_path):
+    whole = run(tiny, "alone", tmp_path / "whole", 6, **CPU)
+    run(tiny, "FSDP2", tmp_path / "run", 2)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    for layout, folder, variables in (("hybrid", "run", {}), ("replicated", "copy", CPU)):
+        resumed = run(tiny, layout, tmp_path / folder, 6, **variables)
+        assert list(resumed.lines) == [3, 4, 5, 6]
+        for iteration, (_, loss, _) in resumed.lines.items():
+            assert float(loss) == pytest.approx(float(whole.lines[iteration][1]), rel=CLOSE)
+
+
+def counts(configs, folder, flags):
+    """What a run on the device has counted."""
+    outcome = configs.run(STEPS + flags, DEVICE_APART_REPORT=f"{folder}/report")
+    assert outcome.code == 0, outcome.output
+    return json.loads((folder / "report.0.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [("", 0), ("--eval-interval 2 --eval-iters 3", 1), ("--save {} --save-interval 2", 3)],
+    ids=["steps", "validations", "saves"],
+)
+def test_a_step_makes_the_host_wait_for_nothing_and_what_is_due_every_two_steps_for_little(tiny, tmp_path, flags, most):
+    """Between runs of 4 and of 8 steps, each with its log line, lie two validations or saves."""
+    few, many = (
+        counts(tiny, tmp_path, f"--train-iters {steps} {flags.format(tmp_path / str(steps))}") for steps in (4, 8)
+    )
+    assert many["waits"] - few["waits"] <= 2 * most, many["waited_at"]
+    assert many["bytes_to_host"] > few["bytes_to_host"]
+
+
+@pytest.mark.parametrize("config", ["digits_flow", "moving_digits", "digits_meanflow", "digits_buckets"])
+def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
+    there, here = (
+        launch.run([sys.executable, *SCRIPT, *flags(f"examples/dit/{config}").split()], tmp_path, **variables)
+        for variables in ({}, CPU)
+    )
+    assert there.code == here.code == 0 and len(here.lines) == 3, there.output
+    assert_alike(there, here)

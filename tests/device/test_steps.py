@@ -1,0 +1,53 @@
+"""A step of every embedded config: the CPU's numbers, and no wait of the host."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.precision import FLOAT32
+from mindspeed_mm_dit.planning.memory import Placement, memory
+from tests.conftest import ROOT
+from tests.device.steps import Steps, narrow, on_the_cpu
+
+EXAMPLES = ROOT / "examples/dit"
+CONFIGS = sorted(str(path.parent.relative_to(EXAMPLES)) for path in EXAMPLES.glob("**/model.json"))
+OPERATORS = {"imagenet256": 2007, "t2v_custom": 6420, "wan2.1_1.3b": 6480}
+"""Operators of a step of DiT-XL/2, CustomDiT and Wan 1.3B (docs/scaling.md); fewer are welcome."""
+
+
+def test_a_step_needs_the_memory_that_the_plan_says():
+    """Two micro-batches of 64; the plan has the gradients beside all activations, which meet in the second."""
+    model = load_model_config(EXAMPLES / "model.json")
+    planned = memory(model, Placement(precision=FLOAT32), online_vae=False).total(64)
+    gc.collect()
+    before = torch.npu.counts()["device_bytes"]
+    steps = Steps(model, samples=64, micro_batches=2)
+    steps.step()
+    torch.npu.reset()
+    steps.step()
+    assert torch.npu.counts()["most_device_bytes"] - before == pytest.approx(planned, rel=0.05)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_step_is_that_of_the_cpu_and_makes_the_host_wait_for_nothing(config):
+    there = Steps(narrow(config))
+    there.step()
+    torch.npu.reset()
+    loss = there.step()
+    found = torch.npu.counts()
+    assert found["waits"] == 0, found["waited_at"]
+    assert sum(found["operators"].values()) <= OPERATORS.get(config, 10_000), found["operators"]
+    torch.npu.reset()
+    losses = there.validate()
+    assert torch.npu.counts()["waits"] == 0
+    with on_the_cpu():
+        here = Steps(narrow(config))
+        here.step()
+        expected, whole = here.step(), here.validate()
+    torch.testing.assert_close(loss.cpu(), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(losses.cpu(), whole, rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(there.weights(), here.weights(), rtol=1e-5, atol=1e-6)

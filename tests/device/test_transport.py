@@ -1,0 +1,44 @@
+"""What goes between host and device arrives before it is read, and random numbers are drawn where they belong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.device.steps import Steps, narrow
+
+
+@pytest.fixture
+def steps():
+    return Steps(narrow("digits_flow"))
+
+
+def test_scalars_are_read_once_they_have_arrived(framework):
+    pending = framework.runtime.read_later([torch.ones((), device="npu"), torch.tensor(2.0)])
+    assert not pending.is_there() and pending.wait() == [1, 2]
+
+
+def test_a_batch_may_be_made_anew_while_it_is_copied(framework):
+    array = np.ones((2, 3), np.float32)
+    batch = framework.runtime.to_device({"x": array})
+    array.fill(2)
+    assert batch["x"].tolist() == np.ones((2, 3)).tolist()
+
+
+def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, framework):
+    from mindspeed_mm_dit.checkpoint.torch_dcp import _snapshot
+
+    before = steps.weights()
+    torch.npu.reset()
+    copies = _snapshot(steps.engine.state())
+    assert torch.npu.counts()["waits"] == 1, torch.npu.counts()["waited_at"]
+    steps.step()
+    assert all(torch.equal(copies["model"][name], weight) for name, weight in before.items())
+
+
+def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
+    from mindspeed_mm_dit.training.pytorch.step_record import Roundings
+
+    Roundings(steps.engine, 1e-6, 0.0, 0).begin()
+    assert steps.step().isfinite()
