@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import doctest
 import pickle
 import subprocess
@@ -253,6 +254,16 @@ def test_a_batch_that_a_model_cannot_learn_from_is_named(trained, pixels, asked,
 def test_a_batch_may_have_any_size_that_patches_go_into(trained):
     loss = dit.create(trained / "model.json").loss(np.zeros((2, 1, 8, 16), np.uint8), classes=torch.tensor([1, 2]))
     assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
+
+
+def test_a_list_names_classes_before_their_numbers_and_an_array_holds_labels():
+    pipe = dataclasses.replace(dit.create("digits"), classes=("1", "0", "a, b"))
+    drawn = {"steps": 1, "sampler": "ddim"}
+    for asked in (1, [1], ["1"], "0-1"):
+        with pytest.raises(ConfigError, match=r"--classes: [01]: is the name of label [01], and label [01] is"):
+            pipe.sample(classes=asked, **drawn)
+    assert pipe.sample(classes=["a, b", '"1"', 5], **drawn).labels.tolist() == [2, 0, 5]
+    assert pipe.sample(classes=np.array([1, 0]), **drawn).labels.tolist() == [1, 0]
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path):

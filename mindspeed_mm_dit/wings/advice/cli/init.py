@@ -211,7 +211,8 @@ def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine
     from mindspeed_mm_dit.sampling.request import in_a_list
 
     output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
-    classes = ",".join(map(in_a_list, index.classes[:NAMES_IN_COMMAND]))
+    labels = sorted(set(index.labels.tolist()))[:NAMES_IN_COMMAND]
+    classes = ",".join(in_a_list(index.classes[label]) for label in labels)
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
     mm_dit = _mm_dit()
     say(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
