@@ -1,6 +1,10 @@
 """``mm-dit COMMAND``, and ``python -m mindspeed_mm_dit COMMAND``."""
 
+import signal
 import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the line below is reached, Ctrl-C has no traceback either
 
 from mindspeed_mm_dit.framework.ending import raise_outside_imports
 
