@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import json
 import os
 import tarfile
+import tempfile
+from argparse import Namespace
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -22,11 +25,18 @@ pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mindspeed_mm_dit.checkpoint.claim import Owner
+from mindspeed_mm_dit.checkpoint.claim import _owner as owner_of
+from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
+from mindspeed_mm_dit.checkpoint.lora.settings import settings_of
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.cli.request_flags import _vectors as vectors_of
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.colours import Colours, colours_of
@@ -36,9 +46,13 @@ from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.models.pretrained import _check_sizes as check_sizes
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
 from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -104,6 +118,13 @@ FACTS = {
 }  # fmt: skip
 
 
+ADAPTER = {
+    "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {"to_k": 2},
+    "alpha_pattern": {"^blocks\\.1": 4}, "target_modules": ["to_q"], "bias": "none", "init_lora_weights": True,
+}  # fmt: skip
+ENCODER = {"num_layers": 2, "d_model": 8, "vocab_size": 99, "text_config": {"hidden_size": 4}}
+
+
 def tar_of():
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
@@ -125,14 +146,46 @@ def parquet_of():
 
 
 def metadata_of():
-    import tempfile
-
     torch = pytest.importorskip("torch")
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
     with tempfile.TemporaryDirectory() as folder:
         torch_dcp.write({"model.w": torch.zeros(3)}, Path(folder))
         return (Path(folder) / ".metadata").read_bytes()
+
+
+WEIGHTS = {"blocks.0.w": np.ones((2, 3), np.float32), "blocks.0.b": np.zeros(3, np.float16), "step": np.array(5)}
+
+
+def written_by(write, content=WEIGHTS):
+    """Return what ``write`` (file, content) writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "file", content)
+        return (Path(folder) / "file").read_bytes()
+
+
+def low_precision_pt(path, _):
+    torch = pytest.importorskip("torch")
+    torch.save({"model": {"w": torch.ones(3, dtype=torch.float8_e5m2)}, "x": np.float64(1), "y": {Path("a")}}, path)
+
+
+def write_npz(path, content):
+    with open(path, "wb") as file:
+        np.savez_compressed(file, **content)
+
+
+def write_npy(path, content):
+    with open(path, "wb") as file:
+        np.save(file, content)
+
+
+def read_adapter_config(path):
+    settings_of(read_json(path, "adapter"), str(path)).alpha("base_model.model.blocks.0.attn1.to_q", 4)
+
+
+def read_claim(path):
+    owner = owner_of(path.read_bytes())
+    assert owner is None or (str(owner) and owner.is_dead(0.0) in (True, False))
 
 
 def read_entries(path):
@@ -188,8 +241,6 @@ def read_an_image(path):
 
 
 def mp4_of():
-    import tempfile
-
     pytest.importorskip("av")
     from tests.video_fixtures import film, grey
 
@@ -263,6 +314,21 @@ SURFACES = {
     "profile.png": (lambda: of_bytes(of_rgb(WIDE, 2.2)).map(png_of), read_an_image),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
+    "adapter_config.json": (lambda: of_json(ADAPTER), read_adapter_config),
+    "encoder.json": (lambda: of_json(ENCODER), lambda path: check_sizes("text_encoder", path, 9)),
+    ".claim": (lambda: of_json(dataclasses.asdict(Owner.here())), read_claim),
+    "w.safetensors": (
+        lambda: of_bytes(written_by(lambda path, own: write_arrays(path, own, {"a": "b"}))),
+        read_weights,
+    ),
+    "w.pt": (lambda: of_bytes(written_by(write_torch_file, {"model": WEIGHTS, "args": FACTS})), read_weights),
+    "low.pt": (lambda: of_bytes(written_by(low_precision_pt)), read_weights),
+    "w.ckpt": (lambda: of_bytes(written_by(write_mindspore_file)), read_weights),
+    "values.npz": (lambda: of_bytes(written_by(write_npz)), read_arrays),
+    "v.npy": (
+        lambda: of_bytes(written_by(write_npy, np.ones((2, 3)))),
+        lambda p: vectors_of(Namespace(vectors=str(p))),
+    ),
     ".metadata": (lambda: of_bytes(metadata_of()), read_index),
 }
 SURFACES |= {f"run of {name}": (SURFACES[name][0], begin) for name in (*CONFIG, "train.args")}
