@@ -150,9 +150,10 @@ def list_shards(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
 
 
 def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, kept: Sequence[str]) -> Labels:
-    words, stated = json.loads(str(arrays["words"])), json.loads(str(arrays["stated"]))
-    own = [words[word] for word in arrays["labels"].tolist()]
-    return labels_of(own, str(folder), rows.__getitem__, stated, kept)
+    """Return the labels of rows, of which ``arrays`` have the number among the different words."""
+    words, stated, own = json.loads(str(arrays["words"])), json.loads(str(arrays["stated"])), arrays["labels"]
+    found = labels_of(words, str(folder), lambda word: rows[int((own == word).argmax())], stated, kept)
+    return found._replace(numbers=found.numbers[own])
 
 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
