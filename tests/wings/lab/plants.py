@@ -93,7 +93,7 @@ FAULTS = {
         "gradient/", "backward: module blocks.1.mlp",
     ),
     "the scale of attention on MindSpore": Fault(
-        PYNATIVE, "models.dit:Attention.forward", "among_themselves(q, k", "among_themselves(q * 1.01, k",
+        PYNATIVE, "models.dit:Attention.forward", "self_attention(q, k", "self_attention(q * 1.01, k",
         "gradient/", "forward: module blocks.0.attn, first seen in blocks.0.attn.proj",
     ),
     "the backward of a layer on MindSpore": Fault(
@@ -138,7 +138,7 @@ FAULTS = {
         "gradient/blocks.", "forward: module t_embedder.mlp.0",
     ),
     "RoPE's offset on the second rank": Fault(
-        ULYSSES, "models.layers:among_themselves", "q, k, v = ops.tokens_to_heads(q)",
+        ULYSSES, "models.layers:self_attention", "q, k, v = ops.tokens_to_heads(q)",
         "import torch.distributed\n    cos = cos.roll(torch.distributed.get_rank(), 0)\n"
         "    q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1",
     ),
