@@ -105,6 +105,8 @@ class _Archive:
         if info.compress_type != zipfile.ZIP_STORED:
             self.ask_for(info.file_size)
             return np.frombuffer(self._archive.read(info), np.uint8)
+        if bytes(self._bytes[info.header_offset :][:4]) != b"PK\3\4" or info.header_offset < 0:
+            raise zipfile.BadZipFile(f"{name} is not where its index says")
         name_size, extra_size = struct.unpack(
             "<HH", bytes(self._bytes[info.header_offset + 26 : info.header_offset + 30])
         )

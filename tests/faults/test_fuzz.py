@@ -373,7 +373,9 @@ def test_a_file_is_read_or_named_however_it_is_written(tmp_path, name):
     hunt(tmp_path, name, CAMPAIGN)
 
 
-FOUND: dict[str, tuple[str, bytes]] = {}
+FOUND: dict[str, tuple[str, bytes]] = {
+    "a zip file without its beginning": ("w.pt", edited(written_by(write_torch_file), [(0.0, 27, b"")])),
+}
 """What was found, by name: the file, and its content."""
 
 
