@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mindspeed_mm_dit.checkpoint.lora.source import Strong
     from mindspeed_mm_dit.configs.model import ModelConfig
+    from mindspeed_mm_dit.sampling.experts import Experts
     from mindspeed_mm_dit.sampling.generate import SampleSettings
     from mindspeed_mm_dit.sampling.outputs import Output
     from mindspeed_mm_dit.sampling.request import Asked
@@ -39,6 +40,8 @@ Generate images or videos with a trained model, of the classes you name or the p
       --classes 0-9 --output digits/
   mm-dit sample --checkpoint outputs/digits/checkpoints --lora slanted.safetensors:0.8 --classes 0-9 --output s.png
   mm-dit sample --checkpoint outputs/moving_digits/checkpoints --prompt "a seven moves left" --output seven.mp4
+  mm-dit sample --checkpoint outputs/high/checkpoints --low-noise-checkpoint outputs/low/checkpoints \\
+      --cfg-scale 4 --low-noise-cfg-scale 3 --prompt "a seven moves left" --output seven.mp4
 
 The ending of --output chooses what is written:
   .npz                arr_0, uint8 (N, H, W, C), and arr_1, the labels or prompts (N,)
@@ -54,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, required=True)
     add_request(parser)
     add_chain(parser)
+    add_experts(parser)
     add_drawing(parser)
     parser.add_argument(
         "--output",
@@ -136,6 +140,27 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     )
 
 
+def add_experts(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the expert of low noise."""
+    experts = parser.add_argument_group("two experts (Wan 2.2)")
+    experts.add_argument(
+        "--low-noise-checkpoint", metavar="PATH", help="the expert of low noise; --checkpoint is that of high noise"
+    )
+    experts.add_argument(
+        "--boundary", type=float, metavar="LEVEL", help="noise level from which on the expert of high noise answers "
+        "(default: where the windows meet that they were trained on)",
+    )  # fmt: skip
+    experts.add_argument(
+        "--low-noise-cfg-scale",
+        type=float,
+        metavar="S",
+        help="guidance of the expert of low noise (default: --cfg-scale)",
+    )
+    experts.add_argument(
+        "--low-noise-lora", action="append", default=[], metavar="FILE[:S]", help="adapters of the expert of low noise"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Generate the samples and write them."""
     from mindspeed_mm_dit.framework import activate
@@ -183,7 +208,7 @@ class _Work:
         from mindspeed_mm_dit.sampling.outputs import Output
         from mindspeed_mm_dit.sampling.video_files import FPS
 
-        settings = settings_of(args, config)
+        settings = settings_of(args, config, _experts_of(args))
         output = Output(args.output, FPS if args.fps is None else args.fps)
         asked = asked_of(args, config, names)
         titles = asked.titles(names)
@@ -231,6 +256,7 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     return {
         "checkpoint": f"{without_places(args.checkpoint)} ({which})",
         **({"adapters": ", ".join(map(without_places, args.lora))} if args.lora else {}),
+        **(_low_noise(args, work.settings.experts) if work.settings.experts else {}),
         **({"guided by": without_places(args.guidance_checkpoint)} if args.guidance_checkpoint else {}),
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
@@ -238,7 +264,12 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     }
 
 
-def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings:
+def _low_noise(args: argparse.Namespace, experts: Experts) -> dict[str, str]:
+    there = without_places(args.low_noise_checkpoint)
+    return {"low noise": f"{there}, below {experts.boundary:g}, guidance {experts.low_scale:g}"}
+
+
+def settings_of(args: argparse.Namespace, config: ModelConfig, experts: Experts | None = None) -> SampleSettings:
     """Return the sampling settings of the flags for a model of ``config``.
 
     Raises ConfigError or PlatformError for flags that do not fit the model or this machine.
@@ -265,7 +296,27 @@ def settings_of(args: argparse.Namespace, config: ModelConfig) -> SampleSettings
         options=getattr(args, OPTIONS),
         bf16=args.bf16,
         weaker=weaker,
+        experts=experts,
     )
+
+
+def _experts_of(args: argparse.Namespace) -> Experts | None:
+    """Return the two experts that the flags name; raises ConfigError for flags of experts if there is one network."""
+    from mindspeed_mm_dit.sampling.load import experts
+
+    if args.low_noise_checkpoint is None:
+        for flag in ("boundary", "low_noise_cfg_scale", "low_noise_lora"):
+            if getattr(args, flag) not in (None, []):
+                raise ConfigError(f"--{flag.replace('_', '-')} = {shown(getattr(args, flag))}", "is for two experts",
+                                  "name the other with --low-noise-checkpoint")  # fmt: skip
+        return None
+    if args.guidance_checkpoint is not None:
+        raise ConfigError("--guidance-checkpoint", "does not go with --low-noise-checkpoint", "drop one of them")
+    scale = args.cfg_scale if args.low_noise_cfg_scale is None else args.low_noise_cfg_scale
+    return experts(
+        args.checkpoint, args.low_noise_checkpoint, args.model, args.weights == "ema",
+        (args.lora, args.low_noise_lora), boundary=args.boundary, low_scale=scale,
+    )  # fmt: skip
 
 
 def parse_interval(text: str) -> tuple[float, float]:

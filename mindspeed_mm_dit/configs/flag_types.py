@@ -32,4 +32,15 @@ threads = number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 
 positive_float = number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number that float32 holds")
 finite_float = number(float, math.isfinite, "a number")
 fraction = number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")
+
+
+def window(text: str) -> tuple[float, float]:
+    """Parse "LOW,HIGH", two numbers."""
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not two numbers, such as 0.875,1") from None
+    return low, high
+
+
 std = number(float, lambda v: 0.001 <= v <= 0.288, "a width from 0.001 to 0.288, about the plain mean")

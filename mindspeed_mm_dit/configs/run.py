@@ -22,6 +22,7 @@ from mindspeed_mm_dit.configs.flag_types import (
     std,
     threads,
     unsigned_int,
+    window,
 )
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
@@ -65,6 +66,13 @@ class WhatToTrain:
         takes=_needed("JSON"),
         native="data.dataset_param.mm_data",
         added_key=True,
+    )
+    timestep_window: tuple[float, float] | None = flag(
+        "train at these noise levels alone, as one expert of Wan 2.2 does; replaces diffusion.timestep_window",
+        takes=_of(window, "LOW,HIGH"),
+        refused_in=("native",),
+        refusal="comes from model.json",
+        cure="set diffusion.timestep_window there",
     )
     mm_tool: str | None = flag(
         "tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", takes=_of(None, "JSON")

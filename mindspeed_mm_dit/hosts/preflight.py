@@ -151,6 +151,8 @@ def check_configs(
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
+    if args.timestep_window is not None:
+        model_json |= {"diffusion": {**model_json.get("diffusion", {}), "timestep_window": list(args.timestep_window)}}
     ways, valid = host.ways_to_bf16, args.mm_valid_data
     return MultiModalArguments(
         model=model_config_from_mapping(model_json, args.mm_model),

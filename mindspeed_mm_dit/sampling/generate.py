@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.pixels import to_pixels
-from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
+from mindspeed_mm_dit.sampling.experts import Experts
 from mindspeed_mm_dit.sampling.request import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
@@ -45,6 +46,8 @@ class SampleSettings:
     """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
     weaker: Callable[[], Any] | None = None
     """Loads the network that guidance leads away from, once (``load.weaker_network``); None: the null condition."""
+    experts: Experts | None = None
+    """The expert of low noise beside the model (``load.experts``), which then is the one of high noise."""
 
     @property
     def words(self) -> str:
@@ -75,6 +78,7 @@ def settings_for(
     options: Mapping[str, Any] | None = None,
     bf16: bool = False,
     weaker: Callable[[], Any] | None = None,
+    experts: Experts | None = None,
 ) -> SampleSettings:
     """Return the settings to sample a model of ``config``; the model decides those that are None.
 
@@ -96,6 +100,7 @@ def settings_for(
         options={} if options is None else options,
         bf16=bf16,
         weaker=weaker,
+        experts=experts,
     )
     runtime.low_precision(bf16)  # raises if it cannot do that
     own = sampler_options(config.diffusion, settings.sampler, settings.options)
@@ -166,7 +171,8 @@ def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
 def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
     """Raise ConfigError for guidance if the model has no null class and there is no weaker network."""
     guidance = settings.guidance
-    if guidance.scale != 1.0 and settings.weaker is None and not config.predictor.conditions.has_null:
+    scales = {guidance.scale, settings.experts.low_scale if settings.experts else guidance.scale}
+    if scales != {1.0} and settings.weaker is None and not config.predictor.conditions.has_null:
         raise ConfigError(
             f"--cfg-scale = {guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
@@ -238,7 +244,13 @@ def states(
         return answer
 
     weaker = precise(settings.weaker()) if settings.weaker else None
-    ask = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
+    if settings.experts is None:
+        ask = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
+    else:
+        networks = map(precise, settings.experts.networks(model.predictor))
+        guidances = settings.guidance, replace(settings.guidance, scale=settings.experts.low_scale)
+        asks = (guided_network(own, given, without, guidance) for own, guidance in zip(networks, guidances))
+        ask = by_noise_level(settings.experts.boundary, *asks)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 

@@ -26,6 +26,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.sampling.experts import FLAG, Experts, boundary_between
 
 
 class Described(NamedTuple):
@@ -161,6 +162,39 @@ def weaker_network(
         return model.predictor
 
     return cache(load)
+
+
+def experts(
+    high: str | Path,
+    low: str | Path,
+    model_json: str | Path | None,
+    use_ema: bool = True,
+    adapters: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    *,
+    boundary: float | None = None,
+    low_scale: float = 1.0,
+) -> Experts:
+    """Return the experts of high and of low noise in two checkpoints, after checking that they belong together.
+
+    adapters: what --lora and --low-noise-lora name. Raises a UserError before weights are read.
+    """
+
+    def reader(checkpoint: str | Path, flag: str, config: ModelConfig, names: Sequence[str]) -> Callable[[], Any]:
+        strong = load_adapters(names, config)
+
+        def read() -> dict[str, np.ndarray]:
+            found = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))
+            return merged(found, strong) if strong else found
+
+        return read
+
+    check_path(FLAG, str(low))
+    ours = describe(high, model_json).config
+    theirs = of_newest(low, FLAG, lambda path: _described(path, None if "model" in _facts(path) else model_json)).config
+    where = boundary_between(ours, theirs, boundary, f"{FLAG} = {low}")
+    sides = ((high, "--checkpoint", ours, adapters[0]), (low, FLAG, theirs, adapters[1]))
+    first, second = (reader(*side) for side in sides)
+    return Experts(where, low_scale, (first, second))
 
 
 def _is_of_diffusers(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig, shifted, table_sigmas
 
 
 class TrainingTable(NamedTuple):
@@ -19,11 +19,6 @@ class TrainingTable(NamedTuple):
     """Weights of the loss: a bell around sigma = 1/2, lowered to a minimum of 0 and scaled to a mean of 1."""
 
 
-def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
-    """Move sigmas towards noise with ``shift`` > 1 (Esser et al. 2024, eq. 23); 0 and 1 stay."""
-    return shift * sigmas / (1 + (shift - 1) * sigmas)
-
-
 @lru_cache(maxsize=16)
 def training_table(config: WanFlowConfig) -> TrainingTable:
     """Return the table of ``config.num_train_timesteps`` rows."""
@@ -31,12 +26,6 @@ def training_table(config: WanFlowConfig) -> TrainingTable:
     bell = np.exp(-2 * (sigmas - 0.5) ** 2)
     bell -= bell.min()
     return TrainingTable(sigmas, bell / bell.mean())
-
-
-def table_sigmas(config: WanFlowConfig, rows: int) -> np.ndarray:
-    """Return MindSpeed-MM's table of ``rows`` sigmas, even before the shift, (rows,)."""
-    even = np.linspace(config.sigma_max, config.sigma_min, rows + config.extra_one_step)[:rows]
-    return shifted(even, config.shift)
 
 
 def euler_sigmas(config: WanFlowConfig, steps: int) -> np.ndarray:

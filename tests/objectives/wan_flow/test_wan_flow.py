@@ -48,6 +48,19 @@ def test_draws_are_rows_of_the_table_by_position_and_reach_all_that_is_trained_o
         assert (array == found[name][100:102]).all(), name
 
 
+@pytest.mark.parametrize(("high", "low"), [((0.875, 1.0), (0.0, 0.875)), ((875, 1000), (0, 875))])
+def test_an_expert_is_never_given_a_time_of_the_other_and_the_noise_stays(high, low):
+    whole, *experts = (
+        draws(dataclasses.replace(TUTORIAL, timestep_window=own), 3, np.arange(300), (1, 1, 1, 1))
+        for own in ((0.0, 1.0), high, low)
+    )
+    assert experts[0]["timesteps"].min() >= 875 > experts[1]["timesteps"].max()
+    assert experts[0]["timesteps"].max() > 990 and experts[1]["timesteps"].min() < 50
+    assert all((own["noise"] == whole["noise"]).all() for own in experts)
+    levels = draws_at(dataclasses.replace(TUTORIAL, timestep_window=low), np.array([0.0, 1.0]), START[:2])
+    assert levels["timesteps"][0] < 10 and 870 < levels["timesteps"][1] < 875
+
+
 def test_one_time_a_micro_batch_is_that_of_its_first_sample():
     shared = dataclasses.replace(TUTORIAL, timestep_per="micro_batch")
     own, all_one = draws(TUTORIAL, 0, np.arange(5, 9), SHAPE), draws(shared, 0, np.arange(5, 9), SHAPE)
@@ -173,6 +186,9 @@ def test_the_host_s_section_is_read_as_it_stands():
         ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0: must satisfy"),
         ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
         ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
+        ({"timestep_window": [0.5, 0.5]}, "must be two noise levels 0 <= low < high <= 1, or times up to 1000"),
+        ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps to train on"),
+        ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps to train on"),
         ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
         ({"inverse_timesteps": True}, "unknown key"),
     ],

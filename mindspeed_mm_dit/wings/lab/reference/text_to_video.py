@@ -12,12 +12,13 @@ import numpy as np
 from einops import rearrange
 
 from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.wan_flow import table_sigmas
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.objectives.wan_flow.samplers import euler_chain
-from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, table_sigmas, training_table
+from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, training_table
 from mindspeed_mm_dit.wings.lab.reference import video_step
 from mindspeed_mm_dit.wings.lab.reference.file import Kind, Tensor, answer
 from mindspeed_mm_dit.wings.lab.reference.step import Step, rows_of_step

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.wan import WanConfig
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig, shifted
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.frames import latents_of
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.models.video_transformer import Wan
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
-from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, shifted
+from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.unipc import unipc
 from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of, loaded
 from mindspeed_mm_dit.wings.lab.reference.step import Step, rows_of_step
