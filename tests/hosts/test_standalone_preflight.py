@@ -55,9 +55,22 @@ def test_a_run_goes_on_with_the_numbers_that_its_classes_had_and_says_so(check, 
     assert "classes keep the numbers they had: '10' is label 0" in capsys.readouterr().err
 
 
+def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
+    model = json.loads((tmp_path / "model.json").read_text())
+    model["diffusion"] = {"model_id": "wan_flow_match_scheduler"}
+    model["predictor"]["learn_sigma"] = False
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    for asked, window in (("0.875,1", (0.875, 1.0)), ("0,0.875", (0.0, 0.875))):
+        mm = check(f"--timestep-window {asked}").mm
+        assert mm.model.diffusion.timestep_window == tuple(mm.model_json["diffusion"]["timestep_window"]) == window
+    with pytest.raises(ConfigError, match=r"timestep_window = .* leaves none of 1000 timesteps"):
+        check("--timestep-window 0.99999,0.999999")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ("--timestep-window 0.5,1", "timestep_window = [0.5, 1.0]: unknown key"),
         ("--report", "--report: is drawn from a checkpoint, and none is saved"),
         ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
         ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),

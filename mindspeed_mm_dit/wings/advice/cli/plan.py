@@ -204,6 +204,7 @@ def check_batch(request: Request) -> None:
 def print_model(model: ModelConfig) -> None:
     """Print parameters and arithmetic."""
     from mindspeed_mm_dit.configs.parameters import count
+    from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
     from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
     from mindspeed_mm_dit.planning.arithmetic import train_flop
 
@@ -214,6 +215,11 @@ def print_model(model: ModelConfig) -> None:
     say(f"parameters       {parameters.num_elements():,} ({', '.join(in_blocks)})")
     if (trained := parameters.num_elements(trained_only=True)) < parameters.num_elements():
         say(f"trained          {trained:,} of them")
+    if isinstance(model.diffusion, WanFlowConfig) and model.diffusion.window != (0, 1):
+        gib = 4 * parameters.num_elements() / 2**30
+        say(
+            f"two experts      {gib:,.1f} GiB of float32 weights each, {2 * gib:,.1f} GiB both; one at a time in memory"
+        )
     say(f"forward          {multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds {each}")
     say(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
