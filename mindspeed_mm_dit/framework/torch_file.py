@@ -7,12 +7,14 @@ and ``*/data/<key>`` holds the bytes of that storage.
 from __future__ import annotations
 
 import io
+import lzma
 import math
 import pickle
 import pickletools
 import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -43,6 +45,8 @@ _PLAIN_BUILTINS = {
 """Python's own modules and built-ins that a checkpoint may name beside its weights; the rest could only do harm."""
 
 
+_NO_ZIP = (OSError, RuntimeError, ValueError, LookupError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
+"""What a damaged zip file raises."""
 _DAMAGED = (
     pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
     RecursionError, MemoryError,
@@ -73,7 +77,7 @@ def read_torch_file(path: str | Path) -> Any:
             return _read(_Archive(path, archive))
     except UnusableFile as problem:
         raise CheckpointError(str(path), str(problem), "copy or download it again") from None
-    except (OSError, zipfile.BadZipFile) as error:
+    except _NO_ZIP as error:
         raise CheckpointError(
             str(path), f"is not a file in PyTorch's zip format: {error}",
             "save it again with torch.save of PyTorch 1.6 or later",
@@ -253,7 +257,7 @@ def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
             pickled = members.member("data.pkl").tobytes()
             check_pickle(pickled)
             content = _NameUnpickler(members, io.BytesIO(pickled)).load()
-    except (OSError, zipfile.BadZipFile, UnusableFile, *_DAMAGED) as error:
+    except (UnusableFile, *_NO_ZIP, *_DAMAGED) as error:
         raise CheckpointError(str(path), f"cannot be read: {error}", "copy or download it again") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
     if others or not content:

@@ -375,6 +375,10 @@ def test_a_file_is_read_or_named_however_it_is_written(tmp_path, name):
 
 FOUND: dict[str, tuple[str, bytes]] = {
     "a zip file without its beginning": ("w.pt", edited(written_by(write_torch_file), [(0.0, 27, b"")])),
+    "a zip file of a later version": (
+        "w.pt",
+        written_by(write_torch_file).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x40"),
+    ),
 }
 """What was found, by name: the file, and its content."""
 
