@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mindspeed_mm_dit.errors import PlatformError
 from tests.conftest import FRAMEWORK, GOLDEN
 from tests.golden.parts import without
 
@@ -27,6 +28,26 @@ def test_every_quantity_of_both_experts_of_images_and_of_times_by_token_is_repro
     assert len(findings) == COUNTS[name]
     assert [f for f in findings if not f.good] == []
     assert set(left_out) <= {"condition", "condition_with_last_image"}
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the autoencoder is one of diffusers")
+def test_so_is_the_autoencoder_of_patches(compare):
+    vae = GOLDEN / "wan22_vae_tiny"
+    findings = compare(f"{vae}.npz", vae, 1e-5, 1e-12)
+    assert len(findings) == 14 and [f for f in findings if not f.good] == []
+
+
+@pytest.mark.skipif(FRAMEWORK != "mindspore", reason="PyTorch has them all")
+def test_the_operator_that_mindspore_lacks_for_it_is_named(compare):
+    with pytest.raises(PlatformError, match="conv3d of MindSpore is for Ascend"):
+        compare(GOLDEN / "wan22_vae_tiny.npz", GOLDEN / "wan22_vae_tiny", 1e-5, 1e-12)
+
+
+def test_so_are_the_adapters_of_each_expert_and_the_chain_with_both(compare):
+    folder = GOLDEN / "wan22_lora_tiny"
+    findings = compare(folder / "lora_values.npz", GOLDEN / "wan22_t2v_tiny", 1e-5, 1e-12, {"--lora": folder})
+    assert len(findings) == 56 and [f for f in findings if not f.good] == []
+    assert {"loaded/transformer", "loaded/transformer_2", "loaded/sample/result"} <= {f.name for f in findings}
 
 
 @pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the autoencoder is one of diffusers")

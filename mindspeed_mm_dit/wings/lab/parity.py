@@ -27,9 +27,10 @@ from mindspeed_mm_dit.wings.lab.reference.repa import REPA
 from mindspeed_mm_dit.wings.lab.reference.sit import SIT
 from mindspeed_mm_dit.wings.lab.reference.text_to_video import TEXT_TO_VIDEO
 from mindspeed_mm_dit.wings.lab.reference.wan import WAN
+from mindspeed_mm_dit.wings.lab.reference.wan_vae import WAN_VAE
 from mindspeed_mm_dit.wings.lab.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
-KINDS = (MUON, LORA, WAN, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT, DIT)
+KINDS = (MUON, LORA, WAN, WAN_VAE, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT, DIT)
 """The kinds of files; a file has the first kind whose signature matches one of its names."""
 
 

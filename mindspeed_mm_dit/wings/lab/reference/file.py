@@ -114,6 +114,23 @@ def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.
     return runtime.compiled(runtime.to_runtime_device(model))
 
 
+def watched(network: Any, run: Callable[[], object]) -> dict[str, Any]:
+    """Return what each module of ``network`` gave when it was first called during ``run``, by its name."""
+    found: dict[str, Any] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            found.setdefault(name, output)
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(name)) for name, module in network.named_modules()]
+    run()
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def answer(network: Any, *inputs: Tensor) -> Tensor:
     """Return the output of ``network`` for ``inputs``, without gradients."""
     with ops.no_grad():

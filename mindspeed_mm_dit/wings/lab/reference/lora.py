@@ -1,11 +1,13 @@
 """Files of reference values of adapters (LoRA) on Wan and on diffusers' DiT, with the folder of the adapters.
 
 ``wan_lora/output`` is Wan with the adapters of ``wan_lora/`` in the folder of --lora; ``loaded/kohya`` is Wan after
-another program has loaded ``kohya.safetensors``. Names that begin with ``dit`` belong to the DiT in ``dit/``.
+another program has loaded ``kohya.safetensors``. Names that begin with ``dit`` belong to the DiT in ``dit/``;
+``transformer`` and ``transformer_2`` are the two experts of Wan 2.2 in --checkpoint, with the inputs of its own file.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,19 @@ from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder, TimestepEmbedder
 from mindspeed_mm_dit.models.lora import with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
-from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of
+from mindspeed_mm_dit.wings.lab.reference.file import (
+    FORMAT,
+    Given,
+    Kind,
+    Tensor,
+    Weights,
+    answer,
+    config_of,
+    read_arrays,
+)
 from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
 from mindspeed_mm_dit.wings.lab.reference.video import TextToVideo, check_latents
+from mindspeed_mm_dit.wings.lab.reference.wan import EXPERTS, WanFile, chain_rows
 from mindspeed_mm_dit.wings.lab.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity
 
 ADAMW_LR = 1e-3
@@ -149,6 +161,20 @@ class WanBase(Base):
         return network
 
 
+class ExpertBase(Base):
+    """An expert of Wan 2.2, from --checkpoint."""
+
+    def __init__(self, file: LoraValues, group: str) -> None:
+        self.file, self.group, self.values = file, group, file.experts()
+        self.given = self.values.given
+
+    def fresh(self) -> Any:
+        return self.values.fresh_network(self.group)
+
+    def ask(self, network: Any) -> Tensor:
+        return network(*self.values.inputs())
+
+
 class DiTBase(Base):
     """diffusers' DiT, from the folder ``dit/`` beside the adapters."""
 
@@ -200,8 +226,11 @@ class LoraValues:
         self.adapter = cache(self._adapter)
         self.adapted = cache(lambda name: self.base(name).adapted(self.adapter(name)))
         self.step = cache(self._step)
+        self.chains = cache(self.experts)
 
     def _base(self, name: str) -> Base:
+        if name in EXPERTS:
+            return ExpertBase(self, name)
         is_dit = name.startswith("dit")
         return DiTBase(self, "dit") if is_dit else WanBase(self, "wan")
 
@@ -215,13 +244,26 @@ class LoraValues:
 
     def _step(self, name: str) -> Step:
         base = self.base(name)
-        target = self.given.tensor(f"{base.group}/target")
+        target = self.given.tensor("target" if name in EXPERTS else f"{base.group}/target")
 
         def losses(network: Any) -> Tensor:
             difference = base.ask(network) - target
             return ops.mean_per_sample(difference * difference)
 
         return Step(lambda: base.adapted(self.adapter(name)), losses, ADAMW_LR)
+
+    def experts(self) -> WanFile:
+        """Return the file of the two experts, whose chains are those with adapters."""
+        beside = Path(f"{str(self.weights['--checkpoint']).rstrip('/')}.npz")
+        file = WanFile(Given({**({} if "x" in self.given else read_arrays(beside)), **self.given}), self.weights)
+        file.network = self.adapted
+        return file
+
+    def loss(self, name: str, after: bool = False) -> np.ndarray:
+        """Return the loss, of each sample for an expert, before or ``after`` the step."""
+        step = self.step(name)
+        losses = (step.losses_after if after else step.losses).astype(np.float64)
+        return losses if name in EXPERTS else losses.mean()
 
     def without(self, name: str) -> Tensor:
         """Return the output of the base."""
@@ -267,7 +309,7 @@ _NAME = r"([^/]+)"
 
 LORA = Kind(
     signature=r"loaded/.+|[^/]+/grad_norm/.+\.lora_[AB]\.weight",
-    inputs=r"rank|alpha|[^/]+/(x|t|y|text|target)",
+    inputs=r"rank|alpha|target|[^/]+/(x|t|y|text|target)",
     program=LoraValues,
     rows=(
         Quantity(rf"{_NAME}/output_base", LoraValues.without),
@@ -275,12 +317,13 @@ LORA = Kind(
         Quantity(rf"{_NAME}/output_fused", LoraValues.merged),
         Quantity(rf"{_NAME}/output_strength(-?\d+(?:\.\d*)?)", LoraValues.merged),
         Quantity(rf"loaded/{_NAME}", LoraValues.output),
-        Quantity(rf"{_NAME}/at_init/max_change", LoraValues.change_at_first, NO_CHANGE),
-        Quantity(rf"{_NAME}/loss", lambda file, name: file.step(name).losses.astype(np.float64).mean(), FORWARD),
-        Quantity(
-            rf"{_NAME}/loss_after_one_adamw_step",
-            lambda file, name: file.step(name).losses_after.astype(np.float64).mean(),
+        *(
+            replace(row, compute=lambda file, *group, row=row: row.compute(file.chains(), *group))
+            for row in chain_rows("(loaded/sample)")
         ),
+        Quantity(rf"{_NAME}/at_init/max_change", LoraValues.change_at_first, NO_CHANGE),
+        Quantity(rf"{_NAME}/loss", LoraValues.loss, FORWARD),
+        Quantity(rf"{_NAME}/loss_after_one_adamw_step", lambda file, name: file.loss(name, after=True)),
         Quantity(rf"{_NAME}/grad_norm/(.+)", LoraValues.gradient, LORA_GRADIENTS),
     ),
 )

@@ -6,7 +6,6 @@ values are in groups of these names. --vae makes the latents of given frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -28,10 +27,20 @@ from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guide
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.unipc import unipc
-from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of, loaded
+from mindspeed_mm_dit.wings.lab.reference.file import (
+    FORMAT,
+    Given,
+    Kind,
+    Tensor,
+    Weights,
+    answer,
+    config_of,
+    loaded,
+    watched,
+)
 from mindspeed_mm_dit.wings.lab.reference.step import Step, rows_of_step
 from mindspeed_mm_dit.wings.lab.reference.video import TextToVideo, check_latents
-from mindspeed_mm_dit.wings.lab.table import NotThere, Quantity
+from mindspeed_mm_dit.wings.lab.table import NotThere, Quantity, Rows
 
 T = 1000
 """Times are noise levels times this."""
@@ -138,13 +147,10 @@ class WanFile:
     def _taps(self) -> dict[str, Any]:
         """Return the output of each module of the first network in the run of ``output``."""
         config, weights = self._described(self.experts[0])
-        network, found = Wan(config), dict[str, Any]()
+        network = Wan(config)
         runtime.load_arrays(network, weights)
         runtime.to_runtime_device(network)
-        for name, module in network.named_modules():
-            module.register_forward_hook(lambda _, inputs, output, name=name: found.setdefault(name, output))
-        answer(network, *self.inputs())
-        return found
+        return watched(network, lambda: answer(network, *self.inputs()))
 
     def tap(self, module: str, part: str = "") -> np.ndarray:
         """Return the output of a module, or a ``part`` of it, in the shape that diffusers' has."""
@@ -265,7 +271,18 @@ def _repeated(array: np.ndarray, samples: int) -> Tensor:
     return ops.tensor(np.repeat(array.astype(np.float32), samples // len(array), 0))
 
 
-def _rows_of_steps() -> Sequence[Quantity]:
+def chain_rows(group: str) -> Rows:
+    """Return the rows about chains; ``group``: regular expression of the names of their groups."""
+    return (
+        Quantity(f"{group}/sigmas", WanFile.sigmas),
+        Quantity(f"{group}/timesteps", WanFile.timesteps),
+        Quantity(f"{group}/expert", WanFile.expert_at),
+        Quantity(f"{group}/states", lambda file, name: np.stack(file.chain(name))),
+        Quantity(f"{group}/result", WanFile.result),
+    )
+
+
+def _rows_of_steps() -> Rows:
     """Return the rows about one step, of each expert and of a single network."""
     rows = (
         Quantity("loss", lambda step: step.losses),
@@ -282,7 +299,6 @@ def _rows_of_steps() -> Sequence[Quantity]:
     )
 
 
-_CHAIN = "(sample(?:_text_only)?(?:/(?:one_guidance|unipc|with_last_image))?)"
 _EXPERT = f"({EXPERTS[1]}|{EXPERTS[0]})"
 
 WAN = Kind(
@@ -300,11 +316,7 @@ WAN = Kind(
         Quantity("condition(_with_last_image)?", WanFile.condition, needs="--vae"),
         Quantity(r"tap/(condition_embedder)\.([0-3])", WanFile.tap),
         Quantity(r"tap/(.+)", WanFile.tap),
-        Quantity(f"{_CHAIN}/sigmas", WanFile.sigmas),
-        Quantity(f"{_CHAIN}/timesteps", WanFile.timesteps),
-        Quantity(f"{_CHAIN}/expert", WanFile.expert_at),
-        Quantity(f"{_CHAIN}/states", lambda file, group: np.stack(file.chain(group))),
-        Quantity(f"{_CHAIN}/result", WanFile.result),
+        *chain_rows("(sample(?:_text_only)?(?:/(?:one_guidance|unipc|with_last_image))?)"),
         Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)x_t", WanFile.noised),
         Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)output", WanFile.trained),
         Quantity("train/loss_all_frames", lambda file: answer(file.losses, file.network(), "", True)),
