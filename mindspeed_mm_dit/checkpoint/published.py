@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.wan_names import from_wan_code
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
@@ -68,6 +69,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
             raise CheckpointError(f"{path}: {shown(name)}", "is no tensor that is read here", "save weights alone")
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): array for name, array in weights.items()}
+    weights = from_wan_code(weights)
     for name in _TABLES.keys() & weights.keys():
         _check_table(name, weights[name])
     return {name: array for name, array in weights.items() if name not in _TABLES}

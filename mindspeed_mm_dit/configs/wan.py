@@ -119,6 +119,19 @@ class WanConfig(VideoTransformerConfig):
         return MASK_CHANNELS if self.latent_channels < self.in_channels else int(self.expand_timesteps)
 
     @property
+    def adaptable(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Settings in which the source of ``begun_from`` may differ: it may be a network from a text."""
+        of_images = (
+            "in_channels",
+            "image_dim",
+            "added_kv_proj_dim",
+            "pos_embed_seq_len",
+            "expand_timesteps",
+            "last_frame",
+        )
+        return (*VideoTransformerConfig.adaptable, *(of_images if self.mask_channels else ()))
+
+    @property
     def conditions(self) -> Conditions:
         """The text, and for a network that begins with an image, its frames and CLIP's features."""
         shape = (self.latent_channels, *self.latent_size)

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
 from mindspeed_mm_dit.checkpoint.formats import safetensors
+from mindspeed_mm_dit.checkpoint.wan_names import from_wan_code
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.wan import WanConfig
 from tests.clips_fixtures import clip_configs, write_clips
 
 SIZES = {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16, "ffn_dim": 24,
@@ -59,3 +62,43 @@ def test_a_run_begins_with_it(network, tmp_path):
     weights = safetensors.read(tmp_path / "out.safetensors").weights
     for name, value in network.state_dict().items():
         np.testing.assert_allclose(weights[name], value.numpy(), rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+IMAGE = {"in_channels": 6, "image_dim": 10, "added_kv_proj_dim": 16, "pos_embed_seq_len": 4}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"in_channels": 6}, IMAGE, {"expand_timesteps": True}], ids=["2.2", "2.1", "TI2V"]
+)
+def test_a_network_from_a_text_begins_one_from_an_image_which_says_the_same_at_first(network, tmp_path, settings):
+    from mindspeed_mm_dit.models.video_transformer import Wan
+
+    network.save_pretrained(tmp_path / "wan")
+    config = WanConfig(**{**SIZES, **settings}, latent_size=(3, 16, 16))
+    ours, begun = Wan(config), begin(read_source(tmp_path / "wan", config), config, (), 0)
+    ours.load_state_dict({own.name: torch.from_numpy(own.value) for own in begun})
+    torch.manual_seed(1)
+    x, t, text = torch.randn(2, 1, 3, 16, 16), torch.tensor([900.0, 30.0]), torch.randn(2, 5, 64)
+    given = {name: torch.from_numpy(array) for name, array in config.conditions.examples(2).items() if name != "text"}
+    if config.expand_timesteps:
+        given["frames"] = torch.zeros_like(given["frames"])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x, t, text, *given.values()), network(x, t, text).sample, rtol=1e-4, atol=1e-5)
+    said = {own.name: own.how for own in begun if own.how}
+    assert said.get("patch_embedding.weight", "") == (
+        "" if config.expand_timesteps else "zeros for the 5 channels of the given frames"
+    )
+
+
+def test_the_names_of_wan_s_own_code_are_read_as_diffusers_reads_them():
+    from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
+
+    block = [f"{a}_attn.{x}" for a in ("self", "cross") for x in ("q", "k", "v", "o", "norm_q", "norm_k")]
+    block += ["cross_attn.k_img", "cross_attn.v_img", "cross_attn.norm_k_img", "ffn.0", "ffn.2", "norm3"]
+    ends = ("patch_embedding", "time_embedding.0", "time_embedding.2", "time_projection.1", "text_embedding.0",
+            "text_embedding.2", "head.head", *(f"img_emb.proj.{number}" for number in (0, 1, 3, 4)))  # fmt: skip
+    layers = [*ends, *(f"blocks.{number}.{name}" for number in (0, 11) for name in block)]
+    names = [f"{layer}.{last}" for layer in layers for last in ("weight", "bias")]
+    names += ["head.modulation", "blocks.0.modulation", "blocks.11.modulation"]
+    theirs = convert_wan_transformer_to_diffusers({name: number for number, name in enumerate(names)})
+    assert from_wan_code({name: np.array(number) for number, name in enumerate(names)}) == theirs

@@ -18,8 +18,9 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
-from mindspeed_mm_dit.checkpoint.lora.names import WAN_BLOCK, to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.checkpoint.lora.names import to_diffusers, to_native, to_ours
 from mindspeed_mm_dit.checkpoint.lora.settings import Settings, checked_alpha, settings_of
+from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
 from mindspeed_mm_dit.configs.files import UnusableFile, content_of, read_safetensors_header
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError

@@ -17,24 +17,10 @@ from typing import NamedTuple
 
 from mindspeed_mm_dit.checkpoint import rules
 from mindspeed_mm_dit.checkpoint.lora.adapter import LowRank, blocks_in, cut, joined
+from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK, WAN_ENDS
 from mindspeed_mm_dit.errors import CheckpointError, nearest
 
-_ATTENTION = {"to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "o"}
 _MINDSPEED_MM = {"q": "proj_q", "k": "proj_k", "v": "proj_v", "o": "proj_out"}
-WAN_BLOCK = {
-    **{f"attn1.{ours}": f"self_attn.{native}" for ours, native in _ATTENTION.items()},
-    **{f"attn2.{ours}": f"cross_attn.{native}" for ours, native in _ATTENTION.items()},
-    "ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2",
-}  # fmt: skip
-"""Layers of a block of Wan here (diffusers' names) -> in Wan's own code."""
-WAN_ENDS = {
-    "condition_embedder.text_embedder.linear_1": "text_embedding.0",
-    "condition_embedder.text_embedder.linear_2": "text_embedding.2",
-    "condition_embedder.time_embedder.linear_1": "time_embedding.0",
-    "condition_embedder.time_embedder.linear_2": "time_embedding.2",
-    "condition_embedder.time_proj": "time_projection.1",
-    "proj_out": "head.head",
-}
 PREFIXES = (
     "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "predictor.", "model.",
     "module.", "lora_unet_", "lora_transformer_", "",
