@@ -28,10 +28,10 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/models/test_dit_shapes.py
 # What is run on a device apart (tests/device_apart) beside what is written for it.
 DEVICE_TESTS := tests/device tests/test_cross_product.py tests/before/test_examples.py tests/sampling \
-  tests/training/test_run.py tests/training/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
+  tests/training/test_run.py tests/wings/lab/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
   tests/training/test_power_ema_run.py tests/training/test_profile.py tests/training/test_repa_run.py \
   tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \
-  tests/cli/test_sample.py tests/cli/test_evaluate.py tests/verify/test_prove.py tests/test_api.py \
+  tests/cli/test_sample.py tests/wings/scores/test_evaluate.py tests/wings/lab/test_prove_run.py tests/test_api.py \
   tests/test_planted_faults.py::test_a_fault_that_no_cpu_sees_is_caught_on_a_device
 # Rooms whose tests run in the process of the tests.
 FAST_TESTS := $(addprefix tests/,configs data framework models objectives planning sampling golden wings/advice wings/scores)

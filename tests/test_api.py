@@ -152,6 +152,7 @@ def test_what_a_model_cannot_draw_is_named(trained, asked, message):
         dit.load(trained).sample(**asked)
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("made", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))])
 def test_a_copy_draws_the_same_and_shares_no_weight(made):
     pipe = dit.create("digits")

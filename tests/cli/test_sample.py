@@ -133,6 +133,7 @@ def test_weights_kept_in_bfloat16_draw_what_autocast_draws(trained):
     assert np.array_equal(*images)
 
 
+@pytest.mark.cpu
 def test_compiled_blocks_draw_the_same_images(trained, tmp_path):
     for name, flags in (("a", []), ("b", ["--torch-compile"])):
         assert (
@@ -142,6 +143,7 @@ def test_compiled_blocks_draw_the_same_images(trained, tmp_path):
     assert abs(a - b).max() <= 1  # fused kernels round float32 differently
 
 
+@pytest.mark.cpu
 def test_compiling_without_a_compiler_is_refused(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
@@ -301,6 +303,7 @@ def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
     assert "belongs to another architecture" in capsys.readouterr().err
 
 
+@pytest.mark.cpu
 def test_the_positions_of_a_file_are_used_and_not_computed_anew(trained, tmp_path):
     weights = load_model(f"{trained}/checkpoints", None)[0].predictor.state_dict()
     positions, draw = weights["pos_embed"], torch.Generator().manual_seed(0)

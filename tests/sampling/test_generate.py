@@ -53,6 +53,7 @@ def model(config):
     return SimpleNamespace(predictor=predictor, diffusion=diffusion, ae=ae, text_encoders=(), asked=asked)
 
 
+@pytest.mark.cpu
 def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config):
     """Beside the same chain without noise, what is added at each step is that step's draw."""
     numbers, labels = np.array([3, 70_000]), np.array([1, 2])
