@@ -43,3 +43,11 @@ def test_a_name_is_taken_once_and_the_same_part_may_join_again(colours):
 
 def test_what_nobody_brings_is_not_there(colours):
     assert "red" not in colours and len(colours) == 0 and colours.get("red") is None
+
+
+def test_networks_are_built_by_name_under_mindspeed_mms_name_of_the_table(framework):
+    from mindspeed_mm_dit.models.registry import PREDICTOR_CONFIGS, PREDICTOR_MODEL_MAPPINGS
+
+    config = PREDICTOR_CONFIGS["dit"](input_size=8, num_classes=3, hidden_size=16, num_layers=1, num_heads=2)
+    assert type(PREDICTOR_MODEL_MAPPINGS["dit"](config)).__name__ == "DiT"
+    assert {"dit", "custom_dit", "wan"} <= set(PREDICTOR_MODEL_MAPPINGS) and "nothing" not in PREDICTOR_MODEL_MAPPINGS

@@ -7,6 +7,7 @@ name (``mindspeed_mm_dit.registry``). No framework is imported before something 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
@@ -36,6 +37,24 @@ def network_of(config: PredictorConfig) -> Any:
     """Build the network of a section ``predictor``, without values."""
     module, _, name = config.network.partition(":")
     return getattr(importlib.import_module(module), name)(config)
+
+
+class _Builders(Mapping[str, Callable[[PredictorConfig], Any]]):
+    """Builds the network of each predictor, by ``model_id``: MindSpeed-MM's table, with ours and those that joined."""
+
+    def __getitem__(self, name: str) -> Callable[[PredictorConfig], Any]:
+        if name not in PREDICTOR_CONFIGS:
+            raise KeyError(name)
+        return network_of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PREDICTOR_CONFIGS)
+
+    def __len__(self) -> int:
+        return len(PREDICTOR_CONFIGS)
+
+
+PREDICTOR_MODEL_MAPPINGS = _Builders()
 
 
 def build_predictor(config: ModelConfig) -> Any:
@@ -152,6 +171,7 @@ __all__ = [
     "AUTOENCODERS",
     "OBJECTIVES",
     "PREDICTOR_CONFIGS",
+    "PREDICTOR_MODEL_MAPPINGS",
     "TEACHERS",
     "TEXT_ENCODERS",
     "build_predictor",
