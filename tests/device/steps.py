@@ -15,6 +15,7 @@ import torch
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import ROOT, run_config
 
 FLAGS = {"seed": 0, "weight_decay": 0.1, "ema_decay": 0.99, "clip_grad": 1.0, "adam_eps": 1e-3}
@@ -58,7 +59,9 @@ class Steps:
         self.config = config
         self.model = DiTModel(config, NoAutoencoder(AE_CONFIGS["pixel"]()))
         draw = np.random.default_rng(1)
-        start = {name: (0.05 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in config.parameters()}
+        start = {
+            name: (0.05 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
+        }
         self.engine = engines.Engine(self.model, run_config(**{**FLAGS, **flags}), None, weights=start)
         latents, *given = example(self.model, config, samples)
         self._batch = (latents + runtime.to_device({"x": draw.standard_normal(latents.shape, np.float32)})["x"], *given)
