@@ -38,7 +38,7 @@ def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, frame
 
 
 def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
-    from mindspeed_mm_dit.training.pytorch.step_record import Roundings
+    from mindspeed_mm_dit.wings.lab.pytorch.step_record import Roundings
 
     Roundings(steps.engine, 1e-6, 0.0, 0).begin()
     assert steps.step().isfinite()
