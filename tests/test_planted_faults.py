@@ -162,8 +162,8 @@ FAULTS = {
 STEP = "tests/device/test_steps.py -k [digits_flow]"
 ON_A_DEVICE = {
     "a table left on the host": Fault(
-        "framework/pytorch/nn.py", "module.register_buffer(name, torch.tensor(array), persistent=False)",
-        "setattr(module, name, torch.tensor(array))", STEP,
+        "framework/pytorch/nn.py", "module.register_buffer(name, torch.tensor(make()), persistent=False)",
+        "setattr(module, name, torch.tensor(make()))", STEP,
     ),
     "a copy read before it arrives": Fault(
         "framework/pytorch/runtime.py", "self._arrived.synchronize()", "pass",
