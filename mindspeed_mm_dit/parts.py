@@ -38,6 +38,11 @@ PARTS = {
         "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",
         "custom_dit": "mindspeed_mm_dit.configs.custom_dit:CustomDiTConfig",
         "wan": "mindspeed_mm_dit.configs.wan:WanConfig",
+        "flux": "mindspeed_mm_dit.configs.flux:FluxConfig",
+        "flux2": "mindspeed_mm_dit.configs.flux2:Flux2Config",
+        "sd3": "mindspeed_mm_dit.configs.sd3:SD3Config",
+        "qwen_image": "mindspeed_mm_dit.configs.qwen_image:QwenImageConfig",
+        "z_image": "mindspeed_mm_dit.configs.z_image:ZImageConfig",
     },
     "autoencoder": {
         name: f"mindspeed_mm_dit.models.autoencoders:{name.upper()}"

@@ -133,6 +133,12 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
         help="guide the first 3 latent channels, as the published DiT does (default), or all (default with prompts)",
     )
     parser.add_argument(
+        "--cfg-rescale",
+        choices=("token", "sample"),
+        help="give the guided prediction the norm of the conditional one: at each 2 x 2 latent pixels, as Qwen-Image "
+        "does, or of the whole sample where it is longer, as Z-Image can (default: neither)",
+    )
+    parser.add_argument(
         "--cfg-interval",
         default="0,1",
         metavar="LOW,HIGH",
@@ -259,7 +265,8 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
         **(_low_noise(args, work.settings.experts) if work.settings.experts else {}),
         **({"guided by": without_places(args.guidance_checkpoint)} if args.guidance_checkpoint else {}),
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
-        "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}",
+        "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}"
+        + (f", rescaled by {guidance.rescale}" if guidance.rescale else ""),
         "precision": "bfloat16" if args.bf16 else "float32",
     }
 
@@ -291,6 +298,7 @@ def settings_of(args: argparse.Namespace, config: ModelConfig, experts: Experts 
         scale=args.cfg_scale,
         channels=channels,
         interval=parse_interval(args.cfg_interval),
+        rescale=args.cfg_rescale,
         seed=args.seed,
         batch_size=args.batch_size,
         options=getattr(args, OPTIONS),

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mindspeed_mm_dit.configs.limits import check_between, require_positive
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, nearest
 
+SCHEDULES = ("flux", "flux2", "qwen_image", "sd3", "sd3_dynamic")
+"""The published tables of sampling times (``objectives/flow/published_times.py``)."""
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood"]
@@ -63,6 +65,9 @@ class FlowMatchingConfig:
     sample_shift: float | None = None
     """Shift of the sampling times, 0.0001 to 10000; null: that of training. LightningDiT trains with 1 and samples with
     1 / 0.3."""
+    sample_schedule: str | None = None
+    """Published sampling times: "flux", "flux2", "qwen_image", "sd3" or "sd3_dynamic" (for shapes that differ); "sd3"
+    uses the shift, the others have their own. null: even times, shifted."""
     train_eps: float | None = None
     """Distance of the training times from the singular ends of the path, in [0, 0.5); null: as published."""
     sample_eps: float | None = None
@@ -102,6 +107,7 @@ class FlowMatchingConfig:
                 "diffusion.cosine_loss = true", f"compares velocities, and prediction_type is {self.prediction_type!r}",
                 "predict 'velocity', or drop it",
             )  # fmt: skip
+        self._check_schedule()
         check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
         check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)
         if self.shift_base is not None:
@@ -110,6 +116,16 @@ class FlowMatchingConfig:
                 raise ConfigError(
                     f"diffusion.shift = {self.shift}", f"contradicts shift_base = {self.shift_base}", "drop one of them"
                 )
+
+    def _check_schedule(self) -> None:
+        """Raise ConfigError for a table of times that does not exist, or is of another kind of flow."""
+        name, what = self.sample_schedule, f"diffusion.sample_schedule = {self.sample_schedule!r}"
+        if name is not None and name not in SCHEDULES:
+            raise ConfigError(
+                what, "is no table of times", f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}"
+            )
+        if name is not None and (self.path, self.prediction_type) != ("linear", "velocity"):
+            raise ConfigError(what, "is of the path 'linear' with predicted velocities", "drop it")
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""

@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import (
     AutoencoderKLConfig,
 )
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
@@ -65,6 +66,19 @@ class ModelConfig:
                 f"diffusion.model_id = {self.diffusion.model_id!r}",
                 f"tells the network one time, and predictor {self.predictor.model_id!r} asks for an interval of them",
                 "set predictor.h_embedder to false, or model_id to mean_flow",
+            )
+        self._check_direction()
+
+    def _check_direction(self) -> None:
+        """Raise ConfigError unless times run, and velocities point, as in the predictor's published weights."""
+        wanted = self.predictor.data_time
+        found = self.diffusion.data_time if isinstance(self.diffusion, FlowMatchingConfig) else None
+        if wanted is not None and wanted != found:
+            raise ConfigError(
+                f"diffusion.model_id = {self.diffusion.model_id!r}"
+                + ("" if found is None else f", data_time = {found}"),
+                f"predictor {self.predictor.model_id!r} learns a velocity with data at time {wanted}",
+                f"set model_id to flow_matching and data_time to {wanted}",
             )
 
     def _check_kinds(self) -> None:

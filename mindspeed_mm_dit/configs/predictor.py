@@ -52,6 +52,7 @@ class PredictorConfig(ABC):
     in_channels: int
     num_heads = 1  # without attention
     num_time_inputs = 1  # times that it takes per sample; 2 for the ends of an interval
+    data_time: int | None = None  # time of clean data that it was published with, of flow matching; None: any objective
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # without patches, for latents of clips
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings in which the source of ``begun_from`` may differ

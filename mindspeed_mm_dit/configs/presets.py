@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 _SIZES = {
     # name: (num_layers, hidden_size, num_heads)
     "S": (12, 384, 6),
@@ -42,4 +44,17 @@ JIT = {
     for patch in (16, 32)
 }
 """For pixels, without an autoencoder: patches of 16 for images of 256, of 32 for 512 (Li & He 2025)."""
-PRESETS: dict[str, dict[str, int]] = {**DIT, **LIGHTNING_DIT, **JIT}
+_SD35_MEDIUM = {"pos_embed_max_size": 384, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13))}
+_SD35_LARGE = {"num_layers": 38, "num_attention_heads": 38, "qk_norm": "rms_norm"}
+JOINT: dict[str, dict[str, Any]] = {
+    "FLUX.1-dev": {"model_id": "flux", "guidance_embeds": True},
+    "FLUX.1-schnell": {"model_id": "flux", "guidance_embeds": False},
+    "FLUX.2-dev": {"model_id": "flux2"},
+    "SD3-medium": {"model_id": "sd3"},
+    "SD3.5-medium": {"model_id": "sd3", **_SD35_MEDIUM},
+    "SD3.5-large": {"model_id": "sd3", **_SD35_LARGE},
+    "Qwen-Image": {"model_id": "qwen_image"},
+    "Z-Image": {"model_id": "z_image"},
+}
+"""Networks in which text and image attend to each other; what is not said is their family's default."""
+PRESETS: dict[str, dict[str, Any]] = {**DIT, **LIGHTNING_DIT, **JIT, **JOINT}

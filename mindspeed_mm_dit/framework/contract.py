@@ -21,6 +21,7 @@ NN = {
     "parameter": "(shape, init=ZEROS, trained=True, matrices=0) -> a parameter, float32; its values come later, "
     "unless it is not trained and its init is a function",
     "set_constant": "(module, name, shape, () -> array): a tensor of the module that is neither saved nor trained",
+    "untrained": "(module): its parameters are saved and not trained: nothing of the output depends on them",
 }
 
 OPS = {
@@ -35,6 +36,7 @@ OPS = {
     "expm1": "(x): exp(x) - 1, accurate near 0",
     "log": "(x)",
     "sigmoid": "(x): 1 / (1 + exp(-x)), accurate near 0",
+    "tanh": "(x)",
     "sin": "(x)",
     "cos": "(x)",
     "addcmul": "(x, y, z): x + y * z in one pass, with broadcasting",

@@ -18,10 +18,13 @@ from mindspeed_mm_dit.models.layers import (
     SwiGLU,
     TwoLayers,
     WholeAttention,
+    as_tokens,
     merge_heads,
+    modulate,
     self_attention,
     split_heads,
     timestep_code,
+    unpatchify,
 )
 from mindspeed_mm_dit.models.positions import (
     FREQUENCY_WIDTH,
@@ -52,13 +55,6 @@ def sincos_of_square(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
     return sincos_positions_2d(shape[2], math.isqrt(shape[1]))[None]
 
 
-def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
-    """Scale and, unless ``shift`` is None, shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
-    if shift is None:
-        return x * (1 + scale[:, None])
-    return ops.addcmul(shift[:, None], x, 1 + scale[:, None])
-
-
 class PatchEmbed(nn.Module):
     """Cut latents into patches and embed each as a token."""
 
@@ -84,13 +80,6 @@ class BottleneckPatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj1(ops.cast_like(x, self.proj1.weight))  # (B, bottleneck_dim, H/P, W/P)
         return as_tokens(self.proj2(x))  # (B, N, D)
-
-
-def as_tokens(x: Tensor) -> Tensor:
-    """(B, D, h, w) -> (B, N, D), row by row."""
-    x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
-    # PyTorch's CPU attention has wrong gradients if the last axis is not contiguous (pytorch/pytorch#187506).
-    return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
 
 
 class TimestepEmbedder(nn.Module):
@@ -301,7 +290,8 @@ class DiT(nn.Module):
                 projected = tuple([projector(tokens) for projector in self.projectors])  # (B, N, z_dim) each
         if joined:
             x = ops.split_tokens(ops.gather_tokens(x)[:, joined:])  # (B, N, D)
-        output = self.unpatchify(ops.gather_tokens(self.final_layer(x, c)), grid)  # (B, out_channels, H, W)
+        x = ops.gather_tokens(self.final_layer(x, c))  # (B, N, P * P * out_channels)
+        output = unpatchify(x, grid, self.config.patch_size)  # (B, out_channels, H, W)
         return (output, projected) if project else output
 
     def _times(self, t: Tensor) -> Tensor:
@@ -325,11 +315,3 @@ class DiT(nn.Module):
             return self.rope_cos[unused:], self.rope_sin[unused:]
         tables = rotary_positions(self.config.head_dim, self.base, joined, grid[0], grid[1])
         return tables[0], tables[1]
-
-    def unpatchify(self, x: Tensor, grid: Grid) -> Tensor:
-        """Arrange the patches (B, N, P * P * C) of a grid as an image (B, C, H, W)."""
-        P, C = self.config.patch_size, self.config.out_channels
-        h, w = grid
-        x = ops.reshape(x, (x.shape[0], h, w, P, P, C))  # (B, h, w, P, P, C)
-        x = ops.permute(x, (0, 5, 1, 3, 2, 4))  # (B, C, h, P, w, P)
-        return ops.reshape(x, (x.shape[0], C, h * P, w * P))  # (B, C, H, W)

@@ -28,15 +28,39 @@ def merge_heads(x: Tensor) -> Tensor:
     return ops.reshape(x, (x.shape[0], x.shape[1], -1))
 
 
-def self_attention(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+def self_attention(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None
+) -> Tensor:
     """Self-attention among the tokens of a sample, which ranks may share: q, k, v and the result are (B, heads, N, d).
 
-    cos, sin: rotary positions (all tokens, d / 2), if used.
+    cos, sin: rotary positions (all tokens, d / 2), if used. mask: (B, 1, 1, N), false for tokens to leave out.
     """
     q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
     if cos is not None:
         q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-    return ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v))
+    return ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v, mask))
+
+
+def as_tokens(x: Tensor) -> Tensor:
+    """(B, D, h, w) -> (B, N, D), row by row."""
+    x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
+    # PyTorch's CPU attention has wrong gradients if the last axis is not contiguous (pytorch/pytorch#187506).
+    return ops.contiguous(ops.permute(x, (0, 2, 1)))  # (B, N, D)
+
+
+def unpatchify(x: Tensor, grid: tuple[int, int], patch_size: int) -> Tensor:
+    """Arrange the patches (B, N, P P C) of a grid as an image (B, C, H, W)."""
+    (h, w), P = grid, patch_size
+    x = ops.reshape(x, (x.shape[0], h, w, P, P, -1))  # (B, h, w, P, P, C)
+    x = ops.permute(x, (0, 5, 1, 3, 2, 4))  # (B, C, h, P, w, P)
+    return ops.reshape(x, (x.shape[0], -1, h * P, w * P))  # (B, C, H, W)
+
+
+def modulate(x: Tensor, shift: Tensor | None, scale: Tensor) -> Tensor:
+    """Scale and, unless ``shift`` is None, shift normalised tokens (B, N, D) by per-sample vectors (B, D)."""
+    if shift is None:
+        return x * (1 + scale[:, None])
+    return ops.addcmul(shift[:, None], x, 1 + scale[:, None])
 
 
 class SwiGLU(nn.Module):
@@ -56,15 +80,39 @@ class SwiGLU(nn.Module):
 class TwoLayers(nn.Module):
     """Two linear layers around an activation."""
 
-    def __init__(self, in_features: int, hidden_size: int, activation: Any, init: Rule = XAVIER_UNIFORM) -> None:
+    def __init__(
+        self, in_features: int, hidden_size: int, activation: Any, init: Rule = XAVIER_UNIFORM, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.linear_1 = nn.Linear(in_features, hidden_size, init=init)
+        self.linear_1 = nn.Linear(in_features, hidden_size, bias=bias, init=init)
         self.activation = activation
-        self.linear_2 = nn.Linear(hidden_size, hidden_size, init=init)
+        self.linear_2 = nn.Linear(hidden_size, hidden_size, bias=bias, init=init)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.linear_1(ops.cast_like(x, self.linear_1.weight))  # (..., D)
         return self.linear_2(self.activation(x))  # (..., D)
+
+
+class Projection(nn.Module):
+    """The linear layer ``proj``, a module of its own as in diffusers' names."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(in_features, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers, ``net.0.proj`` and ``net.2``, around a GELU."""
+
+    def __init__(self, width: int, ffn_dim: int, out: int, approximate: str = "tanh") -> None:
+        super().__init__()
+        self.net = nn.Sequential(Projection(width, ffn_dim), nn.GELU(approximate=approximate), nn.Linear(ffn_dim, out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)  # (B, N, D)
 
 
 class WholeAttention(nn.Module):

@@ -75,3 +75,20 @@ def rotary_table(wave: Callable[[np.ndarray], np.ndarray], pairs: int, length: i
     """
     angles = np.outer(np.arange(length), 10000.0 ** (-np.arange(pairs) / pairs))
     return wave(angles).astype(np.float32)
+
+
+def grid_places(h: int, w: int) -> np.ndarray:
+    """Return (0, row, column) of each patch of a grid, row by row, (h w, 3)."""
+    rows, columns = np.divmod(np.arange(h * w), w)
+    return np.stack([np.zeros(h * w), rows, columns], 1)
+
+
+def rotary_of_places(places: np.ndarray, widths: tuple[int, ...], theta: float = 10000.0) -> np.ndarray:
+    """Return rotary cosines, then sines, of tokens at ``places`` (N, axes), (2, N, d / 2) float32.
+
+    widths: channels of a head that turn with each axis. Pair i of an axis of width n turns by place * theta**(-2i / n),
+    computed in float64.
+    """
+    angles = [np.outer(place, theta ** (-np.arange(0, n, 2) / n)) for place, n in zip(places.T, widths)]
+    turned = np.concatenate(angles, 1)
+    return np.stack([np.cos(turned), np.sin(turned)]).astype(np.float32)

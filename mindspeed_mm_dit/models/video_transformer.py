@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, ZEROS, Normal
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import TwoLayers, WholeAttention, timestep_code
+from mindspeed_mm_dit.models.layers import FeedForward, TwoLayers, WholeAttention, timestep_code
 from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -100,28 +100,6 @@ class ConditionEmbedder(nn.Module):
         if self.has_text:
             text = self.text_embedder(given[-1])  # (B, L, D)
         return time, self.time_proj(self.act_fn(time)), text
-
-
-class Projection(nn.Module):
-    """The linear layer ``proj``, a module of its own as in diffusers' names."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(in_features, out_features)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x)
-
-
-class FeedForward(nn.Module):
-    """Two linear layers, ``net.0.proj`` and ``net.2``, around a GELU."""
-
-    def __init__(self, width: int, ffn_dim: int, out: int, approximate: str = "tanh") -> None:
-        super().__init__()
-        self.net = nn.Sequential(Projection(width, ffn_dim), nn.GELU(approximate=approximate), nn.Linear(ffn_dim, out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)  # (B, N, D)
 
 
 class ImageEmbedder(nn.Module):

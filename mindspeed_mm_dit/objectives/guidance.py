@@ -21,6 +21,7 @@ Network = Callable[..., Tensor]
 """(x_t (B, C, ...), time (B,), *condition, each (B, ...)) -> output (B, C or 2C, ...)."""
 
 GuidedChannels = Literal["3", "all"]
+Rescale = Literal["token", "sample"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Guidance:
     interval: tuple[float, float] = (0.0, 1.0)
     """Part of the chain that is guided, as noise levels from ``low`` to ``high`` (Kynkaanniemi et al. 2024):
     t / T for a Gaussian process, 1 - t for a flow."""
+    rescale: Rescale | None = None
+    """Give the guided prediction of an image the norm of the one with the condition: at each patch of 2 x 2 latent
+    pixels ("token", Qwen-Image), or of the whole "sample" where it is longer (Z-Image). None: leave it as it is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE))
@@ -65,7 +69,26 @@ class Guidance:
         """
         guided = prediction_channels if self.channels == "all" else min(3, prediction_channels)
         with_label, without = labelled[:, :guided], unlabelled[:, :guided]
-        return ops.cat([without + self.scale * (with_label - without), labelled[:, guided:]], 1)
+        pushed = without + self.scale * (with_label - without)
+        if self.rescale is not None:
+            pushed = _rescaled(pushed, with_label, self.rescale)
+        return ops.cat([pushed, labelled[:, guided:]], 1)
+
+
+def _rescaled(x: Tensor, like: Tensor, by: Rescale) -> Tensor:
+    """Return ``x`` (B, C, H, W) with the norm of ``like``, by patch of 2 x 2, or by sample where that is smaller."""
+    if by == "sample":
+        factor = ops.clamp((ops.mean_per_sample(like * like) / ops.mean_per_sample(x * x)) ** 0.5, None, 1.0)  # (B,)
+        return x * factor[:, None, None, None]
+    (B, C, H, W), patched = x.shape, (x.shape[0], x.shape[1], x.shape[2] // 2, 2, x.shape[3] // 2, 2)
+
+    def squares(x: Tensor) -> Tensor:
+        x = ops.permute(ops.reshape(x * x, patched), (0, 2, 4, 1, 3, 5))  # (B, h, w, C, 2, 2)
+        x = ops.mean_per_sample(ops.reshape(x, (B * (H // 2) * (W // 2), 4 * C)))
+        return ops.reshape(x, (B, 1, H // 2, 1, W // 2, 1))
+
+    factor = (squares(like) / squares(x)) ** 0.5
+    return ops.reshape(ops.reshape(x, patched) * factor, (B, C, H, W))
 
 
 def guided_network(

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.pixels import to_pixels
-from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, by_noise_level, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
 from mindspeed_mm_dit.sampling.experts import Experts
 from mindspeed_mm_dit.sampling.request import Asked, check_asked
@@ -73,6 +73,7 @@ def settings_for(
     scale: float = 4.0,
     channels: GuidedChannels | None = None,
     interval: tuple[float, float] = (0.0, 1.0),
+    rescale: Rescale | None = None,
     seed: int = 0,
     batch_size: int = 64,
     options: Mapping[str, Any] | None = None,
@@ -87,7 +88,9 @@ def settings_for(
         PlatformError: the framework does not support ``bf16`` here.
     """
     default: GuidedChannels = "3" if config.predictor.conditions.items == ("label",) and weaker is None else "all"
-    guidance = Guidance(scale, default if channels is None else channels, interval)
+    guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
+    if rescale is not None and len(config.latent_shape) != 3:
+        raise ConfigError(f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag")
     if channels == "3" and config.predictor.latent_channels < 3:
         reason = f"the latents of this model have {config.predictor.latent_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")

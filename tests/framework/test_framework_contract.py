@@ -53,7 +53,7 @@ def test_what_the_rooms_use_of_a_framework_is_the_contract_and_all_of_it_is_used
         assert set().union(*(found for text, found in used.items() if not own.search(text))) <= set(names), room
 
 
-@pytest.mark.parametrize("name", ["exp", "expm1", "log", "sin", "cos"])
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "tanh", "sin", "cos"])
 def test_elementary_functions(framework, name):
     x = draw(10_000, low=-8.0, high=8.0) if name != "log" else draw(10_000, low=1e-6, high=8.0)
     wanted = getattr(np, name)(x.astype(np.float64))

@@ -12,6 +12,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import unpatchify
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import GOLDEN
 
@@ -64,7 +65,7 @@ def test_patches_are_laid_out_where_they_were_cut():
         model.x_embedder.proj.weight.copy_(torch.eye(4).reshape(4, 1, 2, 2))
         model.x_embedder.proj.bias.zero_()
     x = torch.arange(64.0).reshape(1, 1, 8, 8)
-    assert torch.equal(model.unpatchify(model.x_embedder(x), (4, 4)), x)
+    assert torch.equal(unpatchify(model.x_embedder(x), (4, 4), model.config.patch_size), x)
 
 
 def test_the_composite_saves_only_the_predictor(model_json):

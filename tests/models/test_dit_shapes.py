@@ -91,12 +91,14 @@ def test_every_place_of_a_rectangle_matters_and_is_answered(framework, option):
 
 
 def test_patches_of_a_rectangle_are_laid_out_where_they_were_cut(framework):
+    from mindspeed_mm_dit.models.layers import unpatchify
+
     config = dataclasses.replace(CONFIG, in_channels=1, hidden_size=4, num_heads=1)
     identity = {"x_embedder.proj.weight": np.eye(4, dtype=np.float32).reshape(4, 1, 2, 2)}
     model = filled(framework, config, initial_weights(parameters_of(config), 0) | identity)
     x = np.arange(2 * 6 * 10, dtype=np.float32).reshape(2, 1, 6, 10)
     tokens = model.x_embedder(framework.ops.tensor(x))
-    np.testing.assert_array_equal(framework.ops.numpy(model.unpatchify(tokens, (3, 5))), x)
+    np.testing.assert_array_equal(framework.ops.numpy(unpatchify(tokens, (3, 5), model.config.patch_size)), x)
 
 
 def test_the_config_of_another_shape_has_the_same_weights_and_counts_its_own_tokens():

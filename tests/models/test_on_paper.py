@@ -9,8 +9,13 @@ import pytest
 
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.flux2 import Flux2Config
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parameters_of
 from tests.conftest import FRAMEWORK
 
@@ -22,6 +27,10 @@ TEXT = {"text_dim": 96, "text_length": 40}
 VIDEO = {"num_layers": 2, "ffn_dim": 512, "latent_size": (3, 8, 12)}
 HEADS = {"num_heads": 6, "head_dim": 32}
 WIDE = {"num_attention_heads": 6, "attention_head_dim": 32, "text_dim": 96}
+JOINT = {"num_layers": 2, "num_attention_heads": 6, "attention_head_dim": 32, "joint_attention_dim": 96,
+         "latent_size": (16, 16), "text_length": 40}  # fmt: skip
+TURNED = {"axes_dims_rope": (8, 12, 12)}
+SINGLE = {"num_single_layers": 3}
 NETWORKS = {
     "DiT": DiTConfig(16, **SMALL),
     "LightningDiT": DiTConfig(**PRESETS["LightningDiT-B/2"] | SMALL, input_size=16),
@@ -41,6 +50,12 @@ NETWORKS = {
     "Wan 2.2 TI2V": WanConfig(**VIDEO, **WIDE, in_channels=48, out_channels=48, expand_timesteps=True),
     "CustomDiT": CustomDiTConfig(**VIDEO, **HEADS, text_dim=96),
     "CustomDiT of labels": CustomDiTConfig(**VIDEO, **HEADS, text_dim=None, num_classes=10),
+    "FLUX.1": FluxConfig(**JOINT, **TURNED, **SINGLE, pooled_projection_dim=64, guidance_embeds=True),
+    "SD3": SD3Config(**JOINT, pooled_projection_dim=64),
+    "SD3.5": SD3Config(**JOINT, pooled_projection_dim=64, qk_norm="rms_norm", dual_attention_layers=(0,)),
+    "Qwen-Image": QwenImageConfig(**JOINT, **TURNED),
+    "Z-Image": ZImageConfig(**JOINT, **TURNED, num_refiner_layers=1),
+    "FLUX.2": Flux2Config(**JOINT, **SINGLE, axes_dims_rope=(8, 8, 8, 8), in_channels=16),
 }  # fmt: skip
 WIDER = {
     DiTConfig: {"hidden_size": 320, "num_heads": 5},
@@ -55,7 +70,9 @@ def keys_of_images(config):
 
 SIZES = {
     "small": lambda config: config,
-    "wider": lambda config: dataclasses.replace(config, **WIDER[type(config)], **keys_of_images(config)),
+    "wider": lambda config: dataclasses.replace(
+        config, **WIDER.get(type(config), {"num_attention_heads": 10}), **keys_of_images(config)
+    ),
     "larger samples": lambda config: config.resized(
         (*config.latent_shape[:-2], 2 * config.latent_shape[-2], 2 * config.latent_shape[-1])
     ),
@@ -85,7 +102,8 @@ def test_parameters_are_those_of_the_network_in_their_order(config):
     assert {name: tuple(p.shape) for name, p in network.named_parameters()} == declared.shapes()
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
     assert trained == declared.shapes(trained_only=True).keys()
-    assert declared.blocks == tuple(f"blocks.{number}" for number in range(config.num_layers))
+    modules = dict(network.named_modules())
+    assert len(declared.blocks) == sum(len(modules[stem]) for stem in declared.stems) >= config.num_layers
 
 
 def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
@@ -122,7 +140,8 @@ def test_backward_keeps_what_pytorch_keeps(config, size):
         block[0] = module
         inputs.update(storage_of(each) for each in given if isinstance(each, torch.Tensor))
 
-    for each in network.blocks:
+    modules = dict(network.named_modules())
+    for each in (modules[name] for name in parameters_of(config).blocks):
         each.register_forward_pre_hook(entered)
         each.register_forward_hook(lambda *_: block.__setitem__(0, None))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

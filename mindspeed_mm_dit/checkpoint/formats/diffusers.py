@@ -87,7 +87,7 @@ def read(path: Path) -> State:
     """Read the weights by the published names, and config.json."""
     folder = _model_folder(path)
     config = read_json(folder / "config.json", "SOURCE")
-    arrays = _read_weights(folder)
+    arrays = read_arrays(folder)
     if config.get("_class_name") == _VAE:
         return State({"model": with_new_names(arrays)}, config=config)
     if config.get("_class_name") == _WAN:  # (its names are ours)
@@ -139,7 +139,8 @@ def labels_of(path: Path) -> dict[str, int]:
     }
 
 
-def _read_weights(folder: Path) -> Arrays:
+def read_arrays(folder: Path) -> Arrays:
+    """Return the weights in a diffusers model folder by diffusers' names, from one file or from several."""
     try:
         found = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:

@@ -25,7 +25,7 @@ GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
     "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant",
+    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
 
 BACKWARD_HOOK = "register_backward_hook"
@@ -186,6 +186,12 @@ def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matr
 def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.ndarray]) -> None:
     """Give ``module`` a tensor that is neither saved nor trained."""
     setattr(module, name, Tensor(make()))
+
+
+def untrained(module: msnn.Cell) -> None:
+    """Declare that the parameters of ``module`` are not trained."""
+    for parameter in module.get_parameters():
+        parameter.requires_grad = False
 
 
 def _zeros(*shape: int) -> Parameter:

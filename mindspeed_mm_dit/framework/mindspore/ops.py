@@ -22,8 +22,8 @@ __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
     "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
-    "without_gradient",
+    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
+    "where", "without_gradient",
 ]  # fmt: skip
 
 
@@ -57,6 +57,11 @@ def log(x: Tensor) -> Tensor:
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-``x``)), accurate near 0."""
     return msops.sigmoid(_exact(x)).astype(x.dtype)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent of ``x``."""
+    return msops.tanh(_exact(x)).astype(x.dtype)
 
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from mindspeed_mm_dit.framework.paper.trace import Storage, current
 
 __all__ = [
     "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant",
+    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
 
 BACKWARD_HOOK = ""
@@ -189,3 +190,10 @@ def parameter(shape: Sequence[int], init: Rule = ZEROS, trained: bool = True, ma
 def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], Any]) -> None:
     """Give ``module`` a tensor that is neither saved nor trained; ``make`` is not called."""
     setattr(module, name, Tensor(shape))
+
+
+def untrained(module: Module) -> None:
+    """Declare that the parameters of ``module`` are not trained."""
+    for _, parameter in module.named_parameters():
+        parameter.declared = dataclasses.replace(parameter.declared, trained=False)
+        parameter.needs_gradient = False

@@ -27,8 +27,8 @@ __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
     "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
-    "without_gradient",
+    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
+    "where", "without_gradient",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def _keeping_result(x: Tensor) -> Tensor:
 
 
 log = sin = cos = silu = gelu = _keeping_input
-exp = expm1 = sigmoid = _keeping_result
+exp = expm1 = sigmoid = tanh = _keeping_result
 
 
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:

@@ -74,6 +74,9 @@ class Tensor:
     def __neg__(self) -> Tensor:
         return elementwise(self)
 
+    def __gt__(self, other: Any) -> Tensor:
+        return Tensor(self.shape, "bool")
+
     __radd__ = __sub__ = __rsub__ = __add__
     __rmul__ = __mul__
 

@@ -49,7 +49,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 __all__ = [
     "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant",
+    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
 
 BACKWARD_HOOK = "register_full_backward_hook"
@@ -64,3 +64,8 @@ def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matr
 def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.ndarray]) -> None:
     """Give ``module`` a tensor that moves with it and is neither saved nor trained."""
     module.register_buffer(name, torch.tensor(make()), persistent=False)
+
+
+def untrained(module: Module) -> None:
+    """Declare that the parameters of ``module`` are not trained."""
+    module.requires_grad_(False)

@@ -26,6 +26,7 @@ from torch import (
     sigmoid,
     sin,
     stack,
+    tanh,
     view_as_complex,
     view_as_real,
     where,
@@ -44,8 +45,8 @@ __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
     "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x", "where",
-    "without_gradient",
+    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
+    "where", "without_gradient",
 ]  # fmt: skip
 
 

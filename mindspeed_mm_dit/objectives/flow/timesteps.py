@@ -10,6 +10,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.contract import check_steps
 from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import point_at
+from mindspeed_mm_dit.objectives.flow.published_times import PUBLISHED
 
 _LARGEST_GAIN = 1e6
 """Largest gain of a velocity in the drift; beyond it, float32 loses the state beside it."""
@@ -62,6 +63,8 @@ def sampling_times(
 
     shape: that of a latent, (C, ...); the first and the last time do not depend on it.
     """
+    if config.sample_schedule is not None:
+        return 1 - PUBLISHED[config.sample_schedule](steps, shape, config.shift_of(shape, sampling=True))
     first, last = config.sample_interval(last_step)
     shift = config.shift_of(shape, sampling=True)
     return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), shift)
@@ -78,6 +81,9 @@ def sde_times(
         ConfigError: there is no even step, there are too many, or the diffusion is infinite where the chain begins.
     """
     check_steps(config, steps, diffusion)
+    if config.sample_schedule is not None:
+        what = f"diffusion.sample_schedule = {config.sample_schedule!r}"
+        raise ConfigError(what, "is of chains without noise", "use --sampler euler, or drop it")
     even = steps - (diffusion.last_step is not None)
     if even < 1:
         raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")

@@ -30,7 +30,7 @@ from mindspeed_mm_dit.sampling.request import Asked
 SHARD_IMAGES = 250
 """Images per file, and so the most that a rank loses when it is killed."""
 DRAWING, PARTS, JOINED = "drawing.json", "images", "samples.npz"
-_MAY_BE_EMPTY = ("prompts_sha256", "adapters", "weaker_sha256")
+_MAY_BE_EMPTY = ("cfg_rescale", "prompts_sha256", "adapters", "weaker_sha256")
 """Keys of drawing.json that are left out if they are empty."""
 LabelRule = Literal["equal", "random"]
 
@@ -68,6 +68,8 @@ class Drawing:
     images_per_file: int = SHARD_IMAGES
     weaker_sha256: str = ""
     """Digest of the checkpoint that guidance leads away from; empty and not written for the null condition."""
+    cfg_rescale: str = ""
+    """What the norm of a guided prediction is set by; empty and not written if by nothing."""
     prompts_sha256: str = ""
     """Digest of the file of prompts; empty and not written if classes are asked for."""
 

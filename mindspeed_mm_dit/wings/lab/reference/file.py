@@ -100,8 +100,13 @@ def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
     return config
 
 
-def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str) -> Any:
-    """Return a network with the ``weights`` of ``flag``, ready to use; CheckpointError for weights that do not fit."""
+def loaded(
+    network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str, compiled: bool = True
+) -> Any:
+    """Return a network with the ``weights`` of ``flag``, ready to use; CheckpointError for weights that do not fit.
+
+    compiled: whether MindSpore may compile it; then its modules cannot be watched.
+    """
     check_names(
         parameters_of(config).shapes(),
         {name: array.shape for name, array in weights.items()},
@@ -111,7 +116,8 @@ def loaded(network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.
     )
     model = network(config)
     runtime.load_arrays(model, weights)
-    return runtime.compiled(runtime.to_runtime_device(model))
+    model = runtime.to_runtime_device(model)
+    return runtime.compiled(model) if compiled else model
 
 
 def watched(network: Any, run: Callable[[], object]) -> dict[str, Any]:

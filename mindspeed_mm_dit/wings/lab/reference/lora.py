@@ -25,6 +25,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder, TimestepEmbedder
+from mindspeed_mm_dit.models.layers import unpatchify
 from mindspeed_mm_dit.models.lora import with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.wings.lab.reference.file import (
@@ -77,7 +78,7 @@ class DiffusersDiT(nn.Module):
         for block, own in zip(self.dit.blocks, c):
             x = block(x, own)  # (B, N, D)
         grid = (self.dit.base, self.dit.base)
-        return self.dit.unpatchify(self.dit.final_layer(x, c[0]), grid)  # (B, out_channels, H, W)
+        return unpatchify(self.dit.final_layer(x, c[0]), grid, self.dit.config.patch_size)  # (B, out_channels, H, W)
 
 
 _TIME, _LABEL = "t_embedder.", "y_embedder."

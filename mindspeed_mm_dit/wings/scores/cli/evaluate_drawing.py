@@ -104,6 +104,7 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
     return Drawing(
         num=args.num, labels=args.labels, seed=settings.seed, sampler=settings.sampler, steps=settings.steps,
         options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
+        cfg_rescale=guidance.rescale or "",
         cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
         autoencoder_sha256=config.ae.digest(), adapters=_adapters(args.lora), model=model, bf16=settings.bf16,
         ai_framework=args.ai_framework, weaker_sha256=_digest_of_weaker(args.guidance_checkpoint),

@@ -1,0 +1,67 @@
+"""Section ``predictor`` of model.json with ``model_id`` "flux2"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mindspeed_mm_dit.configs.flux import GUIDANCE, MOST_EMBEDDED_GUIDANCE
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Flux2Config(JointConfig):
+    """FLUX.2 (Black Forest Labs 2025); the defaults are those of FLUX.2-dev."""
+
+    num_layers: int = 8
+    """Number of blocks with weights of their own for image and text."""
+    num_single_layers: int = 48
+    """Number of blocks after them in which image and text share one set of weights."""
+    num_attention_heads: int = 48
+    """Number of attention heads."""
+    joint_attention_dim: int = 15360
+    """Width of the text encoder's states."""
+    in_channels: int = 128
+    """Channels of the latents: the autoencoder's, in patches of 2 x 2. The network's own patches are 1 x 1."""
+    latent_size: tuple[int, int] = (64, 64)
+    """[height, width] of these latents; no weight depends on it."""
+    axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
+    """Channels of a head that turn with the image's time, a patch's row and column, and a place in the text; even."""
+    rope_theta: float = 2000.0
+    """Base of the frequencies of the positions."""
+    mlp_ratio: float = 3.0
+    """Width of an MLP's hidden layer, as a multiple of D."""
+    timestep_guidance_channels: int = 256
+    """Width of the sinusoids of time and guidance; even."""
+    guidance_embeds: bool = True
+    """Take the strength of guidance as an input, as networks that are distilled from guided ones do."""
+    guidance: float = GUIDANCE
+    """With ``guidance_embeds``: that strength, in training and sampling, 0 to 100."""
+    model_id: str = "flux2"
+    """Names this kind of network."""
+
+    network = "mindspeed_mm_dit.models.flux2:Flux2"
+    diffusers_class = "Flux2Transformer2DModel"
+    patch_size = 1
+    token_channels = 1
+    adaptable = (*JointConfig.adaptable, "guidance")  # type: ignore[assignment]
+    fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,), "eps": (1e-6,)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between("predictor.num_single_layers", self.num_single_layers, 1, MOST_LAYERS)
+        check_between("predictor.guidance", self.guidance, 0.0, MOST_EMBEDDED_GUIDANCE)
+        check_between("predictor.rope_theta", self.rope_theta, 1.0, 1e9)
+        check_between("predictor.mlp_ratio", self.mlp_ratio, 1 / self.hidden_size, 1000.0)
+        require_positive(self, "predictor", "timestep_guidance_channels")
+        if self.timestep_guidance_channels % 2:
+            what = f"predictor.timestep_guidance_channels = {self.timestep_guidance_channels}"
+            raise ConfigError(what, "must be even: half of it is cosines, half sines")
+        self.check_turned("axes_dims_rope", self.axes_dims_rope)
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of an MLP's hidden layer."""
+        return int(self.hidden_size * self.mlp_ratio)

@@ -1,0 +1,139 @@
+"""Settings and checks that transformers of joint attention share: text and image attend to each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from mindspeed_mm_dit.configs.condition import Conditions, PooledText, TextStates
+from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class JointConfig(PredictorConfig):
+    """Base of the families, with the keys of a published ``transformer/config.json``; each has its own defaults.
+
+    ``in_channels`` counts channels of latents, of which a token has four times as many.
+    """
+
+    num_layers: int = 19
+    """Number of blocks with weights of their own for image and text."""
+    num_attention_heads: int = 24
+    """Number of attention heads."""
+    attention_head_dim: int = 128
+    """Width of a head; times ``num_attention_heads`` it is the width D of a token."""
+    joint_attention_dim: int = 4096
+    """Width of the text encoder's states."""
+    in_channels: int = 16
+    """Channels of the latents."""
+    text_length: int = 512
+    """Tokens of a text with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
+    latent_size: tuple[int, int] = (128, 128)
+    """[height, width] of the latents in latent pixels; no weight depends on it."""
+
+    diffusers_class: ClassVar[str]
+    """Name of the network's class in diffusers."""
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Further keys of diffusers' config.json -> the values that are supported."""
+    token_channels: ClassVar[int] = 4
+    """Channels of a token in diffusers' config.json for each channel of the latents."""
+    data_time = 0
+    patch_size = 2
+    adaptable = ("text_length", "latent_size")
+    num_classes = 0  # only texts are conditions
+    class_dropout_prob = 0.0
+    z_dims = ()
+
+    def __post_init__(self) -> None:
+        counts = ("num_attention_heads", "attention_head_dim", "joint_attention_dim", "in_channels", "text_length")
+        require_positive(self, "predictor", *counts)
+        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
+        self._check_latents(self.latent_size, f"predictor.latent_size = {list(self.latent_size)}")
+
+    def _check_latents(self, size: tuple[int, ...], what: str) -> None:
+        if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
+            raise ConfigError(what, f"must be two positive multiples of {self.patch_size}: height and width")
+
+    def check_turned(self, key: str, widths: tuple[int, ...]) -> None:
+        """Raise ConfigError unless ``widths``, the channels of a head that turn with each axis, fill it in pairs."""
+        if min(widths) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
+            raise ConfigError(
+                f"predictor.{key} = {list(widths)}",
+                f"must be even numbers whose sum is the width of a head, {self.head_dim}",
+            )
+
+    def resized(self, shape: Shape) -> JointConfig:
+        if len(shape) != 3 or shape[0] != self.in_channels:
+            return super().resized(shape)  # type: ignore[return-value]
+        self._check_latents(shape[1:], f"latents of shape {shape}")
+        return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[arg-type]
+
+    def narrowed(self) -> JointConfig:
+        """Return the same network with at most 4 heads of the same width, and at most 4 blocks of each kind."""
+        layers = {name: min(getattr(self, name), 4) for name in self._counts_of_blocks()}
+        return dataclasses.replace(self, num_attention_heads=min(self.num_attention_heads, 4), **layers)  # type: ignore[arg-type]
+
+    @classmethod
+    def _counts_of_blocks(cls) -> list[str]:
+        names = [field.name for field in dataclasses.fields(cls)]
+        return [name for name in names if name.startswith("num_") and name.endswith("_layers")]
+
+    @property
+    def num_heads(self) -> int:  # type: ignore[override]
+        """Number of attention heads."""
+        return self.num_attention_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.attention_head_dim
+
+    @property
+    def hidden_size(self) -> int:
+        """Width D of a token."""
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def out_channels(self) -> int:
+        return self.in_channels
+
+    @property
+    def latent_shape(self) -> Shape:
+        return (self.in_channels, *self.latent_size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of an image."""
+        return math.prod(side // self.patch_size for side in self.latent_size)
+
+    @property
+    def texts(self) -> TextStates:
+        """The states of the text, from the first text encoder."""
+        return TextStates(self.text_length, self.joint_attention_dim, setting="joint_attention_dim")
+
+    def with_pooled(self, width: int) -> Conditions:
+        """Return these states and the pooled vector of the second text encoder, dropped together."""
+        setting = "pooled_projection_dim"
+        return Conditions(self.texts, PooledText(width, 1, setting=setting, shared_coin=self.texts.coin))
+
+    @property
+    def conditions(self) -> Conditions:
+        return Conditions(self.texts)
+
+    @classmethod
+    def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Return section ``predictor`` for the config.json of a diffusers folder.
+
+        There ``in_channels`` counts channels of a token. Keys that only one value is supported of are left out if they
+        have it; all other unknown keys stay, for the reader of the section to refuse.
+        """
+        found = {key: value for key, value in section.items() if not key.startswith("_")}
+        for key, values in cls.fixed.items():
+            if key in found and found[key] in values:
+                del found[key]
+        return {**found, "in_channels": found["in_channels"] // cls.token_channels}

@@ -1,0 +1,75 @@
+"""Section ``predictor`` of model.json with ``model_id`` "sd3"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.limits import require_positive
+from mindspeed_mm_dit.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SD3Config(JointConfig):
+    """Stable Diffusion 3 and 3.5 (Esser et al. 2024); the defaults are those of SD3-medium."""
+
+    num_layers: int = 24
+    """Number of blocks; in the last, the text is only attended to."""
+    num_attention_heads: int = 24
+    """Number of attention heads."""
+    attention_head_dim: int = 64
+    """Width of a head; times ``num_attention_heads`` it is the width D of a token, a multiple of 4."""
+    text_length: int = 333
+    """Tokens of a text with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
+    pooled_projection_dim: int = 2048
+    """Width of the pooled vector of the text, from the second text encoder."""
+    qk_norm: Literal["rms_norm"] | None = None
+    """Normalise queries and keys per head, as SD3.5 does; null: not at all."""
+    dual_attention_layers: tuple[int, ...] = ()
+    """Blocks, counted from 0, in which the image also attends to itself alone (SD3.5-medium)."""
+    pos_embed_max_size: int = 192
+    """Side of the table of positions, in patches; latents of other shapes get its middle, and can be no larger."""
+    sample_size: int = 128
+    """Side of the latents whose positions are one apart, in latent pixels; of a larger table they are closer."""
+    model_id: str = "sd3"
+    """Names this kind of network."""
+
+    network = "mindspeed_mm_dit.models.sd3:SD3"
+    diffusers_class = "SD3Transformer2DModel"
+    fixed: ClassVar = {"patch_size": (2,)}
+    token_channels = 1
+
+    def __post_init__(self) -> None:
+        require_positive(self, "predictor", "pooled_projection_dim", "pos_embed_max_size", "sample_size")
+        super().__post_init__()
+        if self.hidden_size % 4:
+            what = f"predictor.attention_head_dim = {self.attention_head_dim}"
+            raise ConfigError(what, f"times {self.num_attention_heads} heads must be a multiple of 4, for positions")
+        for number in self.dual_attention_layers:
+            if not 0 <= number < self.num_layers:
+                what = f"predictor.dual_attention_layers = {list(self.dual_attention_layers)}"
+                raise ConfigError(what, f"names block {number}, and there are {self.num_layers}, counted from 0")
+
+    def _check_latents(self, size: tuple[int, ...], what: str) -> None:
+        super()._check_latents(size, what)
+        if max(size) > self.patch_size * self.pos_embed_max_size:
+            raise ConfigError(
+                what, f"are more than predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side"
+            )
+
+    @property
+    def conditions(self) -> Conditions:
+        """The states of the text, and its pooled vector."""
+        return self.with_pooled(self.pooled_projection_dim)
+
+    @classmethod
+    def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().of_diffusers(section)
+        width = found.get("num_attention_heads", 0) * found.get("attention_head_dim", 0)
+        repeated = {"out_channels": found["in_channels"], "caption_projection_dim": width}
+        side = min(found.get("sample_size", cls.sample_size), cls.patch_size * found.get("pos_embed_max_size", 96))
+        found["latent_size"] = [side, side]
+        return {key: value for key, value in found.items() if repeated.get(key, object()) != value}

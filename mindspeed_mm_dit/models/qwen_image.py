@@ -1,0 +1,123 @@
+"""Qwen-Image (Qwen Team 2025), which loads the weights of diffusers' QwenImageTransformer2DModel by name.
+
+Letters: B batch, C channels, H W height and width of latents, h w the same in patches of 2 x 2, N = h w tokens of the
+image, L of the text, D width of a token, d of a head, c the condition (B, D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.parameters import ZEROS
+from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.joint import (
+    EPS,
+    Conditions,
+    JointAttention,
+    ScaledNorm,
+    answered,
+    pack,
+    plain_norm,
+    seen,
+    unpack,
+)
+from mindspeed_mm_dit.models.layers import FeedForward, modulate
+from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
+
+Tensor = Any  # a tensor of the active framework
+
+
+def places(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the place of each token of a text, then of images of ``grids`` (h, w) in patches, (L + N, 3).
+
+    An image is at (its number, row, column), counted from its middle; the text continues behind the largest one, on all
+    three axes.
+    """
+    found = [grid_places(h, w) + np.array([number, h // 2 - h, w // 2 - w]) for number, (h, w) in enumerate(grids)]
+    first = max(side // 2 for grid in grids for side in grid)
+    text = np.repeat(first + np.arange(L)[:, None], 3, 1)
+    return np.concatenate([text, *found])
+
+
+@ops.from_host(lambda i, j, k, L, h, w: (2, L + h * w, (i + j + k) // 2))
+def rotary_positions(i: int, j: int, k: int, L: int, h: int, w: int) -> np.ndarray:
+    """Return rotary cosines, then sines, of a text and one image, (2, L + N, d / 2); i, j, k: channels of each axis."""
+    return rotary_of_places(places(L, [(h, w)]), (i, j, k))
+
+
+@ops.from_host(lambda B, N: (B, N))
+def everywhere(B: int, N: int) -> np.ndarray:
+    """Return true for N tokens of B samples."""
+    return np.ones((B, N), bool)
+
+
+class QwenImageBlock(nn.Module):
+    """Attention of image and text to both, then an MLP for each; the condition sets shift, scale and gate of all."""
+
+    def __init__(self, width: int, num_heads: int, is_last: bool) -> None:
+        super().__init__()
+        self.img_mod = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width, init=ZEROS, matrices=6))
+        self.img_norm1, self.img_norm2 = plain_norm(width), plain_norm(width)
+        self.attn = JointAttention(width, num_heads)
+        self.img_mlp = FeedForward(width, 4 * width, width)
+        self.txt_mod = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width, init=ZEROS, matrices=6))
+        self.txt_norm1, self.txt_norm2 = plain_norm(width), plain_norm(width)
+        self.txt_mlp = FeedForward(width, 4 * width, width)
+        if is_last:
+            self.attn.end_text()
+            nn.untrained(self.attn.to_add_out)
+            nn.untrained(self.txt_mlp)
+
+    def forward(
+        self, text: Tensor, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return text (B, L, D) and image (B, N, D)."""
+        image, words = ops.chunk(self.img_mod(c), 6, 1), ops.chunk(self.txt_mod(c), 6, 1)  # 6 x (B, D): shift, scale...
+        normed = modulate(self.img_norm1(x), image[0], image[1])  # (B, N, D)
+        of_text = modulate(self.txt_norm1(text), words[0], words[1])  # (B, L, D)
+        attended, of_text = self.attn(normed, of_text, cos, sin, mask)  # (B, N, D), (B, L, D)
+        x = answered(x, attended, image, self.img_norm2, self.img_mlp)  # (B, N, D)
+        return answered(text, of_text, words, self.txt_norm2, self.txt_mlp), x
+
+
+class QwenImage(nn.Module):
+    """The predictor: maps noised latents, time and text to the velocity towards noise."""
+
+    def __init__(self, config: QwenImageConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, heads, last = config.hidden_size, config.num_attention_heads, config.num_layers - 1
+        self.time_text_embed = Conditions(D)
+        self.txt_norm = nn.RMSNorm(config.joint_attention_dim, eps=EPS)
+        self.img_in = nn.Linear(4 * config.in_channels, D)
+        self.txt_in = nn.Linear(config.joint_attention_dim, D)
+        self.transformer_blocks = nn.Blocks([QwenImageBlock(D, heads, i == last) for i in range(last + 1)])
+        self.norm_out = ScaledNorm(D)
+        self.proj_out = nn.Linear(D, 4 * config.in_channels, init=ZEROS, matrices=0)
+
+    def forward(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Predict.
+
+        x: (B, C, H, W) noised latents of even sides; t: (B,) times from 0 (data) to 1 (noise); text: (B, L,
+        joint_attention_dim); mask: (B, L) bool, false for states to leave out, instead of those that are all zeros.
+        Returns (B, C, H, W) in the dtype of the weights.
+        """
+        L, h, w = text.shape[1], x.shape[2] // 2, x.shape[3] // 2
+        i, j, k = self.config.axes_dims_rope
+        tables = rotary_positions(i, j, k, L, h, w)  # (2, L + N, d / 2)
+        mask = seen(text) if mask is None else mask
+        return unpack(self.tokens(pack(x), t, text, mask, tables[0], tables[1]), h, w)  # (B, C, H, W)
+
+    def tokens(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Do the same for tokens (B, N, 4 C) at any positions."""
+        mask = ops.cat([mask, everywhere(x.shape[0], x.shape[1])], 1)[:, None, None]  # (B, 1, 1, L + N)
+        c = self.time_text_embed(t)  # (B, D)
+        x = self.img_in(ops.cast_like(x, self.img_in.weight))  # (B, N, D)
+        text = self.txt_in(self.txt_norm(ops.cast_like(text, self.txt_in.weight)))  # (B, L, D)
+        for block in self.transformer_blocks:
+            text, x = block(text, x, c, cos, sin, mask)  # (B, L, D), (B, N, D)
+        return self.proj_out(self.norm_out(x, c))  # (B, N, 4 C)

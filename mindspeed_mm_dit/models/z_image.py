@@ -1,0 +1,210 @@
+"""Z-Image (Z-Image Team 2025), which loads the weights of diffusers' ZImageTransformer2DModel by name.
+
+Blocks of the image alone and of the text alone, then blocks of both as one sequence with one set of weights. Each of
+both is filled up to a multiple of 32 tokens with a learned token. Letters: B batch, C channels, H W height and width of
+latents, h w the same in patches of 2 x 2, N tokens of the image, L of the text, both filled up, D width of a token, d
+of a head, c the condition (B, T).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
+from mindspeed_mm_dit.configs.z_image import ZImageConfig
+from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.joint import TIMES, Attention, plain_norm, seen
+from mindspeed_mm_dit.models.layers import timestep_code, unpatchify
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, grid_places, rotary_of_places, timestep_frequencies
+
+Tensor = Any  # a tensor of the active framework
+UNIT, NORM_EPS, TIME_HIDDEN = 32, 1e-5, 1024
+"""Tokens that texts and images are multiples of; of all RMSNorms; width between the layers that embed a time."""
+
+
+def filled_up(count: int) -> int:
+    """Return ``count`` tokens, rounded up to whole units."""
+    return -(-count // UNIT) * UNIT
+
+
+@ops.from_host(lambda i, j, k, theta, L, h, w: (2, filled_up(h * w) + L, (i + j + k) // 2))
+def rotary_positions(i: int, j: int, k: int, theta: float, L: int, h: int, w: int) -> np.ndarray:
+    """Return rotary cosines, then sines, of an image and a text, (2, N + L, d / 2), without the image's first axis.
+
+    The text is at (1, 0, 0), (2, 0, 0), ... i, j, k: channels of the axes.
+    """
+    spare, text = np.zeros((filled_up(h * w) - h * w, 3)), np.zeros((L, 3))
+    text[:, 0] = 1 + np.arange(L)
+    return rotary_of_places(np.concatenate([grid_places(h, w), spare, text]), (i, j, k), theta)
+
+
+@ops.from_host(lambda i, theta, units: (units, 2, 1, i // 2))
+def behind_text(i: int, theta: float, units: int) -> np.ndarray:
+    """Return cosines and sines of an image's first axis behind texts of 1, 2, ... units, (units, 2, 1, i / 2)."""
+    ends = 1 + UNIT * np.arange(1, units + 1)[:, None]
+    return rotary_of_places(ends, (i,), theta).transpose(1, 0, 2)[:, :, None]
+
+
+@ops.from_host(lambda count, of: (1, of, 1))
+def first_of(count: int, of: int) -> np.ndarray:
+    """Return which of ``of`` tokens are among the first ``count``, (1, of, 1) bool."""
+    return (np.arange(of) < count)[None, :, None]
+
+
+class FeedForward(nn.Module):
+    """An MLP in which one layer gates another (Shazeer 2020)."""
+
+    def __init__(self, width: int, hidden_size: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(width, hidden_size, bias=False)
+        self.w2 = nn.Linear(hidden_size, width, bias=False)
+        self.w3 = nn.Linear(width, hidden_size, bias=False)
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.act(self.w1(x)) * self.w3(x))  # (B, N, D)
+
+
+class ZImageBlock(nn.Module):
+    """Attention and an MLP, each between two norms; a condition, if there is one, scales what goes in and comes out."""
+
+    def __init__(self, config: ZImageConfig, conditioned: bool = True) -> None:
+        super().__init__()
+        D, self.conditioned = config.hidden_size, conditioned
+        self.attention = Attention(D, config.num_attention_heads, bias=False, eps=NORM_EPS)
+        self.feed_forward = FeedForward(D, config.mlp_width)
+        self.attention_norm1, self.attention_norm2 = nn.RMSNorm(D, eps=NORM_EPS), nn.RMSNorm(D, eps=NORM_EPS)
+        self.ffn_norm1, self.ffn_norm2 = nn.RMSNorm(D, eps=NORM_EPS), nn.RMSNorm(D, eps=NORM_EPS)
+        if conditioned:
+            layer = nn.Linear(config.time_width, 4 * D, init=ZEROS, matrices=4)
+            self.adaLN_modulation = nn.Sequential(layer)
+
+    def forward(self, x: Tensor, c: Tensor | None, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return tokens (B, N, D); cos, sin: (N, d / 2) or (B, 1, N, d / 2); mask: (B, 1, 1, N), if used."""
+        if not self.conditioned:
+            x = x + self.attention_norm2(self.attention(self.attention_norm1(x), cos, sin, mask))  # (B, N, D)
+            return x + self.ffn_norm2(self.feed_forward(self.ffn_norm1(x)))  # (B, N, D)
+        scale, gate, mlp_scale, mlp_gate = ops.chunk(self.adaLN_modulation(c)[:, None], 4, 2)  # 4 x (B, 1, D)
+        attended = self.attention(self.attention_norm1(x) * (1 + scale), cos, sin, mask)  # (B, N, D)
+        x = ops.addcmul(x, ops.tanh(gate), self.attention_norm2(attended))  # (B, N, D)
+        mixed = self.feed_forward(self.ffn_norm1(x) * (1 + mlp_scale))  # (B, N, D)
+        return ops.addcmul(x, ops.tanh(mlp_gate), self.ffn_norm2(mixed))  # (B, N, D)
+
+
+class FinalLayer(nn.Module):
+    """A scaled norm and a linear layer from tokens to patches."""
+
+    def __init__(self, config: ZImageConfig) -> None:
+        super().__init__()
+        D = config.hidden_size
+        self.norm_final = plain_norm(D)
+        self.linear = nn.Linear(D, 4 * config.in_channels, init=ZEROS, matrices=0)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(config.time_width, D, init=ZEROS))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        return self.linear(self.norm_final(x) * (1 + self.adaLN_modulation(c)[:, None]))  # (B, N, 4 C)
+
+
+class TimeEmbedder(nn.Module):
+    """Embed times: sinusoids, then a two-layer MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers = (nn.Linear(FREQUENCY_WIDTH, TIME_HIDDEN, init=Normal(0.02)), nn.SiLU(),
+                  nn.Linear(TIME_HIDDEN, width, init=Normal(0.02)))  # fmt: skip
+        self.mlp = nn.Sequential(*layers)
+        nn.set_constant(self, "frequencies", (FREQUENCY_WIDTH // 2,), lambda: timestep_frequencies(FREQUENCY_WIDTH))
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.mlp(ops.cast_like(timestep_code(TIMES * t, self.frequencies), self.mlp[0].weight))  # (B, T)
+
+
+class OfPatches(nn.Module):
+    """A layer under the name that diffusers has for patches of 2 x 2 and one frame."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        setattr(self, "2-1", layer)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return getattr(self, "2-1")(*given)
+
+
+class ZImage(nn.Module):
+    """The predictor: maps noised latents, time and text to the velocity towards data."""
+
+    def __init__(self, config: ZImageConfig) -> None:
+        super().__init__()
+        self.config = config
+        D, refiners = config.hidden_size, range(config.num_refiner_layers)
+        self.x_pad_token = nn.parameter((1, D), Normal(0.02))
+        self.cap_pad_token = nn.parameter((1, D), Normal(0.02))
+        self.all_x_embedder = OfPatches(nn.Linear(4 * config.in_channels, D))
+        self.all_final_layer = OfPatches(FinalLayer(config))
+        self.noise_refiner = nn.Blocks([ZImageBlock(config) for _ in refiners])
+        self.context_refiner = nn.Blocks([ZImageBlock(config, conditioned=False) for _ in refiners])
+        self.t_embedder = TimeEmbedder(config.time_width)
+        norm = nn.RMSNorm(config.joint_attention_dim, eps=NORM_EPS)
+        self.cap_embedder = nn.Sequential(norm, nn.Linear(config.joint_attention_dim, D))
+        self.layers = nn.Blocks([ZImageBlock(config) for _ in range(config.num_layers)])
+
+    def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
+        """Predict.
+
+        x: (B, C, H, W) noised latents of even sides; t: (B,) times from 0 (noise) to 1 (data); text: (B, any length,
+        joint_attention_dim), of which states at the end that are all zeros are padding. Returns (B, C, H, W) in the
+        dtype of the weights.
+        """
+        h, w = x.shape[2] // 2, x.shape[3] // 2
+        spare = filled_up(text.shape[1]) - text.shape[1]
+        text = ops.cast_like(
+            ops.pad(text, (0, 0, 0, spare)), self.cap_embedder[1].weight
+        )  # (B, L, joint_attention_dim)
+        is_word = seen(text)  # (B, L)
+        kept = self.kept(is_word)  # (B, L / 32)
+        (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
+        c = self.t_embedder(t)  # (B, T)
+        x = ops.where(first_of(h * w, N), self.all_x_embedder(self.patches(x, N)), self.x_pad_token)  # (B, N, D)
+        for block in self.noise_refiner:
+            x = block(x, c, cos[:, :, :N], sin[:, :, :N])  # (B, N, D)
+        B, units = kept.shape
+        mask = ops.reshape(ops.broadcast_to(kept[:, :, None], (B, units, UNIT)), (B, 1, 1, UNIT * units))
+        text = ops.where(is_word[:, :, None], self.cap_embedder(text), self.cap_pad_token)  # (B, L, D)
+        for block in self.context_refiner:
+            text = block(text, None, cos[:, :, N:], sin[:, :, N:], mask)  # (B, L, D)
+        x = ops.cat([x, text], 1)  # (B, N + L, D)
+        of_image = ops.broadcast_to(ops.reshape(first_of(N, N), (1, 1, 1, N)), (B, 1, 1, N))  # true
+        mask = ops.cat([of_image, mask], 3)  # (B, 1, 1, N + L)
+        for block in self.layers:
+            x = block(x, c, cos, sin, mask)  # (B, N + L, D)
+        return unpatchify(self.all_final_layer(x, c)[:, : h * w], (h, w), 2)  # (B, C, H, W)
+
+    @staticmethod
+    def patches(x: Tensor, N: int) -> Tensor:
+        """Cut latents (B, C, H, W) into patches of 2 x 2, the channel fastest, and add zeros up to (B, N, 4 C)."""
+        B, C, H, W = x.shape
+        x = ops.reshape(x, (B, C, H // 2, 2, W // 2, 2))  # (B, C, h, 2, w, 2)
+        x = ops.reshape(ops.permute(x, (0, 2, 4, 3, 5, 1)), (B, -1, 4 * C))  # (B, h w, 4 C)
+        return ops.pad(x, (0, 0, 0, N - x.shape[1]))
+
+    @staticmethod
+    def kept(is_word: Tensor) -> Tensor:
+        """Return which units of a text have words, the first in any case, (B, L / 32) bool."""
+        begun = is_word[:, ::UNIT]  # (B, L / 32)
+        first = ops.broadcast_to(first_of(1, begun.shape[1])[:, :, 0], begun.shape)  # (B, L / 32)
+        return ops.where(first, first, begun)
+
+    def positions(self, kept: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (B, 1, N + L, d / 2), of an image behind the ``kept`` units of a text, and it."""
+        (B, units), (i, j, k), theta = kept.shape, self.config.axes_dims_rope, self.config.rope_theta
+        tables = rotary_positions(i, j, k, theta, UNIT * units, h, w)  # (2, N + L, d / 2)
+        tables = ops.broadcast_to(tables[None], (B, *tables.shape))  # (B, 2, N + L, d / 2)
+        ends = behind_text(i, theta, units)  # (units, 2, 1, i / 2)
+        end = ops.broadcast_to(ends[0][None], (B, 2, 1, i // 2))
+        for number in range(1, units):
+            end = ops.where(kept[:, number][:, None, None, None], ends[number][None], end)  # (B, 2, 1, i / 2)
+        image = ops.cat([ops.broadcast_to(end, (B, 2, h * w, i // 2)), tables[:, :, : h * w, i // 2 :]], 3)
+        tables = ops.cat([image, tables[:, :, h * w :]], 2)  # (B, 2, N + L, d / 2)
+        return tables[:, :1], tables[:, 1:]

@@ -1,0 +1,202 @@
+"""Image transformers of joint attention against diffusers' own, their published sizes, and what they refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
+from mindspeed_mm_dit.configs.presets import JOINT
+from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.sd3 import SD3Config
+from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.z_image import ZImageConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.on_paper import parameters_of
+from tests.conftest import FRAMEWORK
+
+on_pytorch = pytest.mark.skipif(
+    FRAMEWORK != "pytorch", reason="compares with diffusers, or the same on every framework"
+)
+HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
+TURNED = {"axes_dims_rope": (4, 6, 6)}
+THEIRS = {
+    "flux": HEADS | TURNED | {"in_channels": 12, "num_single_layers": 2, "pooled_projection_dim": 24},
+    "flux guided": HEADS | TURNED | {"in_channels": 20, "num_single_layers": 1, "pooled_projection_dim": 24,
+                                     "guidance_embeds": True},
+    "sd3": HEADS | {"in_channels": 5, "out_channels": 5, "pooled_projection_dim": 24, "caption_projection_dim": 48,
+                    "sample_size": 12, "pos_embed_max_size": 10},
+    "sd3 dual": HEADS | {"in_channels": 4, "out_channels": 4, "pooled_projection_dim": 24, "caption_projection_dim": 48,
+                         "sample_size": 16, "pos_embed_max_size": 8, "qk_norm": "rms_norm",
+                         "dual_attention_layers": (0, 1)},
+    "qwen_image": HEADS | TURNED | {"in_channels": 12, "out_channels": 3},
+}  # fmt: skip
+"""Settings of diffusers' networks."""
+OURS = {
+    "flux": FluxConfig(**HEADS, **TURNED, num_single_layers=2, pooled_projection_dim=24, guidance_embeds=True),
+    "sd3": SD3Config(**HEADS, pooled_projection_dim=24, qk_norm="rms_norm", dual_attention_layers=(1,)),
+    "qwen_image": QwenImageConfig(**HEADS, **TURNED),
+    "z_image": ZImageConfig(**HEADS, **TURNED, num_refiner_layers=1),
+    "flux2": Flux2Config(**HEADS, axes_dims_rope=(4, 4, 4, 4), num_single_layers=2, in_channels=12),
+}
+
+
+def config_of(name):
+    kind = PREDICTOR_CONFIGS[name.split()[0]]
+    return from_mapping(kind, kind.of_diffusers(THEIRS[name] | {"_class_name": kind.diffusers_class}), "config.json")
+
+
+def filled(framework, config, seed=0):
+    """A network whose weights are all drawn."""
+    from mindspeed_mm_dit.models.registry import network_of
+
+    network, draw = network_of(config), np.random.default_rng(seed)
+    shapes = parameters_of(config).shapes()
+    values = {name: 0.1 * draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    framework.runtime.load_arrays(network, values)
+    return framework.runtime.to_runtime_device(network)
+
+
+def inputs_of(config, side=(8, 12), batch=2, length=9):
+    draw = np.random.default_rng(1)
+    given = [array[:, :length] if array.ndim == 3 else array for array in config.conditions.examples(batch).values()]
+    x = draw.standard_normal((batch, config.in_channels, *side), np.float32)
+    return [x, draw.random(batch, np.float32), *given]
+
+
+def answered(framework, network, inputs):
+    with framework.ops.no_grad():
+        return framework.ops.numpy(network(*map(framework.ops.tensor, inputs)))
+
+
+@on_pytorch
+@pytest.mark.parametrize("name", THEIRS)
+def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
+    import diffusers
+    import torch
+
+    from mindspeed_mm_dit.models.joint import pack, unpack
+
+    config = config_of(name)
+    network, theirs = filled(framework, config), getattr(diffusers, config.diffusers_class)(**THEIRS[name]).eval()
+    theirs.load_state_dict(network.state_dict())
+    inputs = inputs_of(config)
+    x, t, text, *pooled = map(torch.from_numpy, inputs)
+    with torch.no_grad():
+        if isinstance(config, SD3Config):
+            wanted = theirs(x, text, pooled[0], 1000 * t).sample
+        elif isinstance(config, QwenImageConfig):
+            wanted = theirs(pack(x), text, torch.ones(2, 9, dtype=torch.bool), t, [[(1, 4, 6)]] * 2, [9, 9]).sample
+        else:
+            ids = torch.tensor([(0, row, column) for row in range(4) for column in range(6)])
+            guidance = torch.full((2,), config.guidance) if config.guidance_embeds else None
+            wanted = theirs(pack(x), text, pooled[0], t, ids, torch.zeros(9, 3), guidance).sample
+    wanted = wanted if isinstance(config, SD3Config) else unpack(wanted, 4, 6)
+    found = answered(framework, network, inputs)
+    assert np.linalg.norm(found - wanted.numpy()) < 1e-5 * np.linalg.norm(wanted.numpy())
+
+
+@on_pytorch
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        ("FLUX.1-dev", 11_901_408_320), ("FLUX.1-schnell", 11_891_178_560), ("FLUX.2-dev", 32_223_281_152),
+        ("SD3-medium", 2_028_328_000), ("SD3.5-medium", 2_243_171_520), ("SD3.5-large", 8_056_627_520),
+        ("Qwen-Image", 20_430_401_088), ("Z-Image", 6_154_908_736),
+    ],
+)  # fmt: skip
+def test_presets_have_the_published_numbers_of_parameters(preset, count):
+    """Those of diffusers' classes, which count a table of positions as no parameter."""
+    section = JOINT[preset]
+    parameters = parameters_of(from_mapping(PREDICTOR_CONFIGS[section["model_id"]], section, "predictor"))
+    assert sum(np.prod(p.shape) for name, p in parameters.items() if name != "pos_embed.pos_embed") == count
+
+
+@pytest.mark.parametrize("name", ["qwen_image", "z_image"])
+def test_states_that_are_zero_at_the_end_of_a_text_are_padding(framework, name):
+    network = filled(framework, OURS[name])
+    x, t, text = inputs_of(OURS[name])
+    longer = np.pad(text, ((0, 0), (0, 40), (0, 0)))
+    found = answered(framework, network, [x, t, longer])
+    np.testing.assert_allclose(found, answered(framework, network, [x, t, text]), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["flux", "flux2"])
+def test_the_strength_of_guidance_is_an_input_with_a_default(framework, name):
+    config = OURS[name]
+    network, inputs = filled(framework, config), inputs_of(config)
+    default = answered(framework, network, inputs)
+    same, other = (np.full(2, strength, np.float32) for strength in (config.guidance, 1.5))
+    np.testing.assert_allclose(answered(framework, network, [*inputs, same]), default, atol=1e-5)
+    stronger = filled(framework, dataclasses.replace(config, guidance=1.5))
+    found = answered(framework, stronger, inputs)
+    np.testing.assert_allclose(found, answered(framework, network, [*inputs, other]), atol=1e-5)
+    assert not np.allclose(found, default, atol=1e-3)
+
+
+@pytest.mark.skipif(FRAMEWORK != "mindspore", reason="PyTorch compiles nothing here")
+@pytest.mark.parametrize("config", OURS.values(), ids=OURS)
+def test_a_compiled_network_gives_the_same_answer(framework, config):
+    network, inputs = filled(framework, config), inputs_of(config)
+    wanted = answered(framework, network, inputs)
+    found = answered(framework, framework.runtime.compiled(network), inputs)
+    assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
+
+
+@on_pytorch
+@pytest.mark.parametrize("config", OURS.values(), ids=OURS)
+def test_a_smaller_network_of_the_same_kind_has_at_most_four_blocks_of_each(config):
+    large = dataclasses.replace(config, num_layers=9, num_attention_heads=9)
+    small = large.narrowed()
+    assert isinstance(small, JointConfig) and (small.num_layers, small.num_heads) == (4, 4)
+
+
+@on_pytorch
+@pytest.mark.parametrize(
+    ("model_id", "changed", "words"),
+    [
+        ("flux", {"axes_dims_rope": [16, 56, 54]}, "must be even numbers whose sum is the width of a head, 128"),
+        ("flux", {"latent_size": [7, 8]}, "must be two positive multiples of 2"),
+        ("flux", {"guidance": -1}, "predictor.guidance = -1"),
+        ("sd3", {"dual_attention_layers": [24]}, "names block 24, and there are 24, counted from 0"),
+        ("sd3", {"latent_size": [400, 8]}, "are more than predictor.pos_embed_max_size = 192 patches on a side"),
+        ("sd3", {"num_attention_heads": 1, "attention_head_dim": 6}, "must be a multiple of 4"),
+        ("flux2", {"timestep_guidance_channels": 7}, "must be even"),
+        ("qwen_image", {"in_channels": 0}, "predictor.in_channels = 0"),
+    ],
+)
+def test_settings_that_no_network_has_are_refused(model_id, changed, words):
+    with pytest.raises(ConfigError, match=words):
+        from_mapping(PREDICTOR_CONFIGS[model_id], changed, "model.json: predictor")
+
+
+@on_pytorch
+@pytest.mark.parametrize(("model_id", "data_time"), [("flux", 0), ("z_image", 1)])
+def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, data_time):
+    predictor = {"model_id": model_id, "in_channels": 3}
+    texts = [{"from_pretrained": "x"}] * len(OURS[model_id].conditions)
+    for diffusion in (
+        {"model_id": "flow_matching", "data_time": 1 - data_time},
+        {"model_id": "wan_flow_match_scheduler"},
+        {"model_id": "flow_matching", "data_time": data_time},
+    ):
+        content = {"ae": {"model_id": "pixel"}, "diffusion": diffusion, "predictor": predictor, "text_encoder": texts}
+        if diffusion.get("data_time") == data_time:
+            assert model_config_from_mapping(content, "model.json").predictor.model_id == model_id
+        else:
+            with pytest.raises(ConfigError, match=f"learns a velocity with data at time {data_time}"):
+                model_config_from_mapping(content, "model.json")
+
+
+@on_pytorch
+def test_a_table_of_times_that_does_not_exist_or_fit_is_refused():
+    with pytest.raises(ConfigError, match="Did you mean 'flux'"):
+        FlowMatchingConfig(sample_schedule="flux3")
+    with pytest.raises(ConfigError, match="is of the path 'linear'"):
+        FlowMatchingConfig(path="gvp", sample_schedule="flux")
