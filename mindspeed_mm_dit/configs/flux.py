@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 
 GUIDANCE, MOST_EMBEDDED_GUIDANCE = 3.5, 100.0
 """The strength of guidance that diffusers trains and samples distilled networks with, and the largest."""
@@ -46,3 +49,21 @@ class FluxConfig(JointConfig):
     def conditions(self) -> Conditions:
         """The states of the text, and its pooled vector."""
         return self.with_pooled(self.pooled_projection_dim)
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> FluxConfig | None:
+        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        if "single_transformer_blocks.0.proj_mlp.weight" not in shapes:
+            return None
+        D, channels = shape_of(shapes, "x_embedder.weight", 2)
+        (head_dim,) = shape_of(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
+        still = max(2, head_dim // 16 * 2)
+        rows = (head_dim - still) // 4 * 2
+        return cls(
+            num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
+            num_single_layers=count_of(shapes, "single_transformer_blocks"), attention_head_dim=head_dim,
+            joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels // 4,
+            pooled_projection_dim=shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight", 2)[1],
+            axes_dims_rope=(still, rows, head_dim - still - rows),
+            guidance_embeds="time_text_embed.guidance_embedder.linear_1.weight" in shapes,
+        )  # fmt: skip

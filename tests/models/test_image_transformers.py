@@ -118,6 +118,14 @@ def test_presets_have_the_published_numbers_of_parameters(preset, count):
     assert sum(np.prod(p.shape) for name, p in parameters.items() if name != "pos_embed.pos_embed") == count
 
 
+@on_pytorch
+@pytest.mark.parametrize("preset", ["FLUX.1-dev", "FLUX.1-schnell"])
+def test_the_shapes_of_a_file_tell_the_network(preset):
+    config = from_mapping(FluxConfig, JOINT[preset], "predictor")
+    assert FluxConfig.of_shapes(parameters_of(config).shapes()) == config
+    assert FluxConfig.of_shapes({"x_embedder.weight": (4, 4)}) is None
+
+
 @pytest.mark.parametrize("name", ["qwen_image", "z_image"])
 def test_states_that_are_zero_at_the_end_of_a_text_are_padding(framework, name):
     network = filled(framework, OURS[name])

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
+from mindspeed_mm_dit.configs.flux import FluxConfig
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
@@ -90,11 +91,12 @@ def read(path: Path) -> State:
     arrays = read_arrays(folder)
     if config.get("_class_name") == _VAE:
         return State({"model": with_new_names(arrays)}, config=config)
-    if config.get("_class_name") == _WAN:  # (its names are ours)
+    if config.get("_class_name") in (_WAN, FluxConfig.diffusers_class):  # (their names are ours)
         return State({"model": arrays})
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {config.get('_class_name')}", f"is none of {_DIT}, {_WAN} and {_VAE}"
+            f"{folder}/config.json: _class_name = {config.get('_class_name')}",
+            f"is none of {_DIT}, {_WAN}, {FluxConfig.diffusers_class} and {_VAE}",
         )
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
