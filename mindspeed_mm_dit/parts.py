@@ -69,6 +69,8 @@ PARTS = {
     "condition": {
         f"{_CONDITION}.ClassLabel": f"{_CONDITIONS}.plain:LABEL",
         f"{_CONDITION}.Vector": f"{_CONDITIONS}.plain:VECTOR",
+        f"{_CONDITION}.FirstFrame": f"{_CONDITIONS}.frames:FRAMES",
+        f"{_CONDITION}.ImageTokens": f"{_CONDITIONS}.frames:IMAGE_TOKENS",
         f"{_CONDITION}.TextStates": f"{_CONDITIONS}.text:TEXT",
         f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
     },

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.errors import ConfigError
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.request import Asked
 
-_WORDS = {"label": "classes", "caption": "texts", "vector": "vectors"}
+_WORDS = {"label": "classes", "caption": "texts", "vector": "vectors", "image": "images"}
 
 
 def add_framework(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by vectors")
     add_size(parser)
     video = parser.add_argument_group("videos")
+    video.add_argument("--image", metavar="FILE", help="the first frame, for a model that begins with an image")
+    video.add_argument("--last-image", metavar="FILE", help="the last frame, for a model that takes one")
     video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: from model.json)")
     video.add_argument("--fps", type=float, help="frames per second of a video (default 16, as in Wan)")
 
@@ -64,7 +68,8 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
     from mindspeed_mm_dit.sampling.request import Asked, check_amount, check_asked, together
 
     items = config.predictor.conditions.items
-    _refuse_others(args, config, items)
+    frames = config.predictor.conditions.frames
+    _refuse_others(args, config, (*items, "image") if frames else items)
     values: dict[str, list[Any]] = {}
     each = 1
     if "label" in items:
@@ -75,6 +80,8 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
         each = 1 if args.num_per_prompt is None else whole_number("--num-per-prompt", args.num_per_prompt, 1)
     if "vector" in items:
         values["vector"] = _vectors(args)
+    if frames:
+        values["image"] = [_images(args, config)]
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
     asked = Asked(together(values), instead)
@@ -96,6 +103,24 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
                 raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
     if args.fps is not None and len(config.sample_size) == 2:
         raise ConfigError(f"--fps = {args.fps}", "this model draws images, not videos", "leave it out")
+
+
+def _images(args: argparse.Namespace, config: ModelConfig) -> tuple[np.ndarray, ...] | None:
+    """Return the images that the flags name, each (3 or 1, H, W) uint8; None if they name none."""
+    from mindspeed_mm_dit.configs.files import UnusableFile
+    from mindspeed_mm_dit.data.transforms import open_image
+
+    found = []
+    for flag, path in (("--image", args.image), ("--last-image", args.last_image)):
+        if path is None:
+            continue
+        try:
+            with open_image(path, 1) as image:
+                pixels = np.asarray(image.convert("L" if config.ae.channels == 1 else "RGB"))
+        except UnusableFile as problem:
+            raise ConfigError(f"{flag} = {path}", str(problem)) from None
+        found.append(np.moveaxis(pixels.reshape(*pixels.shape[:2], -1), 2, 0))
+    return tuple(found) or None
 
 
 # --- classes -----------------------------------------------------------------------------------------------------

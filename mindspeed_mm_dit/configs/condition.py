@@ -276,8 +276,24 @@ class Conditions(tuple[Condition, ...]):
 
     @property
     def items(self) -> tuple[str, ...]:
-        """Items of a sample that they are made from, each once."""
-        return tuple(dict.fromkeys(condition.item for condition in self))
+        """Items of a sample that they are made from, each once; its own frames are none."""
+        return tuple(dict.fromkeys(own.item for own in self if not isinstance(own, ImageCondition)))
+
+    @property
+    def guided(self) -> Conditions:
+        """Those that guidance leads away from."""
+        return Conditions(*(own for own in self if not isinstance(own, ImageCondition)))
+
+    def check_draws_alone(self, what: str) -> None:
+        """Raise ConfigError, naming the setting ``what``, if samples need an image, which a run does not name."""
+        if self.frames is not None and self.frames.mask_channels > 1:
+            raise ConfigError(what, "draws samples without an image, with which this model begins them",
+                              "leave it out, and use mm-dit sample --image")  # fmt: skip
+
+    @property
+    def frames(self) -> FirstFrame | None:
+        """The given frames among them, or None."""
+        return next((condition for condition in self if isinstance(condition, FirstFrame)), None)
 
     @property
     def has_null(self) -> bool:

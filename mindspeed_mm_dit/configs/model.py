@@ -24,6 +24,7 @@ from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.registry import Configs, Joined
 
@@ -59,6 +60,12 @@ class ModelConfig:
                 f"set predictor.in_channels to {self.predictor.in_channels - channels + self.ae.latent_channels}",
             )
         self.diffusion.check_output(channels, self.predictor.out_channels)
+        frames = self.predictor.conditions.frames
+        if frames is not None and not isinstance(self.diffusion, WanFlowConfig):
+            raise ConfigError(
+                f"diffusion.model_id = {self.diffusion.model_id!r}", "does not know frames that are given",
+                f"set it to {WanFlowConfig.model_id}",
+            )  # fmt: skip
         if isinstance(self.diffusion, MeanFlowConfig):
             self.diffusion.check_predictor(self.predictor)
         elif self.predictor.num_time_inputs != 1:

@@ -80,6 +80,7 @@ class WanConfig(VideoTransformerConfig):
             f"image_dim = {self.image_dim}": self.image_dim is not None and not wide,
             f"pos_embed_seq_len = {self.pos_embed_seq_len}": self.pos_embed_seq_len is not None and not self.image_dim,
             "expand_timesteps = true": self.expand_timesteps and wide,
+            f"patch_size = {list(self.patch_size)}": self.expand_timesteps and self.patch_size[0] > 1,
             "last_frame = true": self.last_frame and not wide,
         }
         for what, wrong in problems.items():
@@ -88,7 +89,8 @@ class WanConfig(VideoTransformerConfig):
                     f"predictor.{what}",
                     f"does not go with in_channels = {self.in_channels}, out_channels = {self.out_channels}"
                     + ("" if self.image_dim else ", image_dim = null"),
-                    "image-to-video takes 2 C + 4 channels for latents of C; TI2V-5B has as many as the latents",
+                    "image-to-video takes 2 C + 4 channels for latents of C; TI2V-5B has as many as the latents, and "
+                    "patches of one frame",
                 )
         keys = self.hidden_size if self.image_dim else None
         if self.added_kv_proj_dim != keys:

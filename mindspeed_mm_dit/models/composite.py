@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
+from mindspeed_mm_dit.models.frames import given_frames
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
@@ -47,6 +49,8 @@ class DiTModel(nn.Module):
         self.predictor = build_predictor(config)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
+        begins = self._conditions.frames is not None and self._conditions.frames.mask_channels == 1
+        self._frames = self._conditions.names.index("frames") if begins else None
         self._draws = len(self.diffusion.draw_names)
         self._features = tuple(config.feature_shapes)
         self._config = config
@@ -92,7 +96,7 @@ class DiTModel(nn.Module):
 
     def given(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of ``losses`` besides latents: encoded conditions, the objective's draws, features."""
-        conditions = encoded(self._conditions, batch, self.text_encoders)
+        conditions = encoded(self._conditions, batch, self)
         return *conditions, *(batch[name] for name in self.diffusion.draw_names), *self.features(batch)
 
     def features(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -101,6 +105,10 @@ class DiTModel(nn.Module):
             return tuple(batch[name] for name in self._features)
         images = to_images(batch["pixels"])  # (B, 3 or 1, H, W)
         return tuple(teacher(images) for teacher in self._teachers)
+
+    def frames(self, condition: FirstFrame, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.given_frames``."""
+        return given_frames(condition, batch, self)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""
@@ -116,6 +124,8 @@ class DiTModel(nn.Module):
         if self._null is not None:
             return self.diffusion.losses(self.predictor, self._null, latents, *condition, *draws)  # (B,)
         noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
+        if self._frames is not None:  # what is given is not learned
+            draws = (*draws, condition[self._frames][:, :1])  # (B, 1, F, H, W)
         if not self._features:
             output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)
             return self.diffusion.loss(output, latents, noised, *draws)  # (B,)

@@ -239,10 +239,9 @@ class Wan(VideoTransformer):
 
     def begun(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return latents (B, C, F, H, W) with the given frames in place, and times (B, N) of tokens, 0 for theirs."""
-        mask, latents = frames[:, :1], frames[:, 1:]  # (B, 1, F, H, W), (B, C, F, H, W)
-        p, q, r = self.config.patch_size
+        mask, (p, q, r) = frames[:, :1], self.config.patch_size  # (B, 1, F, H, W)
         of_tokens = ops.reshape(mask[:, 0, ::p, ::q, ::r], (mask.shape[0], -1))  # (B, N)
-        return mask * latents + (1 - mask) * x, (1 - of_tokens) * t[:, None]
+        return mask * frames[:, 1:] + (1 - mask) * x, (1 - of_tokens) * t[:, None]
 
 
 class CustomDiTBlock(VideoBlock):

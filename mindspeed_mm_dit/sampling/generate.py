@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.limits import shown, switch, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.models.frames import in_place
 from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
@@ -146,7 +148,8 @@ def generate_path(
     check_asked(asked, config)
     check_guidance(settings, config)
     with ops.no_grad():
-        null = _given(model, config, null_arrays(config.predictor.conditions, asked.instead, _tokenizers(model)))
+        guided = config.predictor.conditions.guided
+        null = _given(model, guided, null_arrays(guided, asked.instead, _tokenizers(model)))
         batches = [
             _generate_batch(model, config, asked.at(rows), null, settings, points, on_step)
             for rows in batches_of(len(asked), settings.batch_size)
@@ -158,11 +161,10 @@ def _tokenizers(model: Any) -> list[Any]:
     return [encoder.tokenizer for encoder in model.text_encoders]
 
 
-def _given(model: Any, config: ModelConfig, arrays: Arrays) -> Arrays:
+def _given(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
     """Return the conditions (B, ...) in the form that the network takes, by name."""
     tensors = {name: ops.tensor(array) for name, array in arrays.items()}
-    conditions = config.predictor.conditions
-    found = encoded(conditions, tensors, model.text_encoders)
+    found = encoded(conditions, tensors, model)
     return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, found)}
 
 
@@ -194,7 +196,8 @@ def _generate_batch(
 ) -> np.ndarray:
     """Return samples, after ``points`` - 1 states on their path, (B, points, C, ...) uint8."""
     numbers = asked.first_number + np.arange(len(asked))
-    given = _given(model, config, arrays_asked(config.predictor.conditions, asked.values, _tokenizers(model)))
+    conditions = config.predictor.conditions
+    given = _given(model, conditions, arrays_asked(conditions, asked.values, _tokenizers(model)))
     without = {name: np.repeat(row, len(asked), 0) for name, row in null.items()}
     walked: list[Any] = []
     for state in states(model, config, given, numbers, settings, without):
@@ -237,7 +240,7 @@ def states(
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
     names = config.predictor.conditions.names
     without_any = config.predictor.conditions.null(len(numbers)) if null is None else null
-    given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, without_any))
+    given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **without_any}))
 
     def precise(network: Any) -> Any:
         def answer(*inputs: Any) -> Any:
@@ -260,4 +263,8 @@ def states(
     def noise_at(step: int) -> Any:
         return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
-    return sampler.chain(model.diffusion, ask, start, noise_at, settings.steps, options)
+    chain = sampler.chain(model.diffusion, ask, start, noise_at, settings.steps, options)
+    frames = config.predictor.conditions.frames
+    if frames is None or frames.mask_channels > 1:
+        return chain
+    return (in_place(state, given[names.index("frames")]) for state in chain)

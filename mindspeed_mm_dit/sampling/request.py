@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import Conditions, Vector
+from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -22,6 +22,7 @@ FLAGS = {
     "label": ("--classes", "--num-per-class"),
     "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
     "vector": ("--vectors",),
+    "image": ("--image", "--last-image"),
 }
 """Flags of mm-dit sample, by the condition that they give."""
 
@@ -76,6 +77,8 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
     missing = [item for item in conditions.items if item not in asked.values]
     if missing:
         raise ConfigError(f"samples without a {missing[0]}", "the model is steered by it", f"ask for a {missing[0]}")
+    if conditions.frames is not None:
+        _check_images(asked, conditions.frames, config)
     _check_vectors(asked, conditions)
     if conditions.label is None:
         return
@@ -85,6 +88,23 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
             raise ConfigError(
                 f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
             )
+
+
+def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None:
+    """Raise ConfigError unless each sample has the frames it begins and ends with, of a clip's size."""
+    wanted, size = 2 if frames.with_last else 1, (config.ae.channels, *config.sample_size[1:])
+    for images in asked.values.get("image", [None]):
+        if images is None and frames.mask_channels == 1:
+            continue
+        if images is None or len(images) != wanted:
+            flag = "--image" if images is None or wanted == 1 else "--last-image"
+            raise ConfigError(flag, "is needed: the model begins a clip with an image" + " and ends it" * (wanted > 1))
+        for flag, image in zip(("--image", "--last-image"), images):
+            if image.shape != size:
+                raise ConfigError(
+                    flag, f"is of {image.shape[1]} x {image.shape[2]} pixels, and the clip of {size[1]} x {size[2]}",
+                    "crop it, or give --size",
+                )  # fmt: skip
 
 
 def _check_vectors(asked: Asked, conditions: Conditions) -> None:

@@ -60,7 +60,7 @@ NETWORKS = {
     "from an image": {"in_channels": 12},
     "from an image and its features": IMAGE,
     "from two images": {**IMAGE, "last_frame": True, "pos_embed_seq_len": 6},
-    "times by token": {"in_channels": 4, "expand_timesteps": True},
+    "times by token": {"in_channels": 4, "expand_timesteps": True, "patch_size": (1, 1, 3)},
 }
 
 
@@ -81,7 +81,7 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
     if config.expand_timesteps:
         first = given["frames"][:, :1].astype(bool)
         inputs["hidden_states"] = np.where(first, given["frames"][:, 1:], x)
-        inputs["timestep"] = np.where(first[:, 0, ::2, :, ::3], 0, T[:, None, None, None]).reshape(2, -1)
+        inputs["timestep"] = np.where(first[:, 0, :, :, ::3], 0, T[:, None, None, None]).reshape(2, -1)
     elif config.mask_channels:
         inputs["hidden_states"] = np.concatenate([x, given["frames"]], 1)
     if config.image_dim:
@@ -181,6 +181,7 @@ def test_sizes_that_no_network_has_are_refused():
         ({"image_dim": 1280}, "image_dim = 1280: does not go with in_channels = 16, out_channels = 16"),
         ({"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None: must be 5120"),
         ({"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true: does not go with in_channels"),
+        ({"expand_timesteps": True, "patch_size": [13, 2, 2]}, "patch_size = .* does not go with"),
         ({"last_frame": True}, "last_frame = true: does not go with"),
         ({"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
     ):

@@ -56,8 +56,8 @@ class ConditionKind:
     """(condition, a value per sample, tokenizers) -> the same arrays for requested samples."""
     null: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, negative prompt or None, tokenizers) -> the same arrays for one unconditional sample."""
-    encode: Callable[[Any, Mapping[str, Tensor], Sequence[Any]], tuple[Tensor, ...]]
-    """(condition, tensors of a batch, text encoders) -> the network's inputs, in the order of its names."""
+    encode: Callable[[Any, Mapping[str, Tensor], Any], tuple[Tensor, ...]]
+    """(condition, tensors of a batch, the composite) -> the network's inputs, in the order of its names."""
 
 
 __all__ = ["Arrays", "Condition", "ConditionKind", "Fed", "Feed"]

@@ -29,10 +29,11 @@ def _place(condition: type[Condition]) -> str:
 
 def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return the arrays for requested samples; ``values``: by item, one per sample."""
+    none = [None] * len(next(iter(values.values())))
     return {
         name: array
         for condition in conditions
-        for name, array in kind_of(condition).asked(condition, values[condition.item], tokenizers).items()
+        for name, array in kind_of(condition).asked(condition, values.get(condition.item, none), tokenizers).items()
     }
 
 
@@ -45,6 +46,6 @@ def null_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: 
     }
 
 
-def encoded(conditions: Conditions, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the network's inputs from the tensors of a batch, in the order of ``conditions.names``."""
-    return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, encoders))
+def encoded(conditions: Conditions, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+    """Return the network's inputs in the order of ``conditions.names``, from a batch and the encoders of ``model``."""
+    return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, model))

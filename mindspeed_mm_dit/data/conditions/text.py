@@ -63,11 +63,11 @@ def _token_names(condition: TextCondition) -> tuple[str, str]:
     return f"{stem}_ids", f"{stem}_mask"
 
 
-def _encode(condition: TextCondition, batch: Mapping[str, Any], encoders: Sequence[Any]) -> tuple[Any, ...]:
+def _encode(condition: TextCondition, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     ids, mask = _token_names(condition)
     if ids not in batch:
         return (batch[condition.name],)
-    encoded = encoders[condition.encoder].network(batch[ids], batch[mask])
+    encoded = model.text_encoders[condition.encoder].network(batch[ids], batch[mask])
     return (encoded.states if isinstance(condition, TextStates) else encoded.pooled,)
 
 

@@ -108,6 +108,7 @@ def check_grids(args: RunConfig, world_size: int) -> None:
     what = f"--sample-interval = {args.sample_interval}"
     if not args.save and not asked(args):
         raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
+    model.predictor.conditions.check_draws_alone(what)
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
     sampler = find_sampler(model.diffusion, name)
