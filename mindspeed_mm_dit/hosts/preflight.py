@@ -77,6 +77,7 @@ def preflight(args: RunConfig) -> RunConfig:
     host = host_facts()
     args = checked(args, host.world_size)
     args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
+    check_kept(args)
     args = with_report(args, args.mm.model)
     check_watchers(args, host.world_size)
     runtime.check_backend(args.distributed_backend)
@@ -144,9 +145,7 @@ def check_configs(
     host.check_sharding(mm)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
-    mm = with_facts(mm, data.facts())
-    check_kept(replace(args, mm=mm))
-    return mm
+    return with_facts(mm, data.facts())
 
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.ending import end, ended_by_ctrl_c, process_files
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.changes import run_facts
+from mindspeed_mm_dit.training.changes import check_kept, run_facts
 from mindspeed_mm_dit.training.run_command import command
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import launched_as, parse, wants_mindspore
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.composite import HostedDiT
@@ -73,6 +73,7 @@ class MindSpeedMM:
         """Return the host's current flags, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
+            check_kept(RunConfig.of(vars(get_host_args()), mm=self._mm))  # (the host's defaults are known only now)
         args = vars(get_host_args())
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
         if self._begun_at is None:  # (the host sets it when it has loaded, and counts on from there)

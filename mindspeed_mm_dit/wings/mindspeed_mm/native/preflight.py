@@ -15,6 +15,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, say_data_set
 from mindspeed_mm_dit.models.on_paper import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
+from mindspeed_mm_dit.training.changes import check_kept
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
 from mindspeed_mm_dit.training.trackers import tensorboard
@@ -91,6 +92,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     )
     bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
+    check_kept(dataclasses.replace(flags, mm=mm))
     if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not adapters_of(mm.model):
         reason = f"diffusers' form of {mm.model.predictor.model_id} is read here, and not written"
         raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
