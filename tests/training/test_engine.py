@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.parameters import Parameter, Parameters
+from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, Parameter, Parameters
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
@@ -25,7 +25,9 @@ from tests.conftest import run_config
 FLAGS = run_config(
     seed=3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3, weight_decay=0.1, ema_decay=0.75, clip_grad=1.0
 )  # fmt: skip
-PARAMETERS = Parameters({"linear.weight": Parameter((4, 3), matrices=1), "linear.bias": Parameter((4,))})
+PARAMETERS = Parameters(
+    {"linear.weight": Parameter((4, 3), XAVIER_UNIFORM, matrices=1), "linear.bias": Parameter((4,))}
+)
 SHAPES = PARAMETERS.shapes()
 
 
