@@ -194,6 +194,11 @@ def _numbers(inner: str, where: str) -> str:
     return f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_LAYERS)))})"
 
 
+def names(pattern: str, layer: str) -> bool:
+    """Return whether a pattern of the adapted layers names ``layer``; raises ConfigError for one that is none."""
+    return _named_by(_expression(TARGETS, pattern), layer)
+
+
 def _named_by(expression: re.Pattern[str], name: str) -> bool:
     """Return whether ``name``, or its end from one of its parts on, matches the pattern."""
     starts = [0, *(match.end() for match in re.finditer(r"\.", name))]

@@ -189,10 +189,10 @@ def test_a_setting_of_peft_that_gives_the_matrices_another_meaning_is_refused_by
     shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
     file = tmp_path / "peft/adapter_config.json"
     config = json.loads(file.read_text())
-    file.write_text(
-        json.dumps(config | {"loftq_config": {"bits": 4}, "use_xora": None, "init_lora_weights": "gaussian"})
-    )
-    assert files.read(tmp_path / "peft").layers  # (which have no effect)
+    as_mindspeed_mm_writes = {"target_modules": ["transformer_blocks.{*}"]}
+    without_effect = {"loftq_config": {"bits": 4}, "use_xora": None, "init_lora_weights": "gaussian"}
+    file.write_text(json.dumps(config | as_mindspeed_mm_writes | without_effect))
+    assert files.read(tmp_path / "peft").layers
     file.write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=words):
         files.read(tmp_path / "peft")

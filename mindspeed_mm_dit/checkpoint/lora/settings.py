@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
+from mindspeed_mm_dit.configs.tuning import names
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _WITHOUT_EFFECT = {
@@ -133,4 +134,6 @@ def _of(patterns: Mapping[str, Any], layer: str, common: Any) -> Any:
 def _named(modules: tuple[str, ...] | str, layer: str) -> bool:
     if isinstance(modules, str):
         return re.fullmatch(modules, layer) is not None
-    return f".{layer}".endswith(tuple(f".{name}" for name in modules))
+    return any(
+        names(pattern, layer) for pattern in modules
+    )  # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
