@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.paper import nn, ops
 from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.framework.paper.tensor import Tensor
@@ -182,3 +183,26 @@ def test_a_network_on_paper_leaves_the_one_of_the_framework_alone():
     assert issubclass(paper, nn.Module) and issubclass(dit.DiT, torch.nn.Module)
     assert paper.__init__.__globals__["DiTConfig"] is dit.DiTConfig  # what knows no framework is not imported twice
     assert paper.__init__.__globals__["WholeAttention"] is not dit.WholeAttention
+
+
+def test_a_module_beside_the_network_is_paper_too_however_it_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside/__init__.py").write_text("")
+    (tmp_path / "beside/layers.py").write_text("from mindspeed_mm_dit.framework import nn\n")
+    (tmp_path / "beside/network.py").write_text("from . import layers\n\nclass Net(layers.nn.Module):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert issubclass(on_paper("beside.network:Net"), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("nowhere.network:Net", "No module named 'nowhere'"),
+        ("mindspeed_mm_dit.models.dit", "network = 'mindspeed_mm_dit.models.dit': cannot be imported"),
+        ("mindspeed_mm_dit.models.dit:Dit", "no attribute 'Dit'"),
+        ("mindspeed_mm_dit.models.composite:DiTModel", "cannot be imported for paper: No module named"),
+    ],
+)
+def test_a_network_that_cannot_be_imported_for_paper_is_named(reference, words):
+    with pytest.raises(ConfigError, match=words):
+        on_paper(reference)

@@ -14,9 +14,10 @@ import importlib.util
 import re
 import sys
 import threading
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import paper
 
 _FRAMEWORK = "mindspeed_mm_dit.framework"
@@ -26,17 +27,22 @@ _lock = threading.RLock()
 
 
 def on_paper(reference: str) -> Any:
-    """Return what ``reference``, "package.module:name", is on paper."""
+    """Return what ``reference``, "package.module:name", is on paper; raises ConfigError if it cannot be imported."""
     module, _, name = reference.partition(":")
-    with _lock:
-        return getattr(_executed(module), name)
+    try:
+        with _lock:
+            return getattr(_executed(module), name)
+    except (ImportError, AttributeError) as error:
+        cure = 'write "package.module:Class", and use the layers and operators of mindspeed_mm_dit.framework alone'
+        raise ConfigError(f"network = {reference!r}", f"cannot be imported for paper: {error}", cure) from error
 
 
 @functools.cache
 def _executed(name: str) -> ModuleType:
     """Return the module ``name``, executed for paper."""
     spec = importlib.util.find_spec(name)
-    assert spec is not None and spec.loader is not None, name
+    if spec is None or spec.loader is None:
+        raise ImportError(f"there is no module {name!r}")
     module = ModuleType(f"{name} on paper")
     module.__package__, module.__file__ = spec.parent, spec.origin
     module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _import}
@@ -54,7 +60,12 @@ def _import(name: str, globals: Any = None, locals: Any = None, wanted: Any = ()
         return paper
     if wanted and _is_bound(whole):
         return _executed(whole)
-    return builtins.__import__(name, globals, locals, wanted, level)
+    usual = builtins.__import__(name, globals, locals, wanted, level)
+    if wanted and hasattr(usual, "__path__"):  # from a package: modules of it may be bound
+        parts = {part: f"{whole}.{part}" for part in wanted if isinstance(getattr(usual, part, None), ModuleType)}
+        bound = {part: _executed(module) for part, module in parts.items() if _is_bound(module)}
+        return SimpleNamespace(**{part: getattr(usual, part) for part in wanted} | bound) if bound else usual
+    return usual
 
 
 @functools.cache
