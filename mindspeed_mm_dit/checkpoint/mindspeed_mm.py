@@ -109,7 +109,7 @@ def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfi
     return {
         "args": Namespace(
             num_layers=len(parameters_of(predictor).blocks),
-            hidden_size=getattr(predictor, "hidden_size", 1),
+            hidden_size=predictor.hidden_size,
             num_attention_heads=predictor.num_heads,
             add_position_embedding=True,
             tensor_model_parallel_size=1,

@@ -45,6 +45,7 @@ class JointConfig(PredictorConfig):
     data_time = 0
     patch_size = 2
     adaptable = ("text_length", "latent_size")
+    rope_theta = 10000.0  # a key of some families
     num_classes = 0  # only texts are conditions
     class_dropout_prob = 0.0
     z_dims = ()

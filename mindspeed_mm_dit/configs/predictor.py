@@ -51,6 +51,7 @@ class PredictorConfig(ABC):
     """Where its network is, "package.module:Class", a module of ``framework.nn``; it is imported when it is built."""
     in_channels: int
     num_heads = 1  # without attention
+    hidden_size: Any = 1  # width of a token; without tokens
     num_time_inputs = 1  # times that it takes per sample; 2 for the ends of an interval
     data_time: int | None = None  # time of clean data that it was published with, of flow matching; None: any objective
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)

@@ -86,8 +86,8 @@ class StepReport:
 
 def _units(modules: Mapping[str, float], blocks: Sequence[str]) -> list[str]:
     """Return the blocks and the modules beside them, in the order of their outputs."""
-    inside = lambda name: next((block for block in blocks if name == block or name.startswith(f"{block}.")), None)  # noqa: E731
-    return list(dict.fromkeys(inside(name) or name.split(".")[0] for name in modules if name))
+    block_of = {name: block for block in blocks for name in modules if f"{name}.".startswith(f"{block}.")}
+    return list(dict.fromkeys(block_of.get(name, name.split(".")[0]) for name in modules if name))
 
 
 def _largest(modules: Mapping[str, float], unit: str) -> tuple[float, str]:

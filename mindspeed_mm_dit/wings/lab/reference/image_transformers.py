@@ -192,8 +192,8 @@ class ImageTransformer:
 
     def at_places(self, x: Tensor, places: np.ndarray) -> Tensor:
         """Return the answer for tokens ``x``, with text and them at ``places`` (L + N, axes)."""
-        theta = getattr(self.config, "rope_theta", 10000.0)
-        tables = ops.tensor(rotary_of_places(places, self.config.axes_dims_rope, theta))  # type: ignore[attr-defined]
+        config: Any = self.config
+        tables = ops.tensor(rotary_of_places(places, config.axes_dims_rope, config.rope_theta))
         _, t, (text, *rest) = self._inputs
         given = (x, t, text, *rest)
         split = 4 if self.config.model_id in ("flux", "qwen_image") else 3
