@@ -54,6 +54,7 @@ PARTS = {
         "t5": f"{_TEXTS}:T5",
         "bert": f"{_TEXTS}:BERT",
         "clip": f"{_TEXTS}:CLIP_TEXT",
+        "words": "mindspeed_mm_dit.models.words_encoder:WORDS",
     },
     "teacher": {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",

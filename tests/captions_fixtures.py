@@ -49,6 +49,15 @@ def write_csv(folder: Path, captions=CAPTIONS) -> dict:
     return {"index": "metadata.csv", "captions": ["en", "de"]}
 
 
+def write_jsonl(folder: Path, captions=CAPTIONS) -> dict:
+    """A metadata.jsonl as on the hub: an object a line, some with a list of texts."""
+    write_csv(folder, captions)
+    found = [{"file_name": f"{number:02d}.png", "text": list(own)} for number, own in enumerate(captions)]
+    lines = [json.dumps({**line, "text": line["text"][0]} if len(line["text"]) == 1 else line) for line in found]
+    (folder / "metadata.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"index": "metadata.jsonl", "captions": "text"}
+
+
 def write_lines(folder: Path, captions=CAPTIONS) -> dict:
     """A line a caption, so that an image stands in several."""
     param = write_csv(folder, captions)
@@ -83,7 +92,8 @@ def write_tar(folder: Path, captions=CAPTIONS, json_key: str = "") -> dict:
 
 
 LAYOUTS = {
-    "beside": write_beside, "csv": write_csv, "lines": write_lines, "parquet": write_parquet, "tar": write_tar,
+    "beside": write_beside, "csv": write_csv, "jsonl": write_jsonl, "lines": write_lines, "parquet": write_parquet,
+    "tar": write_tar,
     "json": lambda folder, captions=CAPTIONS: write_tar(folder, captions, "caption"),
 }  # fmt: skip
 

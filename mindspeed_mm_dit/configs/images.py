@@ -27,8 +27,8 @@ class DatasetParam(SourceParam):
     image_size: int | None = None
     """Height and width in pixels that images are scaled and centre-cropped to; null: use ``buckets``."""
     index: str | None = None
-    """CSV in ``data_folder`` with columns image_path,label and paths relative to ``data_folder``; null: every
-    sub-folder is a class."""
+    """CSV in ``data_folder`` with columns image_path,label and paths relative to ``data_folder``, or a .jsonl with
+    these keys; null: every sub-folder is a class."""
     single_class: bool = False
     """Treat all images below ``data_folder`` as one class, named after the folder."""
     source: str | None = None

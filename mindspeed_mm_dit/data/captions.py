@@ -96,13 +96,13 @@ class CaptionTokenizer:
 def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]:
     """Return what is wrong with each of ``captions``, worded to follow the name of its place; "" for a good one.
 
-    A caption is wrong if it has no letter or digit after cleaning, or is longer than ``max_length`` tokens (which is
+    A caption is wrong if it has no letter or digit, or is longer than ``max_length`` tokens (which is
     allowed with ``truncate``).
     """
     most = LARGEST if tokenizer.config.truncate else tokenizer.config.max_length
     problems = []
     for caption, length in zip(captions, tokenizer.lengths(captions)):
-        if not any(character.isalnum() for character in clean_caption(caption)):
+        if not any(character.isalnum() for character in html.unescape(html.unescape(caption))):
             problems.append(f"has the caption {shown(caption)}, which has no words")
         elif length > most:
             problems.append(

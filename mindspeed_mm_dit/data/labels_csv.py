@@ -1,22 +1,25 @@
 """Reads the index of a data folder: a CSV with the columns image_path,label, one line per image.
 
-An index of captions has the columns that data.json names, and may lack labels. Its image column may also be called
-file_name, as on the hub, or file or image. An image may have several lines, each with a caption.
+In a .jsonl each line is a JSON object instead, with the columns as keys. An index of captions has the columns that
+data.json names, and may lack labels. Its image column may also be called file_name, as on the hub, or file or image. An
+image may have several lines, each with a caption.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import posixpath
 import reprlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
-from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
+from mindspeed_mm_dit.data.image_captions import Told, texts_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.errors import DataError
 
@@ -25,6 +28,8 @@ COLUMNS = (IMAGE, LABEL)
 IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
 """Possible names of the image column in an index of captions."""
 
+JSONL = ".jsonl"
+MOST_OF_A_LINE = 1 << 20
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
@@ -63,7 +68,7 @@ def read_labels(
     Raises:
         DataError: naming file, line and cure.
     """
-    rows = list(_csv_rows(path, _text_of(path), labelled, captions))
+    rows = list(_rows_in(path, _text_of(path), labelled, captions))
     _check_one_label_each(path, rows)
     if not captions:
         return _labelled(path, rows, kept)
@@ -90,12 +95,19 @@ def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Labelled:
 
 def is_index(path: Path) -> bool:
     """Return whether a file begins like an index."""
-    try:
+    return set(COLUMNS) <= set(columns_of(path))
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the columns that the first line of a CSV or .jsonl names; none if it is no such file."""
+    with suppress(UnusableFile, OSError, ValueError, RecursionError, csv.Error):
         check_file(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
-            return set(COLUMNS) <= {name.strip() for name in file.readline(1000).split(",")}
-    except (UnusableFile, OSError, ValueError):
-        return False
+            line = file.readline(MOST_OF_A_LINE)
+        if path.suffix.lower() == JSONL:
+            return list(_object(line))
+        return [name.strip() for name in next(csv.reader([line], skipinitialspace=True), [])]
+    return []
 
 
 def _text_of(path: Path) -> str:
@@ -117,19 +129,55 @@ def _text_of(path: Path) -> str:
     return text
 
 
-def _csv_rows(path: Path, text: str, labelled: bool, captions: tuple[str, ...]) -> Iterator[Row]:
+def _rows_in(path: Path, text: str, labelled: bool, captions: tuple[str, ...]) -> Iterator[Row]:
+    found, records = (_jsonl if path.suffix.lower() == JSONL else _csv)(path, text)
+    image = next((name for name in IMAGE_NAMES if name in found), IMAGE) if captions else IMAGE
+    required = (image, LABEL) if labelled else (image,)
+    _check_columns(path, found, (*required, *captions))
+    for line, record in records:
+        yield _row(f"{path}: line {line}", line, record, required, captions)
+
+
+def _csv(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, Mapping[Any, Any]]]]:
+    """Return the columns of a CSV, and its lines with their numbers."""
     reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+
+    def lines() -> Iterator[tuple[int, Mapping[Any, Any]]]:
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise _no_csv(path, reader.line_num, error) from None
+
     try:
-        found = list(reader.fieldnames or ())
-        image = next((name for name in IMAGE_NAMES if name in found), IMAGE) if captions else IMAGE
-        required = (image, LABEL) if labelled else (image,)
-        _check_columns(path, found, (*required, *captions))
-        for row in reader:
-            yield _row(f"{path}: line {reader.line_num}", reader.line_num, row, required, captions)
+        return list(reader.fieldnames or ()), lines()
     except csv.Error as error:
-        raise DataError(
-            f"{path}: line {reader.line_num}", f"is no CSV: {error}", "close every quote, or write the file again"
-        ) from None
+        raise _no_csv(path, reader.line_num, error) from None
+
+
+def _no_csv(path: Path, line: int, error: csv.Error) -> DataError:
+    return DataError(f"{path}: line {line}", f"is no CSV: {error}", "close every quote, or write the file again")
+
+
+def _jsonl(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, Mapping[Any, Any]]]]:
+    """Return the keys of all objects of a .jsonl, and its lines with their numbers."""
+    found = []
+    for number, line in enumerate(lines_of(text), 1):
+        try:
+            found += [(number, _object(line))] if line.strip() else []
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number}", f"is no JSON object: {error}", "write one object in each line"
+                            ) from None  # fmt: skip
+    return list({key: None for _, record in found for key in record}), iter(found)
+
+
+def _object(line: str) -> dict[str, Any]:
+    """Return a JSON object, numbers as texts; raises ValueError for anything else."""
+    found = json.loads(line, parse_int=str, parse_float=str)
+    if not isinstance(found, dict) or "\\u0000" in (text := json.dumps(found, ensure_ascii=False)):
+        raise ValueError(reprlib.repr(found))
+    text.encode()  # (JSON can contain half a surrogate pair: UnicodeEncodeError is a ValueError)
+    return found
 
 
 def _check_columns(path: Path, found: list[str], wanted: tuple[str, ...]) -> None:
@@ -143,22 +191,20 @@ def _check_columns(path: Path, found: list[str], wanted: tuple[str, ...]) -> Non
     raise DataError(str(path), f"has the columns {reprlib.repr(found)}", cure)
 
 
-def _row(
-    where: str, line: int, row: dict[str | None, str | list[str] | None], required: tuple[str, ...],
-    captions: tuple[str, ...],
-) -> Row:  # fmt: skip
+def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
     surplus = [field for field in row.get(None) or () if field]
     if surplus:
         shown = ", ".join(surplus)[:80]
         what = "path or caption" if captions else "path"
         raise DataError(where, f"has more fields than the first line: {shown}", f"quote a {what} that holds a comma")
-    image, label = (*(str(row[column] or "") for column in required), "")[:2]
+    image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
     for column, value in zip(required, (image, label)):
         if not value.strip():
             raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
             raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
-    texts = tuple(str(row[column]) for column in captions if str(row[column] or "").strip())
+    offered = [text for column in captions for text in texts_of(row.get(column)) or ()]
+    texts = tuple(text for text in offered if text.strip())
     return Row(line, _below(where, image), composed([label.strip()])[0], texts)
 
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
 from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
-from mindspeed_mm_dit.data.labels_csv import is_index, read_labels
+from mindspeed_mm_dit.data.labels_csv import JSONL, is_index, read_labels
 from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
@@ -255,8 +255,8 @@ def _unlisted(folder: Path, listed: set[str]) -> int:
 
 
 def indices_in(folder: Path) -> list[str]:
-    """Return the names of the CSV files in ``folder`` that could be an index."""
-    names = (entry.name for entry in _entries(folder) if entry.name.endswith(".csv"))
+    """Return the names of the CSV and .jsonl files in ``folder`` that could be an index."""
+    names = (entry.name for entry in _entries(folder) if entry.name.endswith((".csv", JSONL)))
     return sorted(name for name in names if is_index(folder / name))
 
 

@@ -307,6 +307,10 @@ SURFACES = {
         lambda: of_bytes(b"file,en,de\na.png,a cat,\na.png,,eine Katze\n"),
         lambda path: read_labels(path, labelled=False, captions=("en", "de")),
     ),
+    "captions.jsonl": (
+        lambda: of_bytes(b'{"image": "a.png", "text": "a cat"}\n{"image": "b.png", "text": ["a dog", "un chien"]}\n'),
+        lambda path: read_labels(path, labelled=False, captions=("text",)),
+    ),
     "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought())),
     "captions.tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought(None, (".cls", ".cls:caption")))),
     "caption.json": (lambda: of_bytes(b'{"caption": ["a cat", "a dog"]}'), read_a_json_caption),

@@ -1,0 +1,72 @@
+"""A text encoder without weights: a word is a random vector, the same in every run and on every framework.
+
+Captions become states that can be told apart and nothing more: "dog" is no closer to "puppy" than to "bicycle". A word
+that no training caption has says nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.words_encoder import WordsConfig
+from mindspeed_mm_dit.data.captions import Tokens
+from mindspeed_mm_dit.models.text_encoder import Encoded, TextEncoderKind
+
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+"""A run of letters and digits; of Chinese and Japanese, which have no spaces, one character."""
+_TABLES, _ROWS = 3, 1024
+"""A word is the sum of one row of each table, so 2^30 words differ."""
+BEFORE = 0.5
+"""Part that a word's state has of the word before it: "red car, blue sky" is not "blue car, red sky"."""
+
+
+class WordsTokenizer:
+    """Words in small letters, each with a hash as its id, and 0 for the end; safe to call from several threads."""
+
+    def __init__(self, config: WordsConfig) -> None:
+        self.config = config
+
+    def lengths(self, captions: Iterable[str]) -> list[int]:
+        """Return the number of tokens of each caption, its end included, without truncation."""
+        return [len(_words(caption)) + 1 for caption in captions]
+
+    def __call__(self, captions: Sequence[str]) -> Tokens:
+        """Return ids and mask of captions (B,), padded or truncated to ``max_length``."""
+        ids, mask = np.zeros((2, len(captions), self.config.max_length), np.int64)
+        for row, caption in enumerate(captions):
+            words = _words(caption)[: self.config.max_length - 1]
+            ids[row, : len(words)] = [zlib.crc32(word.encode()) % _ROWS**_TABLES for word in words]
+            mask[row, : len(words) + 1] = 1
+        return Tokens(ids, mask)
+
+
+def _words(caption: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", html.unescape(caption)).casefold())
+
+
+def _build(config: WordsConfig) -> Callable[[Any, Any], Encoded]:
+    from mindspeed_mm_dit.framework import ops
+
+    tables = np.random.default_rng(0).standard_normal((_TABLES, _ROWS, config.width), np.float32) / _TABLES**0.5
+
+    def network(ids: Any, mask: Any) -> Encoded:
+        """Encode ids and mask (B, L) int64: the mean of a caption's states, of about length 1 an entry, is pooled."""
+        rows, real = ops.numpy(ids), ops.numpy(mask)[:, :, None].astype(np.float32)
+        states = sum(table[rows // _ROWS**n % _ROWS] for n, table in enumerate(tables)) * real  # (B, L, D)
+        before = np.roll(np.pad(states, ((0, 0), (1, 0), (0, 0)))[:, :-1], 1, axis=2)
+        states = (states + BEFORE * before) * real
+        pooled = states.sum(1) / real.sum(1) ** 0.5  # (B, D)
+        return Encoded(ops.tensor(states), mask, ops.tensor(pooled))
+
+    return network
+
+
+WORDS = TextEncoderKind(WordsConfig, WordsTokenizer, _build)
