@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from mindspeed_mm_dit.configs.condition import Conditions, PooledText, TextStates
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -78,6 +78,11 @@ class JointConfig(PredictorConfig):
         """Return the same network with at most 4 heads of the same width, and at most 4 blocks of each kind."""
         layers = {name: min(getattr(self, name), 4) for name in self._counts_of_blocks()}
         return dataclasses.replace(self, num_attention_heads=min(self.num_attention_heads, 4), **layers)  # type: ignore[arg-type]
+
+    def check_context_parallel(self, ranks: int) -> None:
+        check_shareable(
+            ranks, {"predictor.num_attention_heads": self.num_attention_heads, "tokens of an image": self.num_tokens}
+        )
 
     @classmethod
     def _counts_of_blocks(cls) -> list[str]:

@@ -8,12 +8,16 @@ from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.predictor import check_shareable
 
 _OUR_KEYS = {
     "n_layers": "num_layers", "n_refiner_layers": "num_refiner_layers", "n_heads": "num_attention_heads",
     "cap_feat_dim": "joint_attention_dim", "axes_dims": "axes_dims_rope",
 }  # fmt: skip
 """Key of diffusers' config.json -> key here."""
+
+UNIT = 32
+"""Tokens that texts and images are multiples of."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ class ZImageConfig(JointConfig):
     def mlp_width(self) -> int:
         """Width of an MLP's hidden layer."""
         return int(self.hidden_size / 3 * 8)
+
+    def check_context_parallel(self, ranks: int) -> None:
+        check_shareable(
+            ranks, {"predictor.num_attention_heads": self.num_attention_heads, "the unit of texts and images": UNIT}
+        )
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,8 @@ OPS = {
     "attention": "(q (B, heads, N, d), k, v (B, heads, M, d), mask=None) -> softmax(q k^T / sqrt(d)) v; nothing is "
     "attended to where mask, which broadcasts to (B, heads, N, M), is false",
     "rotary": "(x (B, heads, N, d), cos, sin (N, d / 2)): pairs on the last axis, neighbours, rotated by position",
-    "split_tokens": "(x (B, N, D)) -> this rank's tokens of samples that --context-parallel-size ranks share",
+    "sample_ranks": "() -> number of ranks that share the tokens of a sample (--context-parallel-size)",
+    "split_tokens": "(x (B, N, D)) -> this rank's tokens; the number of ranks divides N",
     "gather_tokens": "(x): undoes split_tokens",
     "tokens_to_heads": "(x (B, heads, N, d)): some tokens of every head -> every token of some heads, of such samples",
     "heads_to_tokens": "(x): undoes tokens_to_heads",

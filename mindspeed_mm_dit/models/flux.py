@@ -20,9 +20,13 @@ from mindspeed_mm_dit.models.joint import (
     JointBlock,
     ModulatedNorm,
     ScaledNorm,
+    evened,
     gated,
+    image_in,
+    joined,
     pack,
     unpack,
+    without_spare,
 )
 from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
 
@@ -49,10 +53,13 @@ class SingleBlock(nn.Module):
         self.proj_out = nn.Linear(5 * width, width)
         self.attn = Attention(width, num_heads, out=False)
 
-    def forward(self, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return text and image, (B, L + N, D)."""
         normed, gate = self.norm(x, c)  # (B, L + N, D), (B, D)
-        both = [self.attn(normed, cos, sin), self.act_mlp(self.proj_mlp(normed))]  # (B, L + N, D), (B, L + N, 4 D)
+        both = [
+            self.attn(normed, cos, sin, mask),
+            self.act_mlp(self.proj_mlp(normed)),
+        ]
         return gated(x, gate, self.proj_out(ops.cat(both, 2)))
 
 
@@ -80,8 +87,10 @@ class Flux(nn.Module):
         of ``config.guidance``. Returns (B, C, H, W) in the dtype of the weights.
         """
         h, w = x.shape[2] // 2, x.shape[3] // 2
+        L, text = text.shape[1], evened(text)
         cos, sin = self.positions(text.shape[1], h, w)  # 2 x (L + N, d / 2)
-        return unpack(self.tokens(pack(x), t, text, pooled, cos, sin, guidance), h, w)  # (B, C, H, W)
+        mask = without_spare(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
+        return unpack(self.tokens(pack(x), t, text, pooled, cos, sin, guidance, mask), h, w)  # (B, C, H, W)
 
     def positions(self, L: int, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the positions of L tokens of text, then of an image, each (L + N, d / 2)."""
@@ -98,14 +107,16 @@ class Flux(nn.Module):
         cos: Tensor,
         sin: Tensor,
         guidance: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """Do the same for tokens (B, N, 4 C) at any positions."""
+        """Do the same for tokens (B, N, 4 C) at any positions; mask: as in :class:`JointAttention`."""
         c = self.time_text_embed(t, pooled, self.guidance if guidance is None else guidance)  # (B, D)
-        x = self.x_embedder(ops.cast_like(x, self.x_embedder.weight))  # (B, N, D)
-        text = self.context_embedder(ops.cast_like(text, self.context_embedder.weight))  # (B, L, D)
+        L = text.shape[1]
+        x = ops.split_tokens(self.x_embedder(ops.cast_like(x, self.x_embedder.weight)))  # (B, N, D)
+        text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
-            text, x = block(text, x, c, cos, sin)  # (B, L, D), (B, N, D)
-        L, x = text.shape[1], ops.cat([text, x], 1)  # (B, L + N, D)
+            text, x = block(text, x, c, cos, sin, mask)  # (B, L, D), (B, N, D)
+        x = joined(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
-            x = block(x, c, cos, sin)  # (B, L + N, D)
-        return self.proj_out(self.norm_out(x[:, L:], c))  # (B, N, 4 C)
+            x = block(x, c, cos, sin, mask)  # (B, L + N, D)
+        return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, 4 C)

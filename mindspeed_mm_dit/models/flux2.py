@@ -20,8 +20,12 @@ from mindspeed_mm_dit.models.joint import (
     JointAttention,
     ScaledNorm,
     answered,
+    evened,
     gated,
+    image_in,
+    joined,
     plain_norm,
+    without_spare,
 )
 from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
 from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
@@ -80,12 +84,19 @@ class Flux2Block(nn.Module):
         self.ff, self.ff_context = GatedMlp(D, config.mlp_width), GatedMlp(D, config.mlp_width)
 
     def forward(
-        self, text: Tensor, x: Tensor, of_text: Tensor, of_image: Tensor, cos: Tensor, sin: Tensor
+        self,
+        text: Tensor,
+        x: Tensor,
+        of_text: Tensor,
+        of_image: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return text (B, L, D) and image (B, N, D); of_text, of_image: modulation (B, 6 D)."""
         image, words = ops.chunk(of_image, 6, 1), ops.chunk(of_text, 6, 1)  # 6 x (B, D): shift, scale, gate, ...
         normed = modulate(self.norm1(x), image[0], image[1])  # (B, N, D)
-        attended, read = self.attn(normed, modulate(self.norm1_context(text), words[0], words[1]), cos, sin)
+        attended, read = self.attn(normed, modulate(self.norm1_context(text), words[0], words[1]), cos, sin, mask)
         x = answered(x, attended, image, self.norm2, self.ff)  # (B, N, D)
         return answered(text, read, words, self.norm2_context, self.ff_context), x
 
@@ -102,11 +113,11 @@ class ParallelAttention(nn.Module):
         self.act = nn.SiLU()
         self.to_out = nn.Linear(D + M, D, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         D, M = self.sizes
         x = self.to_qkv_mlp_proj(x)  # (B, N, 3 D + 2 M)
         q, k, v = (split_heads(part, self.num_heads) for part in ops.chunk(x[:, :, : 3 * D], 3, 2))  # (B, heads, N, d)
-        attended = merge_heads(self_attention(self.norm_q(q), self.norm_k(k), v, cos, sin))  # (B, N, D)
+        attended = merge_heads(self_attention(self.norm_q(q), self.norm_k(k), v, cos, sin, mask))  # (B, N, D)
         value = self.act(x[:, :, 3 * D : 3 * D + M]) * x[:, :, 3 * D + M :]  # (B, N, M)
         return self.to_out(ops.cat([attended, value], 2))  # (B, N, D)
 
@@ -119,10 +130,10 @@ class Flux2SingleBlock(nn.Module):
         self.norm = plain_norm(config.hidden_size)
         self.attn = ParallelAttention(config)
 
-    def forward(self, x: Tensor, modulation: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, modulation: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return text and image (B, L + N, D); modulation: (B, 3 D)."""
         shift, scale, gate = ops.chunk(modulation, 3, 1)  # 3 x (B, D)
-        return gated(x, gate, self.attn(modulate(self.norm(x), shift, scale), cos, sin))
+        return gated(x, gate, self.attn(modulate(self.norm(x), shift, scale), cos, sin, mask))
 
 
 class Flux2(nn.Module):
@@ -152,25 +163,33 @@ class Flux2(nn.Module):
         with attention to all states; guidance: (B,), instead of ``config.guidance``. Returns (B, C, h, w) in the dtype
         of the weights.
         """
-        (_, C, h, w), L = x.shape, text.shape[1]
+        (_, C, h, w), L, text = x.shape, text.shape[1], evened(text)
         i, j, k, m = self.config.axes_dims_rope
-        tables = rotary_positions(i, j, k, m, self.config.rope_theta, L, h, w)  # (2, L + N, d / 2)
-        x = self.tokens(as_tokens(x), t, text, tables[0], tables[1], guidance)  # (B, N, C)
+        tables = rotary_positions(i, j, k, m, self.config.rope_theta, text.shape[1], h, w)  # (2, L + N, d / 2)
+        mask = without_spare(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
+        x = self.tokens(as_tokens(x), t, text, tables[0], tables[1], guidance, mask)  # (B, N, C)
         return ops.reshape(ops.permute(x, (0, 2, 1)), (-1, C, h, w))  # (B, C, h, w)
 
     def tokens(
-        self, x: Tensor, t: Tensor, text: Tensor, cos: Tensor, sin: Tensor, guidance: Tensor | None = None
+        self,
+        x: Tensor,
+        t: Tensor,
+        text: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        guidance: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> Tensor:
-        """Do the same for tokens (B, N, C) at any positions."""
+        """Do the same for tokens (B, N, C) at any positions; mask: (1, 1, 1, L + N), false for tokens to leave out."""
         L = text.shape[1]
         c = self.time_guidance_embed(t, None, self.guidance if guidance is None else guidance)  # (B, D)
         of_image, of_text = self.double_stream_modulation_img(c), self.double_stream_modulation_txt(c)  # 2 x (B, 6 D)
         of_both = self.single_stream_modulation(c)  # (B, 3 D)
-        x = self.x_embedder(ops.cast_like(x, self.x_embedder.weight))  # (B, N, D)
-        text = self.context_embedder(ops.cast_like(text, self.context_embedder.weight))  # (B, L, D)
+        x = ops.split_tokens(self.x_embedder(ops.cast_like(x, self.x_embedder.weight)))  # (B, N, D)
+        text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
-            text, x = block(text, x, of_text, of_image, cos, sin)  # (B, L, D), (B, N, D)
-        x = ops.cat([text, x], 1)  # (B, L + N, D)
+            text, x = block(text, x, of_text, of_image, cos, sin, mask)  # (B, L, D), (B, N, D)
+        x = joined(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
-            x = block(x, of_both, cos, sin)  # (B, L + N, D)
-        return self.proj_out(self.norm_out(x[:, L:], c))  # (B, N, C)
+            x = block(x, of_both, cos, sin, mask)  # (B, L + N, D)
+        return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, C)

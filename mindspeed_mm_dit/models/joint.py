@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
     FeedForward,
     TwoLayers,
+    attend,
     merge_heads,
     modulate,
     self_attention,
@@ -44,6 +47,33 @@ def seen(text: Tensor) -> Tensor:
     """Return which states of a text (B, L, D) are not all zeros, (B, L) bool."""
     (B, L, D), squares = text.shape, ops.stop_gradient(text * text)
     return ops.reshape(ops.mean_per_sample(ops.reshape(squares, (B * L, D))), (B, L)) > 0
+
+
+@ops.from_host(lambda count, of: (1, of))
+def first_of(count: int, of: int) -> np.ndarray:
+    """Return which of ``of`` tokens are among the first ``count``, (1, of) bool."""
+    return (np.arange(of) < count)[None]
+
+
+def evened(text: Tensor) -> Tensor:
+    """Add zeros to a text (B, L, D) until its tokens can be split over the ranks that share a sample."""
+    spare = -text.shape[1] % ops.sample_ranks()
+    return ops.pad(text, (0, 0, 0, spare)) if spare else text
+
+
+def without_spare(L: int, whole: int, N: int) -> Tensor | None:
+    """Return the mask (1, 1, 1, whole + N) of a text of L tokens, evened to ``whole``, then an image; or None."""
+    return None if whole == L else ops.cat([first_of(L, whole), first_of(N, N)], 1)[:, None, None]
+
+
+def joined(first: Tensor, second: Tensor) -> Tensor:
+    """Return a rank's tokens (B, L, D) and (B, N, D), of text and image, as those of one sequence (B, L + N, D)."""
+    return ops.split_tokens(ops.cat([ops.gather_tokens(first), ops.gather_tokens(second)], 1))
+
+
+def image_in(x: Tensor, L: int) -> Tensor:
+    """Return a rank's tokens of the image (B, N, D) behind a text of L tokens in one sequence."""
+    return ops.split_tokens(ops.gather_tokens(x)[:, L:])
 
 
 def gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
@@ -184,17 +214,18 @@ class JointAttention(Attention):
         cos: Tensor | None = None,
         sin: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return image (B, N, D) and text (B, L, D).
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return image (B, N, D) and text (B, L, D); a last one None for the text.
 
         cos, sin: rotary positions of text, then image (L + N, d / 2), if used; mask: (B, 1, 1, L + N), if used.
         """
-        L = text.shape[1]
-        pairs = zip(self.heads_of_text(text), self.heads(x))
-        q, k, v = (ops.cat([of_text, of_image], 2) for of_text, of_image in pairs)  # (B, heads, L + N, d)
-        joined = merge_heads(self_attention(q, k, v, cos, sin, mask))  # (B, L + N, D)
-        answer: Tensor = None if self.is_last else self.to_add_out(joined[:, :L])  # (B, L, D)
-        return self.to_out(joined[:, L:]), answer
+        L, pairs = text.shape[1] * ops.sample_ranks(), zip(self.heads_of_text(text), self.heads(x))
+        q, k, v = (ops.cat([ops.tokens_to_heads(part) for part in pair], 2) for pair in pairs)  # (B, heads, L + N, d)
+        both = attend(q, k, v, cos, sin, mask)  # (B, heads, L + N, d)
+        of_image = merge_heads(ops.heads_to_tokens(both[:, :, L:]))  # (B, N, D)
+        if self.is_last:
+            return self.to_out(of_image), None
+        return self.to_out(of_image), self.to_add_out(merge_heads(ops.heads_to_tokens(both[:, :, :L])))
 
 
 class JointBlock(nn.Module):
@@ -220,12 +251,18 @@ class JointBlock(nn.Module):
             self.ff_context = FeedForward(width, 4 * width, width)
 
     def forward(
-        self, text: Tensor, x: Tensor, c: Tensor, cos: Tensor | None = None, sin: Tensor | None = None
+        self,
+        text: Tensor,
+        x: Tensor,
+        c: Tensor,
+        cos: Tensor | None = None,
+        sin: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return text (B, L, D), as it was in a last block, and image (B, N, D)."""
+        """Return text (B, L, D), as it was in a last block, and image (B, N, D); see :class:`JointAttention`."""
         image: Any = self.norm1(x, c)  # (B, N, D), then 4 or 7 x (B, D): gate, shift, scale, gate, ...
         words: Any = (self.norm1_context(text, c),) if self.is_last else self.norm1_context(text, c)
-        attended, of_text = self.attn(image[0], words[0], cos, sin)  # (B, N, D), (B, L, D)
+        attended, of_text = self.attn(image[0], words[0], cos, sin, mask)  # (B, N, D), (B, L, D)
         alone = self._alone(x, image) if self.is_dual else 0
         x = gated(x, image[1], attended) + alone  # (B, N, D)
         x = gated(x, image[4], self.ff(modulate(self.norm2(x), image[2], image[3])))  # (B, N, D)

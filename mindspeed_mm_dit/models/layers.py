@@ -31,14 +31,21 @@ def merge_heads(x: Tensor) -> Tensor:
 def self_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Self-attention among the tokens of a sample, which ranks may share: q, k, v and the result are (B, heads, N, d).
-
-    cos, sin: rotary positions (all tokens, d / 2), if used. mask: (B, 1, 1, N), false for tokens to leave out.
-    """
+    """Self-attention among the tokens of a sample, which ranks may share; arguments and result as of :func:`attend`."""
     q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
+    return ops.heads_to_tokens(attend(q, k, v, cos, sin, mask))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None
+) -> Tensor:
+    """Attention among all tokens of a sample: q, k, v and the result are (B, heads, N, d).
+
+    cos, sin: rotary positions (N, d / 2), if used. mask: (B, 1, 1, N), false for tokens to leave out.
+    """
     if cos is not None:
         q, k = ops.rotary(q, cos, sin), ops.rotary(k, cos, sin)
-    return ops.heads_to_tokens(ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v, mask))
+    return ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v, mask)
 
 
 def as_tokens(x: Tensor) -> Tensor:

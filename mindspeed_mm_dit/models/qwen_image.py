@@ -20,6 +20,8 @@ from mindspeed_mm_dit.models.joint import (
     JointAttention,
     ScaledNorm,
     answered,
+    evened,
+    first_of,
     pack,
     plain_norm,
     seen,
@@ -47,12 +49,6 @@ def places(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
 def rotary_positions(i: int, j: int, k: int, L: int, h: int, w: int) -> np.ndarray:
     """Return rotary cosines, then sines, of a text and one image, (2, L + N, d / 2); i, j, k: channels of each axis."""
     return rotary_of_places(places(L, [(h, w)]), (i, j, k))
-
-
-@ops.from_host(lambda B, N: (B, N))
-def everywhere(B: int, N: int) -> np.ndarray:
-    """Return true for N tokens of B samples."""
-    return np.ones((B, N), bool)
 
 
 class QwenImageBlock(nn.Module):
@@ -106,18 +102,19 @@ class QwenImage(nn.Module):
         joint_attention_dim); mask: (B, L) bool, false for states to leave out, instead of those that are all zeros.
         Returns (B, C, H, W) in the dtype of the weights.
         """
-        L, h, w = text.shape[1], x.shape[2] // 2, x.shape[3] // 2
+        text, h, w = evened(text), x.shape[2] // 2, x.shape[3] // 2
         i, j, k = self.config.axes_dims_rope
-        tables = rotary_positions(i, j, k, L, h, w)  # (2, L + N, d / 2)
+        tables = rotary_positions(i, j, k, text.shape[1], h, w)  # (2, L + N, d / 2)
         mask = seen(text) if mask is None else mask
         return unpack(self.tokens(pack(x), t, text, mask, tables[0], tables[1]), h, w)  # (B, C, H, W)
 
     def tokens(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Do the same for tokens (B, N, 4 C) at any positions."""
-        mask = ops.cat([mask, everywhere(x.shape[0], x.shape[1])], 1)[:, None, None]  # (B, 1, 1, L + N)
+        B, N, _ = x.shape
+        mask = ops.cat([mask, ops.broadcast_to(first_of(N, N), (B, N))], 1)[:, None, None]  # (B, 1, 1, L + N)
         c = self.time_text_embed(t)  # (B, D)
-        x = self.img_in(ops.cast_like(x, self.img_in.weight))  # (B, N, D)
-        text = self.txt_in(self.txt_norm(ops.cast_like(text, self.txt_in.weight)))  # (B, L, D)
+        x = ops.split_tokens(self.img_in(ops.cast_like(x, self.img_in.weight)))  # (B, N, D)
+        text = ops.split_tokens(self.txt_in(self.txt_norm(ops.cast_like(text, self.txt_in.weight))))  # (B, L, D)
         for block in self.transformer_blocks:
             text, x = block(text, x, c, cos, sin, mask)  # (B, L, D), (B, N, D)
-        return self.proj_out(self.norm_out(x, c))  # (B, N, 4 C)
+        return ops.gather_tokens(self.proj_out(self.norm_out(x, c)))  # (B, N, 4 C)

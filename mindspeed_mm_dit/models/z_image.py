@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
-from mindspeed_mm_dit.configs.z_image import ZImageConfig
+from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import TIMES, Attention, plain_norm, seen
+from mindspeed_mm_dit.models.joint import TIMES, Attention, first_of, joined, plain_norm, seen
 from mindspeed_mm_dit.models.layers import timestep_code, unpatchify
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, grid_places, rotary_of_places, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
-UNIT, NORM_EPS, TIME_HIDDEN = 32, 1e-5, 1024
-"""Tokens that texts and images are multiples of; of all RMSNorms; width between the layers that embed a time."""
+NORM_EPS, TIME_HIDDEN = 1e-5, 1024
+"""Of all RMSNorms; width between the layers that embed a time."""
 
 
 def filled_up(count: int) -> int:
@@ -45,12 +45,6 @@ def behind_text(i: int, theta: float, units: int) -> np.ndarray:
     """Return cosines and sines of an image's first axis behind texts of 1, 2, ... units, (units, 2, 1, i / 2)."""
     ends = 1 + UNIT * np.arange(1, units + 1)[:, None]
     return rotary_of_places(ends, (i,), theta).transpose(1, 0, 2)[:, :, None]
-
-
-@ops.from_host(lambda count, of: (1, of, 1))
-def first_of(count: int, of: int) -> np.ndarray:
-    """Return which of ``of`` tokens are among the first ``count``, (1, of, 1) bool."""
-    return (np.arange(of) < count)[None, :, None]
 
 
 class FeedForward(nn.Module):
@@ -166,20 +160,23 @@ class ZImage(nn.Module):
         kept = self.kept(is_word)  # (B, L / 32)
         (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
         c = self.t_embedder(t)  # (B, T)
-        x = ops.where(first_of(h * w, N), self.all_x_embedder(self.patches(x, N)), self.x_pad_token)  # (B, N, D)
+        x = ops.where(first_of(h * w, N)[:, :, None], self.all_x_embedder(self.patches(x, N)), self.x_pad_token)
+        x = ops.split_tokens(x)  # (B, N, D)
         for block in self.noise_refiner:
             x = block(x, c, cos[:, :, :N], sin[:, :, :N])  # (B, N, D)
         B, units = kept.shape
         mask = ops.reshape(ops.broadcast_to(kept[:, :, None], (B, units, UNIT)), (B, 1, 1, UNIT * units))
-        text = ops.where(is_word[:, :, None], self.cap_embedder(text), self.cap_pad_token)  # (B, L, D)
+        text = ops.split_tokens(
+            ops.where(is_word[:, :, None], self.cap_embedder(text), self.cap_pad_token)
+        )  # (B, L, D)
         for block in self.context_refiner:
             text = block(text, None, cos[:, :, N:], sin[:, :, N:], mask)  # (B, L, D)
-        x = ops.cat([x, text], 1)  # (B, N + L, D)
+        x = joined(x, text)  # (B, N + L, D)
         of_image = ops.broadcast_to(ops.reshape(first_of(N, N), (1, 1, 1, N)), (B, 1, 1, N))  # true
         mask = ops.cat([of_image, mask], 3)  # (B, 1, 1, N + L)
         for block in self.layers:
             x = block(x, c, cos, sin, mask)  # (B, N + L, D)
-        return unpatchify(self.all_final_layer(x, c)[:, : h * w], (h, w), 2)  # (B, C, H, W)
+        return unpatchify(ops.gather_tokens(self.all_final_layer(x, c))[:, : h * w], (h, w), 2)  # (B, C, H, W)
 
     @staticmethod
     def patches(x: Tensor, N: int) -> Tensor:
@@ -193,7 +190,7 @@ class ZImage(nn.Module):
     def kept(is_word: Tensor) -> Tensor:
         """Return which units of a text have words, the first in any case, (B, L / 32) bool."""
         begun = is_word[:, ::UNIT]  # (B, L / 32)
-        first = ops.broadcast_to(first_of(1, begun.shape[1])[:, :, 0], begun.shape)  # (B, L / 32)
+        first = ops.broadcast_to(first_of(1, begun.shape[1]), begun.shape)  # (B, L / 32)
         return ops.where(first, first, begun)
 
     def positions(self, kept: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:

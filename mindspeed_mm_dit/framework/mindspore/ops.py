@@ -21,9 +21,9 @@ MASKED = -1e30
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
-    "where", "without_gradient",
+    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
+    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
+    "upsample_nearest_2x", "where", "without_gradient",
 ]  # fmt: skip
 
 
@@ -158,8 +158,13 @@ def numpy(x: Tensor) -> np.ndarray:
     return runtime.to_host(x)
 
 
+def sample_ranks() -> int:
+    """Return 1: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
+    return 1
+
+
 def split_tokens(x: Tensor) -> Tensor:
-    """Return ``x``: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
+    """Return ``x``."""
     return x
 
 

@@ -26,9 +26,9 @@ from mindspeed_mm_dit.framework.paper.trace import Storage, current
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
-    "where", "without_gradient",
+    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
+    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
+    "upsample_nearest_2x", "where", "without_gradient",
 ]  # fmt: skip
 
 
@@ -182,6 +182,10 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     x = for_norm(x)
     root_mean_square = Tensor((*x.shape[:-1], 1))
     return result(x.shape, x.dtype, [x], [x, root_mean_square]) * weight
+
+
+def sample_ranks() -> int:
+    return current().ranks
 
 
 def split_tokens(x: Tensor) -> Tensor:

@@ -39,14 +39,20 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.linear import linear
-from mindspeed_mm_dit.framework.pytorch.sequence import gather_tokens, heads_to_tokens, split_tokens, tokens_to_heads
+from mindspeed_mm_dit.framework.pytorch.sequence import (
+    gather_tokens,
+    heads_to_tokens,
+    sample_ranks,
+    split_tokens,
+    tokens_to_heads,
+)
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
     "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sigmoid", "sin",
-    "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads", "upsample_nearest_2x",
-    "where", "without_gradient",
+    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
+    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
+    "upsample_nearest_2x", "where", "without_gradient",
 ]  # fmt: skip
 
 

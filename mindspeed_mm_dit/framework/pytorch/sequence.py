@@ -25,6 +25,11 @@ def share(group: dist.ProcessGroup | None, device_type: str) -> None:
     _mesh = None if group is None else DeviceMesh.from_group(group, device_type)
 
 
+def sample_ranks() -> int:
+    """Return how many ranks share a sample."""
+    return 1 if _mesh is None else _mesh.size()
+
+
 def split_tokens(x: Tensor) -> Tensor:
     """Whole samples (B, N, D), equal on every rank of the group -> this rank's part of the tokens (B, N / ranks, D)."""
     if _mesh is None:
