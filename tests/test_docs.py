@@ -39,6 +39,7 @@ PARSED = {
     "mm-dit convert": "reads weights that are not here", "mm-dit cache-latents": "reads data that are not here",
     "mm-dit compare": "trains twice", "mm-dit prove": "trains", "mm-dit replay": "wants a run that failed",
     "mm-dit app": "serves until it is stopped", "mm-dit data": "wants the config that mm-dit init writes",
+    "mm-dit get": "downloads",
     "mm-dit ema": "wants averages that a long run has kept", "mm-dit parity": "takes minutes, or MindSpore",
 }  # fmt: skip
 """Beginning of a command whose flags alone are read, and why."""

@@ -1,10 +1,12 @@
-"""Before a run: settings for your own images, what a run will need, and what it would see of its data."""
+"""Before a run: settings for your own images, weights to begin from, what a run will need and see of its data."""
 
 from __future__ import annotations
 
+import re
+
 
 def join() -> None:
-    """Make the commands known."""
+    """Make the commands and the published weights known."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import join
 
@@ -14,3 +16,8 @@ def join() -> None:
         "plan": "estimate what a run will need: memory, largest micro-batch, traffic, time",
     }.items():
         join("command", name, Command(summary, f"{__name__}.cli.{name}"))
+    summary = "fetch published weights: size, licence and digests are said before, and checked"
+    join("command", "get", Command(summary, f"{__name__}.cli.get", "hub", {"huggingface_hub": "huggingface_hub"}))
+    for name in ("DiT-XL/2", "DiT-XL/2-512", "SiT-XL/2", "sd-vae-ft-ema", "sd-vae-ft-mse", "Wan2.1-1.3B", "UMT5",
+                 "CLIP", "MiniLM", "Inception"):  # fmt: skip
+        join("published weights", name, f"{__name__}.published:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

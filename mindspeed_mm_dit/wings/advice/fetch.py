@@ -1,0 +1,156 @@
+"""Fetches published weights: says size, licence and digests before, checks them after, and goes on after a break."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path
+
+from mindspeed_mm_dit.configs.files import add_content
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
+from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.wings.advice.hubs import HUBS, Hub, Listing, Part, Refused
+from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
+
+TRIES, BROKEN = 5, 0
+"""How often a file is asked for that breaks off, each time only what is missing; the status of one that always does."""
+_NOT_READ = re.compile(
+    r"(^|/)(\.git|onnx|openvino)|\.(md|py|png|jpe?g|gif|webp|mp4|pdf|h5|msgpack|onnx|ot|tflite|gguf)$|\.(fp16|bf16|non_ema)\.",
+    re.IGNORECASE,
+)
+"""Files of a repository that nothing here reads."""
+_PICKLE = re.compile(r"\.(bin|pth?|ckpt)$")
+
+
+def published(name: str, hub: str | None) -> Published:
+    """Return the record of ``name``, which may also be ``owner/name`` of a hub; raises ConfigError if it is neither."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; OWNER/NAME of a hub is taken, too"
+        raise ConfigError(f"mm-dit get {name}", "is no name that is known", cure)
+    return Published("", {hub or "huggingface": name})
+
+
+def with_needs(names: list[str], hub: str | None) -> dict[str, Published]:
+    """Return the records of ``names``, and of what they need, by name."""
+    found: dict[str, Published] = {}
+    for name in names:
+        found[name] = published(name, hub)
+        found |= with_needs([need for need in found[name].needs if need not in found], hub)
+    return found
+
+
+def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
+    """Fetch what is not below ``root`` yet.
+
+    Raises:
+        ConfigError: the hub is not known to have it.
+        PlatformError: the hub cannot be reached or refuses, or the disk is too full.
+        CheckpointError: what came is not what the hub states.
+    """
+    place = hub or next(iter(record.repos))
+    if place not in record.repos:
+        known = ", ".join(record.repos)
+        raise ConfigError(f"--hub = {place}", f"is not known to have {name}; {known} has it",
+                          f"name what it is called there: mm-dit get OWNER/NAME --hub {place}")  # fmt: skip
+    source, repo = HUBS[place](), record.repos[place]
+    folder = root / place_of(repo)
+    with _refusals(name, source, repo, folder):
+        listing = source.listing(repo)
+    parts = chosen(listing, record.files)
+    if not parts:
+        raise CheckpointError(f"mm-dit get {name}", f"{source.page(repo)} has no files {' '.join(record.files)}")
+    _say_what_comes(name, source.page(repo), listing, parts, folder)
+    missing = [part for part in parts if _difference(folder / part.path, part)]
+    _check_room(sum(part.size for part in missing), folder)
+    for part in missing:
+        (folder / part.path).unlink(missing_ok=True)  # (a hub's package might take what is damaged for whole)
+        with _refusals(name, source, repo, folder):
+            _fetch_whole(source, repo, listing.revision, part, folder)
+        _check(folder / part.path, part, source)
+    say(f"checked: size and digest of {len(parts)} file(s) in {folder}")
+
+
+def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
+    """Return the files to fetch: of weights that lie there twice, the ones without a pickle."""
+    paths = [part.path for part in listing.parts]
+    safe = {path.rpartition("/")[0] for path in paths if path.endswith(".safetensors")}
+    return [
+        part
+        for part in listing.parts
+        if any(fnmatch(part.path, pattern) for pattern in patterns)
+        and not _NOT_READ.search(part.path)
+        and not (_PICKLE.search(part.path) and part.path.rpartition("/")[0] in safe and part.path not in patterns)
+        and not {"", ".", ".."} & set(part.path.split("/"))  # (none outside the folder)
+    ]
+
+
+def _say_what_comes(name: str, page: str, listing: Listing, parts: list[Part], folder: Path) -> None:
+    say(f"{name}: {page}, licence: {listing.licence or 'none stated'}")
+    for part in parts:
+        say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest}")
+    total = sum(part.size for part in parts)
+    say(f"  {total / 1e6:10,.1f} MB  in {len(parts)} file(s), to {folder}")
+
+
+def _check_room(need: int, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
+                            "name a folder on a larger disk")  # fmt: skip
+
+
+def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path) -> None:
+    for left in reversed(range(TRIES)):
+        try:
+            return source.fetch(repo, revision, part, folder)
+        except Refused as refused:
+            if refused.status is not None or not left:
+                raise Refused(BROKEN if refused.status is None else refused.status, refused.wait) from refused
+
+
+def _check(file: Path, part: Part, source: Hub) -> None:
+    if difference := _difference(file, part):
+        file.unlink(missing_ok=True)
+        raise CheckpointError(
+            str(file), f"is not what {source.endpoint or 'its name'} states: {difference}; it was removed",
+            "run the same command again; if it stays so, use another mirror or hub",
+        )  # fmt: skip
+
+
+def _difference(file: Path, part: Part) -> str:
+    """Return how a file differs from what the hub states; empty if it does not."""
+    if not file.is_file():
+        return "it is not there"
+    if part.size and file.stat().st_size != part.size:
+        return f"{file.stat().st_size:,} bytes, not {part.size:,}"
+    kind, _, stated = part.digest.partition(":")
+    found = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if kind == "git" else hashlib.sha256()
+    add_content(found, file)
+    return "" if found.hexdigest().startswith(stated) else f"{kind} {found.hexdigest()}, not {stated}"
+
+
+@contextmanager
+def _refusals(name: str, source: Hub, repo: str, folder: Path) -> Iterator[None]:
+    """Say what a hub refused, and what to do."""
+    try:
+        yield
+    except Refused as refused:
+        page = source.page(repo)
+        again = "run the same command again: what came is kept"
+        reason, cure = {
+            None: ("cannot be reached", f"fetch it by hand into {folder}; or name a mirror, HF_ENDPOINT=https://"
+                   "hf-mirror.com, or --hub modelscope"),
+            BROKEN: (f"broke off {TRIES} times", again),
+            401: ("is not there, or not for everyone", f"look at {page}; with an account, set HF_TOKEN"),
+            403: ("asks for consent to its licence", f"give it at {page}, and set HF_TOKEN"),
+            404: ("is not there", f"look for it at {source.endpoint or page}"),
+            429: (f"asks to wait{f' {refused.wait} seconds' if refused.wait else ''}", f"wait, and {again}"),
+        }.get(refused.status, (f"answers with {refused.status}", again))  # fmt: skip
+        raise PlatformError(f"mm-dit get {name}", f"{page} {reason}", cure) from None

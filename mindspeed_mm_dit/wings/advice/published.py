@@ -1,0 +1,68 @@
+"""Published weights that ``mm-dit get`` knows by name: what they are, and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.registry import Joined
+
+
+@dataclass(frozen=True)
+class Published:
+    """Weights that others published. Size, licence and digests are the hub's to say, when they are fetched."""
+
+    summary: str
+    """Its line in the list."""
+    repos: Mapping[str, str]
+    """Hub (``hubs.py``) -> ``owner/name`` there, or the address of a file."""
+    files: tuple[str, ...] = ("*",)
+    """Patterns of the files to fetch."""
+    needs: tuple[str, ...] = ()
+    """Names of what is fetched with it."""
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of model.json that the files do not tell (``mm-dit init --from``)."""
+
+    def place(self, root: Path) -> Path:
+        """Return the folder below ``root`` that holds it: the first that is there, as hubs name theirs differently."""
+        places = [root / place_of(repo) for repo in self.repos.values()]
+        return next((place for place in places if place.is_dir()), places[0])
+
+
+def place_of(repo: str) -> str:
+    """Return the name of the folder for ``owner/name``; a file by address lies in none of its own."""
+    return "" if "://" in repo else repo.rpartition("/")[2]
+
+
+PUBLISHED = Joined[Published]("published weights")
+
+
+def _on(repo: str, copy: str, summary: str, *more: Any) -> Published:
+    """Return the record of ``repo`` of the Hugging Face hub; ModelScope has the ``copy``, if that is not empty."""
+    return Published(summary, {"huggingface": repo} | ({"modelscope": copy} if copy else {}), *more)
+
+
+_DIT, _VAE = ("transformer/*", "model_index.json", "*.pt"), ("sd-vae-ft-ema",)
+_SD, _WAN = "stable-diffusion-v1-5/stable-diffusion-v1-5", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+_FLOW = {"diffusion": {"model_id": "flow_matching", "path": "linear", "prediction_type": "velocity"}}
+# fmt: off
+DIT_XL_2 = _on("facebook/DiT-XL-2-256", "AI-ModelScope/DiT-XL-2-256x256", "DiT of ImageNet, 256 pixels", _DIT, _VAE)
+DIT_XL_2_512 = _on("facebook/DiT-XL-2-512", "AI-ModelScope/DiT-XL-2-512x512", "the same for 512 pixels", _DIT, _VAE)
+SIT_XL_2 = _on("nyu-visionx/SiT-collections", "", "SiT of ImageNet, 256 pixels", ("SiT-XL-2-256.pt",), _VAE, _FLOW)
+SD_VAE_FT_EMA = _on("stabilityai/sd-vae-ft-ema", "AI-ModelScope/sd-vae-ft-ema", "the autoencoder of DiT and SiT")
+SD_VAE_FT_MSE = _on("stabilityai/sd-vae-ft-mse", "AI-ModelScope/sd-vae-ft-mse", "the same, for smoother images")
+WAN2_1_1_3B = _on(_WAN, _WAN, "Wan 2.1, text to video, with its autoencoder and text encoder")
+UMT5 = _on(_WAN, _WAN, "the text encoder of Wan alone", ("text_encoder/*", "tokenizer/*"))
+CLIP = _on(_SD, "AI-ModelScope/stable-diffusion-v1-5", "text encoder and autoencoder of Stable Diffusion 1.5",
+           ("text_encoder/*", "tokenizer/*", "vae/*"))
+MINILM = _on("sentence-transformers/all-MiniLM-L6-v2", "AI-ModelScope/all-MiniLM-L6-v2", "a small text encoder")
+# fmt: on
+INCEPTION = Published(
+    "the network behind FID: mm-dit evaluate --inception",
+    {
+        "address": "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+        "weights-inception-2015-12-05-6726825d.pth"
+    },
+)

@@ -1,0 +1,226 @@
+"""mm-dit get, against a hub on the loopback that breaks off, lies, refuses and makes people wait."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published
+
+REPO, COMMIT = "people/net", "c" * 40
+FILES = {
+    "config.json": b'{"_class_name": "AutoencoderKL"}',
+    "vae/weights.safetensors": bytes(range(256)) * 8000,
+    "vae/weights.bin": b"a pickle of the same",
+    "old/weights.bin": b"a pickle alone",
+    "README.md": b"words",
+}
+FETCHED = ["config.json", "old/weights.bin", "vae/weights.safetensors"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the Hugging Face hub does. ``ills``: what is wrong with the answers for a path."""
+
+    protocol_version = "HTTP/1.1"
+    ills: ClassVar[dict[str, list]] = {}
+    ranges: ClassVar[list[str]] = []
+
+    def log_message(self, *words):
+        pass
+
+    def do_HEAD(self):
+        self.answer(head=True)
+
+    def do_GET(self):
+        self.answer(head=False)
+
+    def answer(self, head):
+        path = re.sub(rf"^/(api/models/)?{REPO}(/resolve/{COMMIT})?/?", "", self.path.partition("?")[0])
+        ill = self.ills.get(path, [])
+        if not self.path.startswith((f"/{REPO}/", f"/api/models/{REPO}", "/plain-")) or 404 in ill:
+            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, head)
+        if 429 in ill:
+            return self.send(429, b"", {"Retry-After": "17"}, head)
+        if self.path.startswith("/api/"):
+            return self.send(200, json.dumps(self.listing()).encode(), {"Content-Type": "application/json"}, head)
+        content = FILES.get(path, b"all alone")
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        if "damaged" in ill:
+            content = content[:-1] + b"!"
+        start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
+        if not head and self.headers.get("Range"):
+            self.ranges.append(self.headers["Range"])
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        breaks = not head and "breaks" in ill
+        if breaks:
+            ill.remove("breaks")
+        self.send(206 if start else 200, content[start:], headers, head, breaks)
+
+    def listing(self):
+        def stated(name, content):
+            if name.endswith((".safetensors", ".bin")):
+                return {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}}
+            return {"blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+
+        siblings = [{"rfilename": name, "size": len(body), **stated(name, body)} for name, body in FILES.items()]
+        return {"id": REPO, "sha": COMMIT, "siblings": siblings, "cardData": {"license": "cc-by-nc-4.0"}}
+
+    def send(self, status, content, headers, head, breaks=False):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(content[: len(content) // 2] if breaks else content)
+        self.close_connection = self.close_connection or breaks
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The server, as HF_ENDPOINT, and "net", which is people/net there; the folder of the test is empty."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    Hub.ills, Hub.ranges = {}, []
+    monkeypatch.chdir(tmp_path)
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    digest = hashlib.sha256(b"all alone").hexdigest()[:8]
+    for name, record in {
+        "net": Published("a net", {"huggingface": REPO}),
+        "alone": Published("a file", {"address": f"{address}/plain-{digest}.pth"}),
+        "both": Published("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
+    }.items():
+        monkeypatch.setitem(PUBLISHED, name, record)
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def there(folder):
+    return sorted(
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and ".cache" not in file.parts
+    )
+
+
+def test_size_licence_and_digests_are_said_before_and_checked_after(hub, tmp_path, capsys):
+    assert main(["get", "net"]) == 0
+    said = capsys.readouterr().out
+    assert f"{REPO}/tree/main, licence: cc-by-nc-4.0" in said
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    assert f"2.0 MB  vae/weights.safetensors  sha256:{digest}" in said
+    assert "checked: size and digest of 3 file(s) in weights/net" in said
+    assert there(tmp_path / "weights/net") == FETCHED
+    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
+
+
+def test_what_broke_off_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+    hub.ills = {"vae/weights.safetensors": ["breaks", "breaks"], "plain": ["breaks"]}
+    assert main(["get", "net", "alone"]) == 0
+    sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
+    assert 0 < sizes[0] < sizes[1] < len(FILES["vae/weights.safetensors"])
+    assert (tmp_path / "weights/net/vae/weights.safetensors").read_bytes() == FILES["vae/weights.safetensors"]
+
+
+def test_the_same_command_again_fetches_only_what_is_missing_or_damaged(hub, tmp_path, capsys):
+    assert main(["get", "net"]) == 0
+    (tmp_path / "weights/net/old/weights.bin").unlink()
+    (tmp_path / "weights/net/config.json").write_bytes(FILES["config.json"][:-1] + b"!")
+    hub.ills = {"vae/weights.safetensors": [404]}
+    assert main(["get", "net"]) == 0
+    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
+
+
+def test_what_is_needed_comes_along_and_a_file_at_an_address_is_named_by_its_digest(hub, tmp_path):
+    assert main(["get", "both", "--output", "elsewhere"]) == 0
+    [alone] = (tmp_path / "elsewhere").glob("plain-*.pth")
+    assert there(tmp_path / "elsewhere") == ["net/config.json", alone.name] and alone.read_bytes() == b"all alone"
+
+
+@pytest.mark.parametrize(
+    ("ills", "flags", "message", "left"),
+    [
+        ({"vae/weights.safetensors": ["damaged"]}, "net", "is not what http://127.0.0.1:{port} states: sha256 ", 1),
+        ({"config.json": ["damaged"]}, "net", "config.json: is not what http://127.0.0.1:{port} states: git ", 0),
+        ({"vae/weights.safetensors": ["breaks"] * 9}, "net", "tree/main broke off 5 times\n    Cure: run the same", 1),
+        ({"vae/weights.safetensors": [429]}, "net", "tree/main asks to wait 17 seconds\n    Cure: wait, and run", 1),
+        ({"": [429]}, "net", "mm-dit get net: http://127.0.0.1:{port}/people/net/tree/main asks to wait 17 seconds", 0),
+        ({"": [404]}, "net", "mm-dit get net: http://127.0.0.1:{port}/people/net/tree/main is not there", 0),
+        ({}, "nobody/net", "nobody/net/tree/main is not there", 0),
+        ({}, "nte", "mm-dit get nte: is no name that is known\n    Cure: Did you mean 'net'?", 0),
+        ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope: is not known to have SiT-XL/2; huggingface has it", 0),
+    ],
+)  # fmt: skip
+def test_what_a_hub_refuses_or_gets_wrong_is_named_and_nothing_wrong_is_left(
+    hub, tmp_path, monkeypatch, capsys, ills, flags, message, left
+):
+    hub.ills = ills
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # (the hub's package waits between attempts)
+    assert main(["get", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message.format(port=os.environ["HF_ENDPOINT"].rpartition(":")[2]) in error
+    assert len(there(tmp_path)) == left
+
+
+def test_without_a_network_one_sentence_says_what_to_fetch_by_hand(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main(["get", "DiT-XL/2"]) == 2
+    assert capsys.readouterr().err == (
+        "PlatformError: mm-dit get DiT-XL/2: http://127.0.0.1:9/facebook/DiT-XL-2-256/tree/main cannot be reached\n"
+        "    Cure: fetch it by hand into weights/DiT-XL-2-256; or name a mirror, HF_ENDPOINT=https://hf-mirror.com, or "
+        "--hub modelscope\n"
+    )
+    assert not there(tmp_path)
+
+
+def test_a_disk_that_is_too_full_is_named_before_anything_comes(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    assert main(["get", "net"]) == 2
+    assert "--output = weights/net: 0.0 GB are to come, 0.0 GB are free" in capsys.readouterr().err
+    assert not there(tmp_path)
+
+
+def test_without_a_name_the_names_are_listed(capsys):
+    assert main(["get"]) == 0
+    assert "  DiT-XL/2-512     the same for 512 pixels\n" in capsys.readouterr().out
+
+
+def test_modelscope_is_asked_through_its_own_package(hub, tmp_path, monkeypatch, capsys):
+    """A stand-in with the members that are called, as modelscope-hub 0.5 has them."""
+    content = b"weights"
+    part = SimpleNamespace(path="a/w.pt", size=7, sha256=hashlib.sha256(content).hexdigest(), is_dir=False)
+
+    class HubApi:
+        list_repo_files = staticmethod(lambda repo, kind: [SimpleNamespace(path="a", is_dir=True), part])
+        get_repo = staticmethod(lambda repo, kind: SimpleNamespace(license="mit"))
+
+        def download_file(self, repo, kind, path, revision, local_dir, file_size):
+            (local_dir / path).parent.mkdir(parents=True)
+            (local_dir / path).write_bytes(content)
+
+    package = SimpleNamespace(HubApi=HubApi, HubConfig=lambda: SimpleNamespace(endpoint="https://modelscope.cn"))
+    monkeypatch.setitem(sys.modules, "modelscope_hub", package)
+    assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == 0
+    said = capsys.readouterr().out
+    assert "https://modelscope.cn/models/AI-ModelScope/sd-vae-ft-ema/files, licence: mit" in said
+    assert (tmp_path / "weights/sd-vae-ft-ema/a/w.pt").read_bytes() == content
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
+    assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == 2
+    assert "pip install modelscope-hub, or install this package with its extra [modelscope]" in capsys.readouterr().err
