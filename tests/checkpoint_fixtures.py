@@ -33,7 +33,7 @@ MODEL_JSON = {
         "num_layers": 3, "num_heads": 2,
     },
 }  # fmt: skip
-FILE_NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "ckpt": "a.ckpt"}
+FILE_NAMES = {"pt": "a.pt", "safetensors": "a.safetensors", "original": "o.safetensors", "ckpt": "a.ckpt"}
 FACTS = {"iteration": 7, "consumed_samples": 112, "seed": 3, "model": MODEL_JSON}
 
 

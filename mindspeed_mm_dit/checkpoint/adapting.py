@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.formats.contract import Room
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter
 from mindspeed_mm_dit.checkpoint.published import without_projectors
-from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
+from mindspeed_mm_dit.checkpoint.shapes import Shapes, described_by, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -46,6 +46,8 @@ class GivenWeights:
     """Content of run.json; may be empty."""
     names: Mapping[str, int]
     """Label of each class by its name; empty if names are not known."""
+    is_described: bool
+    """Whether model.json or config.json tells the network, and not the shapes of its tensors."""
 
     @property
     def what(self) -> str:
@@ -117,14 +119,13 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Given
     if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder, and no predictor", f"name weights of a {here.model_id!r}")
     shapes = {name: array.shape for name, array in state.weights.items()}
+    described: PredictorConfig | None = described_by(state.config, f"{path}: its config.json")
     if "model" in state.facts:
-        predictor: PredictorConfig = model_config_from_mapping(
-            state.facts["model"], f"{path}: its model.json"
-        ).predictor
-        num_heads: int | None = predictor.num_heads
-    else:
-        predictor, num_heads = _told_by(shapes, here), state.config.get("num_attention_heads")
-    return GivenWeights(path, kind, state.weights, predictor, num_heads, state.facts, _names(path, kind, state.facts))
+        described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
+    predictor = described or _told_by(shapes, here)
+    num_heads = described.num_heads if described else state.config.get("num_attention_heads")
+    names = _names(path, kind, state.facts)
+    return GivenWeights(path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None)
 
 
 def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
@@ -213,7 +214,7 @@ def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[s
 
 def _decides(source: GivenWeights, differ: Mapping[str, str]) -> bool:
     """Return whether differing settings alone make it another network; those guessed from shapes do not count."""
-    return bool(differ) if "model" in source.facts else "num_heads" in differ
+    return bool(differ) if source.is_described else "num_heads" in differ
 
 
 def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:

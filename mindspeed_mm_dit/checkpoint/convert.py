@@ -192,7 +192,7 @@ def _shapes(arrays: Arrays) -> Shapes:
 
 def _parameters(shapes: Shapes, state: State) -> tuple[Parameters, str]:
     """Return the parameters that a checkpoint was trained with, and the kind of its network."""
-    predictor = predictor_of(shapes, state.facts)
+    predictor = predictor_of(shapes, state.facts, state.config)
     settings = state.facts.get(SETTINGS)
     tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
     return tuning.applied(parameters_of(predictor)), predictor.model_id

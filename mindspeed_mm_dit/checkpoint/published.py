@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.wan_names import from_wan_code
+from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
@@ -23,6 +23,9 @@ _TREES = {
 the first."""
 _PREFIXES = ("module.", "_orig_mod.", "net.", "model.", "diffusion_model.")
 """Prefixes of all names if the network is part of another module: DDP's, torch.compile's, JiT's, Lightning's."""
+_NETWORK = "model.diffusion_model."
+_BESIDE = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
+"""Prefix of a network, and those of autoencoder and text encoders, in one file, as Stability AI publishes them."""
 _COUNTS = ("n_averaged",)
 """Tensors beside the weights in torch.optim's AveragedModel."""
 _TABLES = {"feat_rope.freqs_cos": 0, "feat_rope.freqs_sin": 1}
@@ -67,9 +70,11 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
             raise CheckpointError(f"{path}: {shown(name)}", "is no tensor that is read here", "save weights alone")
+    if any(name.startswith(_NETWORK) for name in weights):
+        weights = {name: array for name, array in weights.items() if not name.startswith(_BESIDE)}
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): array for name, array in weights.items()}
-    weights = from_wan_code(weights)
+    weights = from_original(weights)
     for name in _TABLES.keys() & weights.keys():
         _check_table(name, weights[name])
     return {name: array for name, array in weights.items() if name not in _TABLES}

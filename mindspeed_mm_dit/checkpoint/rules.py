@@ -1,129 +1,128 @@
-"""How diffusers' DiTTransformer2DModel names and splits the published tensors: a table of invertible rules.
-
-diffusers repeats the timestep and label embedders in every block, and has separate query, key and value. It computes
-the positional embedding, so its files have none. The tensors are the same, but not quite the network: diffusers spaces
-the timestep's 128 frequencies by 1/127 (``downscale_freq_shift``), the published DiT by 1/128.
-"""
+"""How one network's tensors are named and cut in its authors' code and in diffusers: tables of invertible rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.shapes import Shapes
-from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.models.positions import sincos_positions_2d
-
 Arrays = dict[str, np.ndarray]
+_LEAVES = ("", ".weight", ".bias")
+"""What follows a layer in the name of a tensor; nothing if a rule names the tensor itself."""
+_BLOCK = re.compile(r"(\w+)\.([0-9]{1,9})\.")
 
 
 class Transform(NamedTuple):
-    """Splits one published tensor into ``n`` of diffusers', and joins them again."""
+    """Splits one tensor of the authors into ``n`` of diffusers', along its first axis, and joins them again."""
 
     split: Callable[[np.ndarray, int], list[np.ndarray]]
-    join: Callable[[list[np.ndarray]], np.ndarray]
+    join: Callable[[Sequence[np.ndarray]], np.ndarray]
+    heights: tuple[int, ...] = (1,)
+    """Heights of the parts, in proportion."""
 
 
-def _join_repeated(copies: list[np.ndarray]) -> np.ndarray:
+def _join_repeated(copies: Sequence[np.ndarray]) -> np.ndarray:
     if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
         raise ValueError("differs from block to block; the published model shares it")
     return copies[0]
 
 
+def stacked(*heights: int) -> Transform:
+    """Return the transform of matrices on top of each other, of these heights in proportion."""
+    ends, whole = np.cumsum(heights)[:-1], sum(heights)
+    return Transform(lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate, heights)
+
+
+def _halves_swapped(array: np.ndarray) -> np.ndarray:
+    return np.concatenate(np.array_split(array, 2)[::-1])
+
+
 RENAMED = Transform(lambda array, n: [array], lambda parts: parts[0])
 REPEATED = Transform(lambda array, n: [array] * n, _join_repeated)
-STACKED = Transform(lambda array, n: np.split(array, n), np.concatenate)
+STACKED = stacked(1, 1, 1)
+SWAPPED = Transform(lambda array, n: [_halves_swapped(array)], lambda parts: _halves_swapped(parts[0]))
+"""The authors compute the shift of a norm before its scale, diffusers after."""
 
 
 class Rule(NamedTuple):
-    """``*`` is a block's number: the same one on both sides, or every one if it is on diffusers' side alone."""
+    """A layer, or a tensor, under the name its authors gave it, and as diffusers has it.
 
-    published: str
+    ``*`` is a block's number: the same one on both sides, or every one if it is on diffusers' side alone; ``$`` is that
+    of the last block, whose rules come before those of all blocks.
+    """
+
+    original: str
     diffusers: tuple[str, ...]
-    transform: Transform
+    transform: Transform = RENAMED
 
 
-_TIME, _LABEL = ("transformer_blocks.*.norm1.emb." + part for part in ("timestep_embedder", "class_embedder"))
-_ATTENTION = "transformer_blocks.*.attn1"
-
-LAYERS = (
-    Rule("x_embedder.proj", ("pos_embed.proj",), RENAMED),
-    Rule("t_embedder.mlp.0", (f"{_TIME}.linear_1",), REPEATED),
-    Rule("t_embedder.mlp.2", (f"{_TIME}.linear_2",), REPEATED),
-    Rule("blocks.*.adaLN_modulation.1", ("transformer_blocks.*.norm1.linear",), RENAMED),
-    Rule("blocks.*.attn.qkv", (f"{_ATTENTION}.to_q", f"{_ATTENTION}.to_k", f"{_ATTENTION}.to_v"), STACKED),
-    Rule("blocks.*.attn.proj", (f"{_ATTENTION}.to_out.0",), RENAMED),
-    Rule("blocks.*.mlp.fc1", ("transformer_blocks.*.ff.net.0.proj",), RENAMED),
-    Rule("blocks.*.mlp.fc2", ("transformer_blocks.*.ff.net.2",), RENAMED),
-    Rule("final_layer.adaLN_modulation.1", ("proj_out_1",), RENAMED),
-    Rule("final_layer.linear", ("proj_out_2",), RENAMED),
-)
-"""Layers with a weight and a bias."""
-
-RULES = (
-    *(Rule(f"{r.published}.{p}", tuple(f"{d}.{p}" for d in r.diffusers), r.transform)
-      for r in LAYERS for p in ("weight", "bias")),
-    Rule("y_embedder.embedding_table.weight", (f"{_LABEL}.embedding_table.weight",), REPEATED),
-)  # fmt: skip
+Rules = Sequence[Rule]
 
 
-def for_model(num_layers: int) -> Iterator[Rule]:
-    """Yield the rules with the numbers of the blocks filled in."""
-    blocks = [str(i) for i in range(num_layers)]
-    for published, diffusers, transform in RULES:
-        if "*" in published:
-            for i in blocks:
-                yield Rule(published.replace("*", i), tuple(d.replace("*", i) for d in diffusers), transform)
-        elif "*" in diffusers[0]:
-            yield Rule(published, tuple(diffusers[0].replace("*", i) for i in blocks), transform)
+def numbers_in(names: Iterable[str]) -> dict[str, list[int]]:
+    """Return the numbers of the blocks in ``names``, by what is before the number."""
+    found: dict[str, set[int]] = {}
+    for name in names:
+        if match := _BLOCK.match(name):
+            found.setdefault(match[1], set()).add(int(match[2]))
+    return {stem: sorted(numbers) for stem, numbers in found.items()}
+
+
+def as_many(rules: Rules, count: int) -> dict[str, Sequence[int]]:
+    """Return the numbers of ``count`` blocks of each kind."""
+    return {_stem(rule.diffusers[0]): range(count) for rule in rules}
+
+
+def numbered(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
+    """Yield the rules with the ``numbers`` of blocks filled in, which either side's names may have told."""
+    known = dict(numbers)
+    for original, theirs in {(_stem(rule.original), _stem(rule.diffusers[0])) for rule in rules}:
+        for here, there in ((original, theirs), (theirs, original)):
+            if here and here not in known and there in known:
+                known[here] = known[there]
+    for rule in rules:
+        blocks = known.get(_stem(rule.diffusers[0]), ())
+        if "$" in rule.original:
+            yield from (_in_block(rule, "$", number) for number in blocks[-1:])
+        elif "*" in rule.original:
+            yield from (_in_block(rule, "*", number) for number in blocks)
+        elif "*" in rule.diffusers[0]:
+            yield rule._replace(diffusers=tuple(rule.diffusers[0].replace("*", str(i)) for i in blocks))
         else:
-            yield Rule(published, diffusers, transform)
+            yield rule
 
 
-def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
-    """Rename and split the tensors of a DiT; all of them must be there, and no others."""
-    _check_positions(arrays["pos_embed"], config)
-    return _split(arrays, config.num_layers)
+def _stem(name: str) -> str:
+    return re.split(r"\.[*$]\.", name)[0] if "*" in name or "$" in name else ""
 
 
-def _split(arrays: Mapping[str, np.ndarray], num_layers: int) -> Arrays:
-    out: Arrays = {}
-    for published, diffusers, transform in for_model(num_layers):
-        out.update(zip(diffusers, transform.split(arrays[published], len(diffusers))))
-    return out
+def _in_block(rule: Rule, mark: str, number: int) -> Rule:
+    filled = (name.replace(mark, str(number)) for name in (rule.original, *rule.diffusers))
+    return Rule(next(filled), tuple(filled), rule.transform)
 
 
-def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: str) -> Arrays:
-    """Undo :func:`to_diffusers`; raises CheckpointError for unknown, missing and misshapen tensors of ``what``."""
-    arrays = {name: array for name, array in arrays.items() if name != "pos_embed.pos_embed"}  # before 2024
-    check_names(
-        diffusers_shapes(config), {name: array.shape for name, array in arrays.items()}, what,
-        "is not the network of its config.json", "copy or download the folder again",
-    )  # fmt: skip
-    out: Arrays = {"pos_embed": _positions(config)}
-    for published, diffusers, transform in for_model(config.num_layers):
-        try:
-            out[published] = transform.join([arrays[name] for name in diffusers])
-        except ValueError as error:
-            raise CheckpointError(f"{what}: {diffusers[0]}", str(error)) from None
-    return {name: out[name] for name in parameters_of(config).shapes()}
+def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
+    """Rename and split the authors' tensors; those without a rule stay as they are."""
+    left, found = dict(arrays), dict[str, np.ndarray]()
+    for rule in numbered(rules, numbers_in(left)):
+        for leaf in _LEAVES:
+            if (array := left.pop(rule.original + leaf, None)) is not None:
+                parts = rule.transform.split(array, len(rule.diffusers))
+                found.update(zip((name + leaf for name in rule.diffusers), parts))
+    return {**found, **left}
 
 
-def diffusers_shapes(config: DiTConfig) -> Shapes:
-    """Return the shapes of the same DiT by diffusers' names."""
-    hollow = {name: np.broadcast_to(np.float32(0), shape) for name, shape in parameters_of(config).shapes().items()}
-    return {name: array.shape for name, array in _split(hollow, config.num_layers).items()}
-
-
-def _positions(config: DiTConfig) -> np.ndarray:
-    return sincos_positions_2d(config.hidden_size, config.input_size // config.patch_size)[None]
-
-
-def _check_positions(array: np.ndarray, config: DiTConfig) -> None:
-    if np.abs(array.astype(np.float64) - _positions(config)).max() > (1e-2 if array.dtype == np.float16 else 1e-6):
-        raise CheckpointError("SOURCE: pos_embed", "is not the sin-cos code that diffusers computes instead")
+def to_original(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
+    """Undo :func:`to_diffusers`; raises ValueError, with diffusers' name first, for parts that cannot be one."""
+    left, found = dict(arrays), dict[str, np.ndarray]()
+    for rule in numbered(rules, numbers_in(left)):
+        for leaf in _LEAVES:
+            names = [name + leaf for name in rule.diffusers]
+            if names and all(name in left for name in names):
+                try:
+                    found[rule.original + leaf] = rule.transform.join([left.pop(name) for name in names])
+                except ValueError as error:
+                    raise ValueError(names[0], str(error)) from None
+    return {**found, **left}

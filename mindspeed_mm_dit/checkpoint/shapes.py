@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_of
+from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
@@ -22,7 +25,7 @@ _POSITION_BYTES = 24
 """Extra bytes per element while the positional embedding is computed: sines and cosines in float64."""
 
 
-def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig, what: str) -> None:
+def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig, what: str) -> None:
     """Raise CheckpointError if this machine cannot hold a network of the sizes that the file ``what`` claims."""
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
@@ -32,16 +35,44 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig, what: str) -
         )  # fmt: skip
 
 
-def predictor_of(shapes: Mapping[str, Shape], facts: Mapping[str, Any]) -> PredictorConfig:
+def joint_kinds() -> dict[str, type[JointConfig]]:
+    """Return the kinds of image transformers whose ``config.json`` of diffusers is read, by the name of its class."""
+    return {kind.diffusers_class: kind for kind in PREDICTOR_CONFIGS.values() if issubclass(kind, JointConfig)}
+
+
+def described_by(config: Mapping[str, Any], what: str) -> JointConfig | None:
+    """Return the image transformer that ``config``, a config.json of diffusers, describes; None if it is no such one.
+
+    Raises CheckpointError, naming the key of ``what``, for settings that no network has or this machine cannot hold.
+    """
+    kind = joint_kinds().get(str(config.get("_class_name")))
+    if kind is None:
+        return None
+    try:
+        found: JointConfig = from_mapping(kind, kind.of_diffusers(config), what)
+    except ConfigError as error:
+        raise CheckpointError(error.what, error.reason, error.cure) from None
+    except (LookupError, TypeError, ArithmeticError) as error:
+        reason = f"does not have the sizes of a {kind.diffusers_class}: {shown(str(error))}"
+        raise CheckpointError(what, reason, "copy or download the folder again") from None
+    check_claimed_sizes(found, what)
+    return found
+
+
+def predictor_of(
+    shapes: Mapping[str, Shape], facts: Mapping[str, Any], config: Mapping[str, Any] | None = None
+) -> PredictorConfig:
     """Return the architecture of the predictor whose tensors have ``shapes``.
 
-    facts: content of run.json, used if the tensors do not tell; may be empty.
+    facts: content of run.json, used if the tensors do not tell; may be empty. config: diffusers' config.json, if known.
 
     Raises:
         CheckpointError: the network is unknown, or a tensor that decides its sizes is missing.
     """
-    for config in PREDICTOR_CONFIGS.values():
-        if (found := config.of_shapes(shapes)) is not None:
+    if (told := described_by(config or {}, "SOURCE: config.json")) is not None:
+        return told
+    for kind in PREDICTOR_CONFIGS.values():
+        if (found := kind.of_shapes(shapes)) is not None:
             return found
     if "model" in facts:
         predictor: PredictorConfig = model_config_from_mapping(facts["model"], "model.json").predictor

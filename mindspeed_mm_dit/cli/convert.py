@@ -22,9 +22,10 @@ weights, or to use yours in other programs.
   mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
 
 The ending of TARGET chooses a file format: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's). --to chooses a
-folder format:
+folder format, or other names in a .safetensors:
   pytorch, mindspore   a checkpoint that --load takes, optimizer state included
   diffusers            the network alone
+  original             one file under the names of the network's authors, as ComfyUI takes it
   pipeline             for diffusers' DiTPipeline.from_pretrained: network, autoencoder, scheduler, names of the classes
 Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""

@@ -57,13 +57,11 @@ class FluxConfig(JointConfig):
             return None
         D, channels = shape_of(shapes, "x_embedder.weight", 2)
         (head_dim,) = shape_of(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
-        still = max(2, head_dim // 16 * 2)
-        rows = (head_dim - still) // 4 * 2
         return cls(
             num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
             num_single_layers=count_of(shapes, "single_transformer_blocks"), attention_head_dim=head_dim,
             joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels // 4,
             pooled_projection_dim=shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight", 2)[1],
-            axes_dims_rope=(still, rows, head_dim - still - rows),
+            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
             guidance_embeds="time_text_embed.guidance_embedder.linear_1.weight" in shapes,
         )  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mindspeed_mm_dit.configs.flux import GUIDANCE, MOST_EMBEDDED_GUIDANCE
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -65,3 +68,21 @@ class Flux2Config(JointConfig):
     def mlp_width(self) -> int:
         """Width of an MLP's hidden layer."""
         return int(self.hidden_size * self.mlp_ratio)
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> Flux2Config | None:
+        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        if "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight" not in shapes:
+            return None
+        D, channels = shape_of(shapes, "x_embedder.weight", 2)
+        (head_dim,) = shape_of(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
+        embedder = "time_guidance_embed.{}_embedder.linear_1.weight"
+        return cls(
+            num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
+            num_single_layers=count_of(shapes, "single_transformer_blocks"), attention_head_dim=head_dim,
+            joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels,
+            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+            mlp_ratio=shape_of(shapes, "transformer_blocks.0.ff.linear_out.weight", 2)[1] / D,
+            timestep_guidance_channels=shape_of(shapes, embedder.format("timestep"), 2)[1],
+            guidance_embeds=embedder.format("guidance") in shapes,
+        )  # fmt: skip

@@ -143,3 +143,20 @@ class JointConfig(PredictorConfig):
             if key in found and found[key] in values:
                 del found[key]
         return {**found, "in_channels": found["in_channels"] // cls.token_channels}
+
+    def to_diffusers(self) -> dict[str, Any]:
+        """Return the config.json of a diffusers folder (the inverse of :meth:`of_diffusers`)."""
+        ours = ("text_length", "latent_size", "guidance", "model_id")
+        settings = {key: value for key, value in dataclasses.asdict(self).items() if key not in ours}
+        fixed = {key: values[0] for key, values in self.fixed.items() if values[0]}  # (of others the default is meant)
+        return {
+            "_class_name": self.diffusers_class, **settings, **fixed,
+            "in_channels": self.in_channels * self.token_channels,
+        }  # fmt: skip
+
+    @classmethod
+    def turned_as_published(cls, head_dim: int) -> tuple[int, ...]:
+        """Return ``axes_dims_rope`` for heads of another width, in the published proportions."""
+        published: tuple[int, ...] = cls.axes_dims_rope  # type: ignore[attr-defined]
+        first = [max(2, head_dim * width // sum(published) // 2 * 2) for width in published[:-1]]
+        return (*first, head_dim - sum(first))

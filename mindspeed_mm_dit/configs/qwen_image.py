@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class QwenImageConfig(JointConfig):
     diffusers_class = "QwenImageTransformer2DModel"
     fixed: ClassVar = {
         "patch_size": (2,), "guidance_embeds": (False,), "zero_cond_t": (False,), "use_layer3d_rope": (False,),
-        "use_additional_t_cond": (False,),
+        "use_additional_t_cond": (False,), "pooled_projection_dim": (None, 768),
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -37,3 +39,19 @@ class QwenImageConfig(JointConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         found = super().of_diffusers(section)
         return {key: value for key, value in found.items() if key != "out_channels" or value != found["in_channels"]}
+
+    def to_diffusers(self) -> dict[str, Any]:
+        return super().to_diffusers() | {"out_channels": self.in_channels}
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> QwenImageConfig | None:
+        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        if "transformer_blocks.0.txt_mod.1.weight" not in shapes:
+            return None
+        D, channels = shape_of(shapes, "img_in.weight", 2)
+        (head_dim,) = shape_of(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
+        return cls(
+            num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
+            attention_head_dim=head_dim, joint_attention_dim=shape_of(shapes, "txt_in.weight", 2)[1],
+            in_channels=channels // 4, axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+        )  # fmt: skip

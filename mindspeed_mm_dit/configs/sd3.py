@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -9,6 +10,8 @@ from typing import Any, ClassVar, Literal
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import require_positive
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -73,3 +76,25 @@ class SD3Config(JointConfig):
         side = min(found.get("sample_size", cls.sample_size), cls.patch_size * found.get("pos_embed_max_size", 96))
         found["latent_size"] = [side, side]
         return {key: value for key, value in found.items() if repeated.get(key, object()) != value}
+
+    def to_diffusers(self) -> dict[str, Any]:
+        return super().to_diffusers() | {"out_channels": self.in_channels, "caption_projection_dim": self.hidden_size}
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> SD3Config | None:
+        """Return the architecture that ``shapes`` imply, with heads of the published width if none has a norm."""
+        if "pos_embed.pos_embed" not in shapes or "transformer_blocks.0.norm1_context.linear.weight" not in shapes:
+            return None
+        D, channels, *_ = shape_of(shapes, "pos_embed.proj.weight", 4)
+        norm, numbers = "transformer_blocks.0.attn.norm_q.weight", range(count_of(shapes, "transformer_blocks"))
+        usual = cls.attention_head_dim if D % cls.attention_head_dim == 0 else D
+        head_dim = shape_of(shapes, norm, 1)[0] if norm in shapes else usual
+        side = math.isqrt(shape_of(shapes, "pos_embed.pos_embed", 3)[1])
+        return cls(
+            num_layers=len(numbers), num_attention_heads=D // head_dim, attention_head_dim=head_dim,
+            joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels,
+            pooled_projection_dim=shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight", 2)[1],
+            qk_norm="rms_norm" if norm in shapes else None, pos_embed_max_size=side,
+            dual_attention_layers=tuple(i for i in numbers if f"transformer_blocks.{i}.attn2.to_q.weight" in shapes),
+            latent_size=(min(cls.latent_size[0], cls.patch_size * side),) * 2,
+        )  # fmt: skip

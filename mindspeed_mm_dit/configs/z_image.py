@@ -8,13 +8,16 @@ from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.predictor import check_shareable
+from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import check_shareable, count_of, shape_of
 
 _OUR_KEYS = {
     "n_layers": "num_layers", "n_refiner_layers": "num_refiner_layers", "n_heads": "num_attention_heads",
     "cap_feat_dim": "joint_attention_dim", "axes_dims": "axes_dims_rope",
 }  # fmt: skip
 """Key of diffusers' config.json -> key here."""
+_LONGEST = [1536, 512, 512]
+"""Places on each axis of the published tables of positions in diffusers; here they are as long as they need be."""
 
 UNIT = 32
 """Tokens that texts and images are multiples of."""
@@ -73,9 +76,26 @@ class ZImageConfig(JointConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         found = {_OUR_KEYS.get(key, key): value for key, value in super().of_diffusers(section).items()}
         heads, width = found["num_attention_heads"], found.pop("dim")
-        repeated = {
-            "n_kv_heads": heads,
-            "axes_lens": found.get("axes_lens"),
-        }  # (tables are as long as they need be here)
+        repeated = {"n_kv_heads": heads, "axes_lens": found.get("axes_lens")}
         rest = {key: value for key, value in found.items() if repeated.get(key, object()) != value}
         return {**rest, "attention_head_dim": width // heads}
+
+    def to_diffusers(self) -> dict[str, Any]:
+        theirs = {ours: key for key, ours in _OUR_KEYS.items()}
+        found = {theirs.get(key, key): value for key, value in super().to_diffusers().items()}
+        found["dim"] = self.num_attention_heads * found.pop("attention_head_dim")
+        return {**found, "n_kv_heads": self.num_attention_heads, "axes_lens": _LONGEST}
+
+    @classmethod
+    def of_shapes(cls, shapes: Mapping[str, Shape]) -> ZImageConfig | None:
+        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        if "cap_pad_token" not in shapes:
+            return None
+        D, channels = shape_of(shapes, "all_x_embedder.2-1.weight", 2)
+        (head_dim,) = shape_of(shapes, "layers.0.attention.norm_q.weight", 1)
+        return cls(
+            num_layers=count_of(shapes, "layers"), num_refiner_layers=count_of(shapes, "noise_refiner"),
+            num_attention_heads=D // head_dim, attention_head_dim=head_dim, in_channels=channels // 4,
+            joint_attention_dim=shape_of(shapes, "cap_embedder.1.weight", 2)[1],
+            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+        )  # fmt: skip

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint import dit_names
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
 from mindspeed_mm_dit.checkpoint.lora import files
@@ -87,19 +87,19 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     parts = [
         LowRank(*(draw.standard_normal(s).astype(np.float32) for s in ((r, 6), (4, r))), 2.0 * r) for r in (2, 1, 3)
     ]
-    whole = joined(parts, [4, 4, 4])
+    whole = joined(parts)
     assert (whole.rank, whole.scale) == (6, 2.0)
     for rows, part in zip(np.split(whole.change(), 3), parts):
         np.testing.assert_allclose(rows, part.change(), rtol=1e-6)
     for found, part in zip(cut(whole, 3), parts):
         assert found.down.tobytes() == part.down.tobytes() and found.up.tobytes() == part.up.tobytes()
         assert found.alpha == part.alpha
-    some = joined([parts[0], None, parts[2]], [4, 4, 4])
+    some = joined([parts[0], None, parts[2]])
     assert not some.change()[4:8].any() and cut(some, 3)[1] is None
-    other = joined([parts[0], parts[1]._replace(alpha=7.0), parts[2]], [4, 4, 4])
+    other = joined([parts[0], parts[1]._replace(alpha=7.0), parts[2]])
     np.testing.assert_allclose(np.split(other.change(), 3)[1], 7.0 * parts[1].up @ parts[1].down, rtol=1e-5)
     dense = LowRank(parts[2].down, draw.standard_normal((12, 3)).astype(np.float32), 3.0)
-    assert joined(cut(dense, 3), [4, 4, 4]).up.tobytes() == dense.up.tobytes()
+    assert joined(cut(dense, 3)).up.tobytes() == dense.up.tobytes()
 
 
 def test_wan_s_forms_are_those_that_diffusers_kohya_and_comfyui_have(tmp_path):
@@ -374,7 +374,7 @@ def their_dit(diffusers, weights):
         num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
         patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6, attention_bias=True,
     )  # fmt: skip
-    arrays = rules.to_diffusers(weights, DIT)
+    arrays = dit_names.to_diffusers(weights, DIT)
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
     return model.eval()
 

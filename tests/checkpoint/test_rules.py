@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.rules import diffusers_shapes, from_diffusers, to_diffusers
+from mindspeed_mm_dit.checkpoint.dit_names import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.checkpoint.shapes import vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig

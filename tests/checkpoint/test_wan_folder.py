@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.checkpoint.formats import safetensors
-from mindspeed_mm_dit.checkpoint.wan_names import from_wan_code
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.wan import WanConfig
 from tests.clips_fixtures import clip_configs, write_clips
-from tests.conftest import GOLDEN
 
 SIZES = {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16, "ffn_dim": 24,
          "num_layers": 2, "in_channels": 1, "out_channels": 1, "patch_size": (3, 8, 8)}  # fmt: skip
@@ -96,12 +95,4 @@ def test_the_names_of_wan_s_own_code_are_read_as_diffusers_reads_them():
     names = [f"{layer}.{last}" for layer in layers for last in ("weight", "bias")]
     names += ["head.modulation", "blocks.0.modulation", "blocks.11.modulation"]
     theirs = convert_wan_transformer_to_diffusers({name: number for number, name in enumerate(names)})
-    assert from_wan_code({name: np.array(number) for number, name in enumerate(names)}) == theirs
-
-
-@pytest.mark.parametrize("name", ["flux_tiny", "flux_schnell_tiny"])
-def test_so_is_a_folder_of_flux(name, tmp_path):
-    theirs = safetensors.read(GOLDEN / name / "diffusion_pytorch_model.safetensors").weights
-    assert main(["convert", str(GOLDEN / name), str(tmp_path / "flux.safetensors")]) == 0
-    weights = safetensors.read(tmp_path / "flux.safetensors").weights
-    assert weights.keys() == theirs.keys() and all(np.array_equal(weights[name], theirs[name]) for name in theirs)
+    assert from_original({name: np.array(number) for number, name in enumerate(names)}) == theirs

@@ -40,8 +40,9 @@ def test_a_folder_of_another_network_or_with_another_setting_is_refused(compare,
     config = json.loads((tmp_path / "flux/config.json").read_text())
     for changed, words in (
         ({"patch_size": 2}, "patch_size = 2: unknown key"),
-        ({"_class_name": "UNet2DModel"}, "is of a UNet2DModel, none of FluxTransformer2DModel"),
-        ({"num_layers": 3}, "is not of the network that config of --reference describes"),
+        ({"_class_name": "UNet2DModel"}, "_class_name = 'UNet2DModel': is none of .* FluxTransformer2DModel"),
+        ({"num_layers": 3}, "is not the network of its config.json"),
+        ({"in_channels": None}, "does not have the sizes of a FluxTransformer2DModel"),
     ):
         (tmp_path / "flux/config.json").write_text(json.dumps(config | changed))
         with pytest.raises(CheckpointError, match=words):

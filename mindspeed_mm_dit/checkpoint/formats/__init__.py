@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, pipeline, pt, pytorch, safetensors
+from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, original, pipeline, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.formats.contract import Format, Room
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
@@ -17,6 +17,7 @@ FORMATS: dict[str, Format] = {
     "diffusers": Format(diffusers.fits, diffusers.read, diffusers.write, Room.ONE_TREE),
     "pt": Format(pt.fits, pt.read, pt.write, Room.WEIGHTS, (".pt", ".pth", ".bin")),
     "safetensors": Format(safetensors.fits, safetensors.read, safetensors.write, Room.ONE_TREE, (".safetensors",)),
+    "original": Format(original.fits, safetensors.read, original.write, Room.ONE_TREE, (".safetensors",)),
     "ckpt": Format(ckpt.fits, ckpt.read, ckpt.write, Room.ANYTHING, (".ckpt",)),
 }
 """By the name that --to takes; the first that fits a path is its format."""
@@ -47,8 +48,8 @@ def of_target(path: Path, to: str | None) -> str:
     name = to or by_ending
     if name not in FORMATS:
         raise ConfigError(f"--to = {to}", "unknown format", f"formats are: {', '.join(FORMATS)}")
-    if by_ending != (None if name in folders else name):
-        endings = " or ".join(FORMATS[name].endings)
-        cure = f"end it in {endings}" if endings else f"give a folder, such as {path.with_suffix('')}"
+    endings = FORMATS[name].endings
+    if path.suffix not in endings if endings else by_ending is not None:
+        cure = f"end it in {' or '.join(endings)}" if endings else f"give a folder, such as {path.with_suffix('')}"
         raise ConfigError(f"TARGET = {path}", f"does not look like --to {name}", cure)
     return name

@@ -1,4 +1,5 @@
-"""A diffusers folder: ``config.json`` and weights of a DiT, of Wan (which is read only) or of an AutoencoderKL."""
+"""A diffusers folder: ``config.json`` and weights of a DiT, an image transformer such as FLUX, Wan (which is read only)
+or an AutoencoderKL."""
 
 from __future__ import annotations
 
@@ -10,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint import frequencies, rules
+from mindspeed_mm_dit.checkpoint import dit_names, frequencies
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, predictor_of, vae_config
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, described_by, joint_kinds, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
-from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.limits import check_between, shown
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.presets import DIT
@@ -26,6 +28,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
+from mindspeed_mm_dit.models.on_paper import parameters_of
 
 WEIGHTS = "diffusion_pytorch_model"
 _FILES = (
@@ -38,6 +41,9 @@ TABLE = "y_embedder.embedding_table.weight"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
+_NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
+LARGEST_FILE = 10_000_000_000
+"""Bytes of weights in one file, as in diffusers; more are in several, and an index says which has what."""
 
 NULL_CLASS = 1000
 """The null class that DiTPipeline asks for, whatever the network's own is."""
@@ -91,16 +97,20 @@ def read(path: Path) -> State:
     arrays = read_arrays(folder)
     if config.get("_class_name") == _VAE:
         return State({"model": with_new_names(arrays)}, config=config)
-    if config.get("_class_name") in (_WAN, FluxConfig.diffusers_class):  # (their names are ours)
+    if config.get("_class_name") == _WAN:  # (its names are ours, as are those of image transformers)
         return State({"model": arrays})
+    if (joint := described_by(config, f"{folder}/config.json")) is not None:
+        shapes = {name: array.shape for name, array in arrays.items()}
+        check_names(parameters_of(joint).shapes(), shapes, str(folder), *_NOT_ITS_OWN)
+        return State({"model": arrays}, config=config)
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {config.get('_class_name')}",
-            f"is none of {_DIT}, {_WAN}, {FluxConfig.diffusers_class} and {_VAE}",
+            f"{folder}/config.json: _class_name = {shown(config.get('_class_name'))}",
+            f"is none of {', '.join((_DIT, _WAN, *joint_kinds()))} and {_VAE}",
         )
     network = _dit(config, folder)
     _check_claims(network, arrays, folder)
-    weights = rules.from_diffusers(arrays, network, str(folder))
+    weights = dit_names.from_diffusers(arrays, network, str(folder))
     if (folder / CHANGES).is_file():
         changes = from_mapping(Changes, read_json(folder / CHANGES, "SOURCE"), f"{folder}/{CHANGES}")
         weights = undone(weights, changes)
@@ -204,11 +214,43 @@ def write(path: Path, state: State) -> None:
     if state.is_autoencoder:
         arrays, config = state.weights, with_vae_config(state)[0].config
     else:
-        network = _published(predictor_of(shapes, state.facts), state)
-        arrays = rules.to_diffusers(state.weights, network)
-        config = state.config or _dit_json(network)
+        network = predictor_of(shapes, state.facts, state.config)
+        if isinstance(network, JointConfig):
+            arrays, config = state.weights, state.config or joint_of(state, network).to_diffusers()
+        else:
+            dit = _published(network, state)
+            arrays, config = dit_names.to_diffusers(state.weights, dit), state.config or _dit_json(dit)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    safetensors.write_arrays(path / f"{WEIGHTS}.safetensors", arrays, {})
+    _write_parts(path, arrays)
+
+
+def joint_of(state: State, found: JointConfig) -> JointConfig:
+    """Return the network of model.json, if that is known, or what the shapes tell."""
+    if "model" not in state.facts:
+        return found
+    told: JointConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
+    return told
+
+
+def _write_parts(folder: Path, arrays: Arrays) -> None:
+    """Write weights as one file, or as several of at most LARGEST_FILE bytes with an index."""
+    parts: list[Arrays] = [{}]
+    for name, array in arrays.items():
+        if parts[-1] and sum(own.nbytes for own in parts[-1].values()) + array.nbytes > LARGEST_FILE:
+            parts.append({})
+        parts[-1][name] = array
+    if len(parts) == 1:
+        safetensors.write_arrays(folder / f"{WEIGHTS}.safetensors", arrays, {})
+        return
+    files = [f"{WEIGHTS}-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    for file, part in zip(files, parts):
+        safetensors.write_arrays(folder / file, part, {})
+    index = {
+        "metadata": {"total_size": sum(array.nbytes for array in arrays.values())},
+        "weight_map": {name: file for file, part in zip(files, parts) for name in part},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (folder / f"{WEIGHTS}.safetensors.index.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def with_vae_config(state: State) -> tuple[State, list[str]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.rules import STACKED, Transform
 from mindspeed_mm_dit.configs.tuning import DOWN, UP, Beside
 from mindspeed_mm_dit.errors import CheckpointError, nearest
 
@@ -97,11 +98,11 @@ def of_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Ada
     return Adapter(found, where)
 
 
-# --- layers that are one matrix here and several elsewhere ------------------------------------------------------------
+# --- layers that are one matrix here and several elsewhere, or the other way round ------------------------------------
 
 
-def joined(parts: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
-    """Return one adapter for matrices stacked on top of each other, given the adapter of each (None: it has none).
+def joined(parts: Sequence[LowRank | None], transform: Transform = STACKED) -> LowRank:
+    """Return one adapter for the matrix that ``transform`` makes, given the adapter of each (None: it has none).
 
     If all share A, A stays as it is. Otherwise the A are stacked as well, and B has a block for each.
     """
@@ -110,28 +111,29 @@ def joined(parts: Sequence[LowRank | None], heights: Sequence[int]) -> LowRank:
     is_shared = len(there) == len(parts) and all(
         part.alpha == first.alpha and part.down.tobytes() == first.down.tobytes() for part in there
     )
-    if len(parts) == 1 or is_shared:
-        return LowRank(first.down, np.concatenate([part.up for part in there]), first.alpha)
+    if is_shared:
+        return LowRank(first.down, transform.join([part.up for part in there]), first.alpha)
     alike = all(part.scale == first.scale for part in there)
-    there_folded = [part if alike else part.folded() for part in there]
+    folded = [None if part is None else part if alike else part.folded() for part in parts]
+    unit = next(len(part.up) // height for part, height in zip(parts, transform.heights) if part is not None)
+    rows = transform.split(np.arange(unit * sum(transform.heights)), len(parts))
     rank = sum(part.rank for part in there)
-    up, row, column = np.zeros((sum(heights), rank), first.up.dtype), 0, 0
-    folded = iter(there_folded)
-    for part, height in zip(parts, heights):
+    up, column = np.zeros((sum(map(len, rows)), rank), first.up.dtype), 0
+    for part, own_rows in zip(folded, rows):
         if part is not None:
-            own = next(folded)
-            up[row : row + height, column : column + own.rank] = own.up
-            column += own.rank
-        row += height
-    return LowRank(np.concatenate([part.down for part in there_folded]), up, (first.scale if alike else 1.0) * rank)
+            up[own_rows, column : column + part.rank] = part.up
+            column += part.rank
+    downs = [part.down for part in folded if part is not None]
+    return LowRank(np.concatenate(downs), up, (first.scale if alike else 1.0) * rank)
 
 
-def cut(whole: LowRank, count: int) -> list[LowRank | None]:
-    """Undo :func:`joined` for ``count`` matrices of equal height: each keeps the rows of A that its part of B uses."""
+def cut(whole: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
+    """Undo :func:`joined` for ``count`` matrices: each keeps the rows of A that its part of B uses."""
+    parts = transform.split(whole.up, count)
     if count == 1:
-        return [whole]
+        return [LowRank(whole.down, parts[0], whole.alpha)]
     found: list[LowRank | None] = []
-    for up in np.split(whole.up, count):
+    for up in parts:
         used = up.any(axis=0)
         if not used.any() and whole.up.any():
             found.append(None)
@@ -143,5 +145,5 @@ def cut(whole: LowRank, count: int) -> list[LowRank | None]:
 
 def blocks_in(names: Iterable[str]) -> int:
     """Return the number of blocks in ``names``: one more than the largest block number."""
-    numbers = [int(number) for name in names for number in re.findall(r"blocks[._](\d+)[._]", name)]
+    numbers = [int(number) for name in names for number in re.findall(r"(?:blocks|layers|refiner)[._](\d+)[._]", name)]
     return max(numbers, default=-1) + 1

@@ -8,7 +8,8 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
-from mindspeed_mm_dit.checkpoint.lora.source import Shapes, layers_of, of_run, read
+from mindspeed_mm_dit.checkpoint.lora.names import layers_of
+from mindspeed_mm_dit.checkpoint.lora.source import Shapes, of_run, read
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping

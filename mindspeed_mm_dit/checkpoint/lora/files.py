@@ -18,7 +18,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
-from mindspeed_mm_dit.checkpoint.lora.names import to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.checkpoint.lora.names import layers_of, to_diffusers, to_native, to_ours
 from mindspeed_mm_dit.checkpoint.lora.settings import Settings, checked_alpha, settings_of
 from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
 from mindspeed_mm_dit.configs.files import UnusableFile, content_of, read_safetensors_header
@@ -201,7 +201,7 @@ def _number(x: float) -> float | int:
 def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
     layers, notes = _complete(adapter, shapes)
     arrays: dict[str, np.ndarray] = {}
-    for name, own in to_native(_of_one_rank(layers)).items():
+    for name, own in to_native(_of_one_rank(layers), layers_of(shapes)).items():
         name = f"lora_unet_{name.replace('.', '_')}"
         arrays |= {f"{name}.lora_down.weight": own.down, f"{name}.lora_up.weight": own.up}
         arrays[f"{name}.alpha"] = np.array(own.alpha, np.float32)
@@ -249,7 +249,8 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
 
 
 def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
-    folded = {name: own.folded() for name, own in to_native(_of_one_rank(adapter.layers)).items()}
+    native = to_native(_of_one_rank(adapter.layers), layers_of(shapes))
+    folded = {name: own.folded() for name, own in native.items()}
     write_arrays(path, _named(folded, "diffusion_model."), {})
     return ()
 

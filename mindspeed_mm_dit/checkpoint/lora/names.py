@@ -1,144 +1,223 @@
 """How other programs name the layers that have adapters.
 
-    here, Wan         blocks.0.attn1.to_q             here, DiT            blocks.0.attn.qkv
-    diffusers         blocks.0.attn1.to_q             diffusers, peft      transformer_blocks.0.attn1.to_q, to_k, to_v
-    Wan's own code    blocks.0.self_attn.q            facebookresearch     blocks.0.attn.qkv
+    here, Wan         blocks.0.attn1.to_q             here, DiT          blocks.0.attn.qkv
+    diffusers         blocks.0.attn1.to_q             diffusers, peft    transformer_blocks.0.attn1.to_q, to_k, to_v
+    Wan's own code    blocks.0.self_attn.q            facebookresearch   blocks.0.attn.qkv
     MindSpeed-MM      blocks.0.self_attn.proj_q
 
+    here, FLUX        transformer_blocks.0.attn.to_q, to_k, to_v
+    diffusers         transformer_blocks.0.attn.to_q, to_k, to_v
+    FLUX's own code   double_blocks.0.img_attn.qkv
+
 A prefix before them tells whose names they are. kohya's sd-scripts and musubi-tuner write all dots as underscores.
-ComfyUI and musubi-tuner know the names of Wan's own code.
+ComfyUI and musubi-tuner know the names of the authors' own code.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint.families import FAMILIES, Family, family_of
 from mindspeed_mm_dit.checkpoint.lora.adapter import LowRank, blocks_in, cut, joined
-from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK, WAN_ENDS
-from mindspeed_mm_dit.errors import CheckpointError, nearest
+from mindspeed_mm_dit.checkpoint.rules import RENAMED, REPEATED, Rule, Transform, as_many, numbered, numbers_in
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 
 _MINDSPEED_MM = {"q": "proj_q", "k": "proj_k", "v": "proj_v", "o": "proj_out"}
 PREFIXES = (
     "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "predictor.", "model.",
-    "module.", "lora_unet_", "lora_transformer_", "",
+    "module.", "lora_unet_", "lora_transformer_", "lycoris_", "",
 )  # fmt: skip
 MOST_BLOCKS = 10_000
 
 
 class Place(NamedTuple):
-    """The layer here, or the part of one, that a name in a file stands for."""
+    """What a name in a file stands for."""
 
-    layer: str
+    layers: tuple[str, ...]
+    """The layer here, or all that are one matrix there."""
     part: int = 0
     of: int = 1
     """If the layer is several matrices there: which of them it is, and of how many."""
+    transform: Transform = RENAMED
+    """How several matrices make one."""
 
 
-def native_name(layer: str) -> str:
-    """Return the name of a layer in the code of the network's authors."""
-    number = re.match(r"blocks\.\d+\.", layer)
-    stem = number[0] if number else ""
-    rest = layer.removeprefix(stem)
-    return f"{stem}{WAN_BLOCK[rest]}" if stem and rest in WAN_BLOCK else WAN_ENDS.get(layer, layer)
+Known = Mapping[str, Place]
+"""By the names of any program, without prefix."""
 
 
-def diffusers_names(layer: str, blocks: int) -> tuple[str, ...]:
-    """Return diffusers' name of a layer in a network of ``blocks`` blocks, or one name for each matrix in it."""
-    return _of_dit(blocks).get(layer, (layer,))
-
-
-def _of_dit(blocks: int) -> dict[str, tuple[str, ...]]:
-    """Map DiT's layers to diffusers' names; those that diffusers repeats in every block are left out."""
-    found: dict[str, tuple[str, ...]] = {}
-    for rule in rules.LAYERS:
-        numbers = range(blocks) if "*" in rule.published else range(1)
-        if rule.transform is not rules.REPEATED:
-            found |= {
-                rule.published.replace("*", str(i)): tuple(d.replace("*", str(i)) for d in rule.diffusers)
-                for i in numbers
-            }
+def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, Place]:
+    """Return all names of the layers of a ``family``'s network with these blocks."""
+    found: dict[str, Place] = {}
+    for original, theirs, transform in _with_adapters(family, numbers):
+        ours = (original,) if family.is_original else theirs
+        found |= {layer: Place((layer,)) for layer in ours}
+        if family.is_original:
+            found |= {name: Place(ours, i, len(theirs), transform) for i, name in enumerate(theirs)}
+        else:
+            names = {original, _mindspeed_mm(original)} - found.keys()
+            found |= dict.fromkeys(names, Place(ours, transform=transform))
     return found
 
 
-class Names:
-    """Finds the layer that a name in a file stands for, in any program's naming.
-
-    layers: those of the network, if it is known; else every layer of a DiT and of a Wan with as many blocks as the
-    names in the file (``spoken``) have.
-    """
-
-    def __init__(self, spoken: Iterable[str], layers: Iterable[str] | None) -> None:
-        spoken = list(spoken)
-        self.blocks = blocks_in(spoken if layers is None else (layers := list(layers)))
-        if self.blocks > MOST_BLOCKS:
-            raise CheckpointError("the adapter", f"names {self.blocks:,} blocks", "copy or download it again")
-        self._dotted: dict[str, Place] = {}
-        known = self._usual() if layers is None else layers
-        for layer in known:
-            native = native_name(layer)
-            theirs = [layer, native, _mindspeed_mm(native)]
-            self._dotted |= dict.fromkeys(theirs, Place(layer))
-            parts = diffusers_names(layer, self.blocks)
-            self._dotted |= {name: Place(layer, i, len(parts)) for i, name in enumerate(parts)}
-        self._underscored = {name.replace(".", "_"): place for name, place in self._dotted.items()}
-
-    def _usual(self) -> list[str]:
-        blocks = [f"blocks.{i}.{name}" for i in range(self.blocks) for name in WAN_BLOCK]
-        return [*blocks, *WAN_ENDS, *_of_dit(self.blocks)]
-
-    def place(self, name: str, where: str) -> Place:
-        """Return the layer that ``name``, with any of the prefixes, stands for.
-
-        Raises CheckpointError if the network has no such layer.
-        """
-        for prefix in PREFIXES:
-            if name.startswith(prefix):
-                known = self._underscored if prefix.endswith("_") else self._dotted
-                if (found := known.get(name[len(prefix) :])) is not None:
-                    return found
-        names = [*self._dotted] if "." in name else [*self._underscored]
-        short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
-        raise CheckpointError(
-            where, f"has an adapter for {name}, which is no linear layer of this network",
-            f"{nearest(short, names)}name the adapters of this base",
-        )  # fmt: skip
+def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[Rule]:
+    return (rule for rule in numbered(family.rules, numbers) if rule.transform is not REPEATED)
 
 
 def _mindspeed_mm(native: str) -> str:
     stem, _, last = native.rpartition(".")
-    return f"{stem}.{_MINDSPEED_MM[last]}" if stem.endswith("_attn") else native
+    return f"{stem}.{_MINDSPEED_MM.get(last, last)}" if stem.endswith("_attn") else native
+
+
+def _in_network(layers: Collection[str]) -> Known:
+    """Return all names of the ``layers`` of a network."""
+    family, known = family_of(layers), set(layers)
+    named = _named_by(family, numbers_in(layers)) if family else {}
+    return {layer: Place((layer,)) for layer in layers} | {n: p for n, p in named.items() if known.issuperset(p.layers)}
+
+
+def _in_some_network(spoken: Mapping[str, LowRank], where: str) -> Known:
+    """Return the names of the family whose network has all layers of a file, with as many blocks as they have.
+
+    Raises CheckpointError if several families have them, and mean different layers.
+    """
+    every = _of_blocks(spoken)
+    certainty = [_certainty(known, spoken) for known in every]
+    best = [known for known, sure in zip(every, certainty) if sure == max(certainty)]
+    if max(certainty) >= 0 and len({tuple(_find(known, name) for name in spoken) for known in best}) > 1:
+        reason = "has layers that several networks have, and does not tell which they are"
+        raise CheckpointError(where, reason, "name the model.json of its base: --model")
+    return best[0] if max(certainty) >= 0 else {name: place for known in every for name, place in known.items()}
+
+
+def _certainty(known: Known, spoken: Mapping[str, LowRank]) -> int:
+    """Return how many joined matrices of a file have the height that a family's have; -1 if it is not of that family.
+
+    Queries, keys and values are as high as they are wide, in every family.
+    """
+    sure = 0
+    for name, own in spoken.items():
+        place = _find(known, name)
+        height = sum(place.transform.heights) * own.down.shape[1] if place else 0
+        if place is None or (len(place.layers) > 1 and len(own.up) != height):
+            return -1
+        sure += len(place.layers) > 1
+    return sure
+
+
+def _of_blocks(names: Collection[str]) -> list[Known]:
+    """Return the names of every family's network with as many blocks as ``names`` have."""
+    if (blocks := blocks_in(names)) > MOST_BLOCKS:
+        raise CheckpointError("the adapter", f"names {blocks:,} blocks", "copy or download it again")
+    return [_named_by(family, as_many(family.rules, blocks)) for family in FAMILIES.values()]
+
+
+def _find(known: Known, name: str) -> Place | None:
+    """Return what ``name``, with any of the prefixes, stands for."""
+    for prefix in PREFIXES:
+        if name.startswith(prefix) and (found := known.get(name[len(prefix) :])) is not None:
+            return found
+    return None
 
 
 def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: str) -> dict[str, LowRank]:
-    """Rename adapters from the names of any program to ours; see :class:`Names` for ``layers``."""
-    names = Names(theirs, layers)
-    found: dict[str, dict[Place, LowRank]] = {}
+    """Rename adapters from the names of any program to ours.
+
+    layers: those of the network, if it is known. Raises CheckpointError if it has no such layer.
+    """
+    known = _in_some_network(theirs, where) if layers is None else _in_network(list(layers))
+    known = {**{name.replace(".", "_"): place for name, place in known.items()}, **known}
+    found: dict[str, dict[int, LowRank]] = {}
+    kinds: dict[str, Place] = {}
     for name, own in theirs.items():
-        place = names.place(name, where)
-        if place in found.setdefault(place.layer, {}):
-            raise CheckpointError(where, f"has two adapters for {place.layer}", "keep one of them")
-        found[place.layer][place] = own
-    return {layer: _joined(parts) for layer, parts in found.items()}
+        place = _find(known, name)
+        if place is None:
+            raise _no_layer(name, known, where)
+        for layer, piece in zip(place.layers, _pieces(own, place, f"{where}: {name}")):
+            parts, kind = found.setdefault(layer, {}), kinds.setdefault(layer, place)
+            if place.part in parts or place.of != kind.of:
+                raise CheckpointError(where, f"has two adapters for {layer}", "keep one of them")
+            if piece is not None:
+                parts[place.part] = piece
+    return {layer: _joined(parts, kinds[layer]) for layer, parts in found.items() if parts}
 
 
-def _joined(parts: Mapping[Place, LowRank]) -> LowRank:
-    (layer, _, count), height = next(iter(parts)), next(iter(parts.values())).up.shape[0]
-    return joined([parts.get(Place(layer, i, count)) for i in range(count)], [height] * count)
+def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
+    names = [other for other in known if ("." in other) == ("." in name)]
+    short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
+    return CheckpointError(
+        where, f"has an adapter for {name}, which is no linear layer of this network",
+        f"{nearest(short, names)}name the adapters of this base",
+    )  # fmt: skip
+
+
+def _pieces(own: LowRank, place: Place, what: str) -> list[LowRank | None]:
+    """Return the adapters of all layers of a place, or that of the part of one."""
+    if place.of > 1:
+        return [own]
+    if len(own.up) % sum(place.transform.heights):
+        reason = f"has {len(own.up)} rows, which {len(place.layers)} layers cannot share"
+        raise CheckpointError(what, reason, "name the adapters of this base")
+    return cut(own, len(place.layers), place.transform)
+
+
+def _joined(parts: Mapping[int, LowRank], place: Place) -> LowRank:
+    return parts[0] if place.of == 1 else joined([parts.get(i) for i in range(place.of)], place.transform)
 
 
 def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
     """Rename adapters to diffusers' names; a matrix that is several there is split."""
     found: dict[str, LowRank] = {}
-    blocks = blocks_in(ours)
-    for layer, own in ours.items():
-        names = diffusers_names(layer, blocks)
-        found |= {name: part for name, part in zip(names, cut(own, len(names))) if part is not None}
+    for layer, (_, names, transform) in in_diffusers(ours).items():
+        parts = cut(ours[layer], len(names), transform)
+        found |= {name: part for name, part in zip(names, parts) if part is not None}
     return found
 
 
-def to_native(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
-    """Rename adapters to the names in the code of the networks' authors."""
-    return {native_name(layer): own for layer, own in ours.items()}
+def in_diffusers(layers: Collection[str]) -> dict[str, Rule]:
+    """Return the rule for each of our layers that makes it diffusers'."""
+    families = [family for family in FAMILIES.values() if family.is_original]
+    rules = [rule for family in families for rule in _with_adapters(family, numbers_in(layers))]
+    there = {rule.original: rule for rule in rules}
+    return {layer: there.get(layer, Rule(layer, (layer,))) for layer in layers}
+
+
+def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict[str, LowRank]:
+    """Rename adapters to the names that kohya's scripts and ComfyUI take, mostly those of the networks' authors.
+
+    layers: those of the network, if it is known. Raises ConfigError if it is not, and several networks have these.
+    """
+    numbers = numbers_in(layers or ours)
+    found = [_natively(ours, family, numbers) for family in ([family_of(layers)] if layers else _having(ours))]
+    if any(other.keys() != found[0].keys() for other in found):
+        raise ConfigError("--model", "is needed: several networks have layers of these names and other ones beside",
+                          "give the model.json of the adapters' base")  # fmt: skip
+    return found[0]
+
+
+def _having(ours: Mapping[str, LowRank]) -> list[Family | None]:
+    """Return the families whose networks have all these layers; None is a network of another kind."""
+    fitting = zip(FAMILIES.values(), _of_blocks(ours))
+    found = [family for family, known in fitting if all(known.get(layer) == Place((layer,)) for layer in ours)]
+    return [*found] or [None]
+
+
+def _natively(
+    ours: Mapping[str, LowRank], family: Family | None, numbers: Mapping[str, Sequence[int]]
+) -> dict[str, LowRank]:
+    if family is None or family.is_original or family.adapters_as_diffusers:
+        return dict(ours)
+    left, found = dict(ours), {}
+    for rule in numbered(family.rules, numbers):
+        parts = [left.pop(name, None) for name in rule.diffusers]
+        if any(part is not None for part in parts):
+            found[rule.original] = joined(parts, rule.transform)
+    return {**found, **left}
+
+
+def layers_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the names of the linear layers, and tables, of a network."""
+    return [
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
+    ]

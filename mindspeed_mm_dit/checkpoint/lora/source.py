@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
+from mindspeed_mm_dit.checkpoint.lora.names import layers_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path, shown
@@ -78,13 +79,6 @@ def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) 
         return files.read(path, layers)
 
     return of_newest(path, "adapters", found) if path.is_dir() else found(path)
-
-
-def layers_of(shapes: Shapes) -> list[str]:
-    """Return the names of the linear layers, and tables, of a network."""
-    return [
-        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
-    ]
 
 
 def named(adapter: Adapter, what: str) -> Adapter:

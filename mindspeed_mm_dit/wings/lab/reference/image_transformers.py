@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats.diffusers import read_arrays
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
+from mindspeed_mm_dit.checkpoint.shapes import predictor_of
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS
-from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.joint import pack
@@ -27,24 +26,24 @@ from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 from mindspeed_mm_dit.objectives.guidance import guided_network
-from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, config_of, loaded
+from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, loaded
 from mindspeed_mm_dit.wings.lab.reference.image_families import FAMILIES
 from mindspeed_mm_dit.wings.lab.reference.images import Point
 from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
 from mindspeed_mm_dit.wings.lab.table import GRADIENTS, Bound, NotThere, Quantity
 
 
-def network_in(folder: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
-    """Return config and weights of the network in a folder of diffusers; CheckpointError if it is another one."""
-    what = f"--checkpoint = {folder}"
-    if not (folder / "config.json").is_file():
+def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
+    """Return config and weights of the network in a folder of diffusers, or a file; CheckpointError for others."""
+    what = f"--checkpoint = {path}"
+    if not path.is_file() and not diffusers.fits(path):
         raise CheckpointError(what, "is no folder of diffusers: it has no config.json", FORMAT)
-    section = read_json(folder / "config.json", "--checkpoint")
-    kinds = {kind.diffusers_class: kind for kind in PREDICTOR_CONFIGS.values() if issubclass(kind, JointConfig)}
-    kind = kinds.get(str(section.get("_class_name")))
-    if kind is None:
-        raise CheckpointError(what, f"is of a {section.get('_class_name')}, none of {', '.join(kinds)}", FORMAT)
-    return config_of(kind, kind.of_diffusers(section), f"{what}: config.json"), read_arrays(folder)
+    state = FORMATS[of_source(path)].read(path)
+    shapes = {name: array.shape for name, array in state.weights.items()}
+    found = predictor_of(shapes, state.facts, state.config)
+    if not isinstance(found, JointConfig):
+        raise CheckpointError(what, f"is a {found.model_id!r}, and no image transformer", FORMAT)
+    return found, state.weights
 
 
 class ImageTransformer:

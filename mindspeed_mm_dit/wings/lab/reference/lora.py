@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint import rules
+from mindspeed_mm_dit.checkpoint.dit_names import DIT_RULES
 from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter
-from mindspeed_mm_dit.checkpoint.lora.names import diffusers_names
+from mindspeed_mm_dit.checkpoint.lora.names import in_diffusers
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
@@ -81,20 +82,20 @@ class DiffusersDiT(nn.Module):
         return unpatchify(self.dit.final_layer(x, c[0]), grid, self.dit.config.patch_size)  # (B, out_channels, H, W)
 
 
-_TIME, _LABEL = "t_embedder.", "y_embedder."
+_OF_EACH_BLOCK = {"t_embedder": "times", "y_embedder": "labels"}
+"""Embedders of the published DiT -> of a :class:`DiffusersDiT`."""
 
 
-def _of_diffusers(arrays: dict[str, np.ndarray], config: DiTConfig) -> dict[str, np.ndarray]:
+def _of_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the values of a :class:`DiffusersDiT` from a file of diffusers."""
-    found: dict[str, np.ndarray] = {}
-    for name, theirs, transform in rules.for_model(config.num_layers):
-        parts = [arrays[own] for own in theirs]
-        for start, stem in ((_TIME, "times"), (_LABEL, "labels")):
-            if name.startswith(start):
-                found |= {f"{stem}.{i}.{name.removeprefix(start)}": own for i, own in enumerate(parts)}
-        if not name.startswith((_TIME, _LABEL)):
-            found[f"dit.{name}"] = transform.join(parts)
-    return found
+    found = rules.to_original(arrays, [_of_each_block(rule) for rule in DIT_RULES])
+    apart = tuple(f"{name}." for name in _OF_EACH_BLOCK.values())
+    return {name if name.startswith(apart) else f"dit.{name}": array for name, array in found.items()}
+
+
+def _of_each_block(rule: rules.Rule) -> rules.Rule:
+    module, _, layer = rule.original.partition(".")
+    return rules.Rule(f"{_OF_EACH_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _OF_EACH_BLOCK else rule
 
 
 class Base:
@@ -185,11 +186,11 @@ class DiTBase(Base):
         folder = self.file.folder / self.group
         config, norm_eps = _described(read_json(folder / "config.json", "--lora"), f"{folder}/config.json")
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
-        try:
-            network, values = DiffusersDiT(config, norm_eps), _of_diffusers(arrays, config)
-        except KeyError as missing:
-            raise CheckpointError(str(folder), f"lacks {missing}", "copy the folder again") from None
+        network, values = DiffusersDiT(config, norm_eps), _of_diffusers(arrays)
         own = {name: ops.numpy(p) for name, p in network.named_parameters()}
+        not_there = tuple(f"dit.{name}" for name in ("pos_embed", *_OF_EACH_BLOCK))
+        if missing := [name for name in own if name not in values and not name.startswith(not_there)]:
+            raise CheckpointError(str(folder), f"lacks {missing[0]}", "copy the folder again")
         runtime.load_arrays(
             network, own | values
         )  # (positional embeddings, and embedders that are not used, keep their values)
@@ -291,12 +292,10 @@ class LoraValues:
         """Return the norm of the gradient of an A or B by its name in the file; its layer may be a part of ours."""
         layer, _, matrix = parameter.removesuffix(".weight").rpartition(".")
         base, adapter = self.base(name), self.adapter(name)
-        blocks = len({n.split(".")[1] for n in base.layers if n.startswith("blocks.")})
-        for ours, own in adapter.layers.items():
-            theirs = diffusers_names(ours, blocks) if base.prefix else (ours,)
+        for ours, (_, theirs, _) in in_diffusers(adapter.layers).items():
             if layer in theirs and matrix in ("lora_A", "lora_B"):
                 found = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
-                return norm(_part(found, own.up, matrix, theirs.index(layer), len(theirs)))
+                return norm(_part(found, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))
         raise NotThere(f"the adapters are beside {', '.join(list(adapter.layers)[:3])}, ...")
 
 
