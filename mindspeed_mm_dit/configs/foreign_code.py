@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.strict import read_any_json
 from mindspeed_mm_dit.errors import ConfigError
 
 _NAMES_CODE = (
@@ -23,7 +23,7 @@ _OWN = ("eager", "sdpa")
 def check_names_no_code(setting: str, folder: Path) -> None:
     """Raise ConfigError if a config file in ``folder``, which ``setting`` named, names code to run or to fetch."""
     for file in sorted(folder.glob("*config.json")):
-        for key, value in _pairs(read_json(file, setting)):
+        for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _OWN:
                 raise ConfigError(
                     f"{setting} = {file}: {key} = {shown(value)}", "names code, and none is run or fetched",
@@ -32,7 +32,7 @@ def check_names_no_code(setting: str, folder: Path) -> None:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of an object of JSON, and of those inside it."""
+    """Yield the keys and values of an object of JSON, and of those inside it or a list."""
     for key, inside in value.items() if isinstance(value, dict) else ():
         yield key, inside
         yield from _pairs(inside)

@@ -157,6 +157,14 @@ def read_text(path: str | Path, flag: str) -> str:
 
 def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ``flag`` is the option that named the file."""
+    content = read_any_json(path, flag)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{flag} = {path}", "expected a JSON object at the top")
+    return content
+
+
+def read_any_json(path: str | Path, flag: str) -> Any:
+    """Do the same for a file that may have anything at its top."""
     what = f"{flag} = {path}"
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -175,8 +183,6 @@ def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     except ValueError as error:  # a number of thousands of digits
         raise ConfigError(what, f"holds a number that cannot be read: {error}") from None
     check_depth(what, content)
-    if not isinstance(content, dict):
-        raise ConfigError(what, "expected a JSON object at the top")
     return content
 
 
