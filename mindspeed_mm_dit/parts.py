@@ -46,7 +46,7 @@ PARTS = {
     },
     "autoencoder": {
         name: f"mindspeed_mm_dit.models.autoencoders:{name.upper()}"
-        for name in ("pixel", "autoencoder_kl", "wan_video_vae", "autoencoder_tiny", "autoencoder_dc")
+        for name in ("pixel", "autoencoder_kl", "wan_video_vae", "qwen_image_vae", "autoencoder_tiny", "autoencoder_dc")
     },
     "text encoder": {
         "umt5": f"{_TEXTS}:UMT5",
@@ -55,6 +55,8 @@ PARTS = {
         "bert": f"{_TEXTS}:BERT",
         "clip": f"{_TEXTS}:CLIP_TEXT",
         "words": "mindspeed_mm_dit.models.words_encoder:WORDS",
+        "qwen2_5_vl": f"{_TEXTS}:QWEN2_5_VL",
+        "qwen3": f"{_TEXTS}:QWEN3",
     },
     "teacher": {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
@@ -74,6 +76,7 @@ PARTS = {
         f"{_CONDITION}.ImageTokens": f"{_CONDITIONS}.frames:IMAGE_TOKENS",
         f"{_CONDITION}.TextStates": f"{_CONDITIONS}.text:TEXT",
         f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
+        "mindspeed_mm_dit.configs.joined_text.JoinedText": f"{_CONDITIONS}.joined:JOINED",
     },
 }
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its

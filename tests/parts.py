@@ -74,7 +74,7 @@ def models() -> list[ModelConfig]:
 def fitted(ae: Any, predictor: Any, diffusion: Any, encoder: Any) -> list[ModelConfig]:
     """Return [the model of these parts], or [] where model.json refuses it; as many encoders as the predictor asks."""
     texts = [condition for condition in predictor.conditions if isinstance(condition, TextCondition)]
-    encoders = (encoder,) * (1 + max(text.encoder for text in texts)) if texts else None
+    encoders = (encoder,) * (1 + max(part.encoder for text in texts for part in text.parts)) if texts else None
     return _made(ModelConfig, {"ae": ae, "predictor": predictor, "diffusion": diffusion, "text_encoder": encoders})
 
 
@@ -124,7 +124,8 @@ def autoencoders(folder: Path) -> list[Any]:
 
         from tests.models.test_autoencoder_deterministic import DC, TINY
 
-        for name, settings in (("AutoencoderTiny", TINY), ("AutoencoderDC", DC)):
+        own = {"AutoencoderTiny": TINY, "AutoencoderDC": DC, "AutoencoderKLQwenImage": {"base_dim": 4}}
+        for name, settings in own.items():
             getattr(diffusers, name)(**settings).save_pretrained(folder / name)
             places.append(folder / name)
     found = [autoencoder_in(str(place), "ae") for place in places]
@@ -136,14 +137,17 @@ def text_encoders(folder: Path) -> list[Any]:
     """Every text encoder that the active framework runs, in the same way."""
     found = [config for kind in TEXT_ENCODER_CONFIGS.values() for config in _without_files(kind)]
     if active() == "pytorch":
-        from tests.text_encoder_fixtures import write_bert, write_clip, write_t5
+        from tests.text_encoder_fixtures import write_bert, write_clip, write_language_model, write_t5
 
         write_bert(folder / "bert")
         write_clip(folder / "clip", projected=True)
         write_t5(folder / "t5")
-        places = [BEFORE / "clips/text_encoder", *(folder / name for name in ("bert", "clip", "t5"))]
+        models = ("qwen2_5_vl", "qwen3")
+        places = [BEFORE / "clips/text_encoder", *(folder / name for name in ("bert", "clip", "t5", *models))]
+        for name in models:
+            write_language_model(folder / name, name)
         kinds = [kind for kind in TEXT_ENCODER_CONFIGS.values() if not _without_files(kind)]
-        of_files = [kind(str(place), max_length=8, dtype="fp32") for kind in kinds for place in places]
+        of_files = [kind(str(place), max_length=16, dtype="fp32") for kind in kinds for place in places]
         found += [config for config in of_files if _is_of(config)]
     return list({config.model_id.lower(): config for config in found}.values())
 
@@ -180,11 +184,15 @@ def _of_kind(kind: type, channels: int) -> Iterator[Any]:
     for count in range(4):
         for some in itertools.combinations(each, count):
             for config in _made(kind, small | dict(itertools.chain(*(one.items() for one in some)))):
-                steered = tuple((type(condition), getattr(condition, "encoder", 0)) for condition in config.conditions)
+                steered = tuple((type(condition), _encoders(condition)) for condition in config.conditions)
                 ways = {(steered, config.out_channels), (config.num_time_inputs, config.out_channels)}
                 if count < 2 or ways - known:
                     known |= ways
                     yield _with_several_tokens(config)
+
+
+def _encoders(condition: Any) -> tuple[int, ...]:
+    return tuple(part.encoder for part in condition.parts) if isinstance(condition, TextCondition) else ()
 
 
 def _small(kind: type, channels: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.condition import PooledText, TextCondition
+from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataConfig
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS
@@ -128,15 +128,15 @@ def as_wide(predictor, text):
     """Return ``predictor`` for states and vectors of the width that ``text`` gives."""
     for condition in predictor.conditions:
         if isinstance(condition, TextCondition):
-            width = text.pooled_width() if isinstance(condition, PooledText) else text.states_width()
-            predictor = dataclasses.replace(predictor, **{condition.setting: width or condition.width})
+            found = condition.widths_of((text,) * (1 + max(part.encoder for part in condition.parts)))
+            predictor = dataclasses.replace(predictor, **{key: width for key, width in found.items() if width})
     return predictor
 
 
 def pools(model):
     """Whether the text encoders have a pooled vector, if it is asked for."""
-    asked = [c.encoder for c in model.predictor.conditions if isinstance(c, PooledText)]
-    return all(model.text_encoders[encoder].pooled_width() for encoder in asked)
+    texts = [condition for condition in model.predictor.conditions if isinstance(condition, TextCondition)]
+    return all(width for text in texts for width in text.widths_of(model.text_encoders).values())
 
 
 class Combination(NamedTuple):

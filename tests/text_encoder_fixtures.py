@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 CAPTIONS = ("a seven moves left", "a one", "")
@@ -55,6 +56,46 @@ def write_t5(folder: Path) -> Path:
     config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     return folder
+
+
+def write_language_model(folder: Path, kind: str) -> Path:
+    """Write a Qwen2.5-VL ("qwen2_5_vl"), or a Qwen3 ("qwen3") with its head, of width 16 and three layers."""
+    import torch
+    import transformers
+
+    _write_prompt_tokenizer(folder)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+             "num_key_value_heads": 1, "intermediate_size": 32, "initializer_range": 0.3}  # fmt: skip
+    if kind == "qwen3":
+        transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=8, **sizes)).save_pretrained(folder)
+        return folder
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16}
+    rope = {"type": "mrope", "mrope_section": [2, 1, 1]}
+    config = transformers.Qwen2_5_VLConfig(text_config={**sizes, "rope_scaling": rope}, vision_config=vision)
+    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    return folder
+
+
+def _write_prompt_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with a token for each word, mark and line end of the prompts of Qwen, and no end token."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    from mindspeed_mm_dit.configs.text_encoder import Qwen25VLConfig
+
+    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    words = re.findall(r"<.*?>|\w+|[^\w ]", Qwen25VLConfig.prompt_template.replace("{}", " ".join(_WORDS)))
+    names = dict.fromkeys([*marks, "?", *words])
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"\w+|[^\w ]"), "isolated"), pre_tokenizers.Split(Regex(" +"), "removed")
+    ])  # fmt: skip
+    tokenizer.add_special_tokens(list(marks))
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": marks[0], "eos_token": marks[2],
+                "padding_side": "left"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def _write_tokenizer(folder, special, begin, end, pad, end_last=False):

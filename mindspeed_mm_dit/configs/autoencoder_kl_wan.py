@@ -131,7 +131,30 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
     @classmethod
     def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
         """Return channels and factors from config.json; raises ConfigError if its statistics are damaged."""
-        return _read(path, where).settings()
+        return _read(path, where, cls.diffusers_class).settings()
+
+
+@dataclass(frozen=True)
+class QwenImageVAEConfig(WanVAEConfig):
+    """Section ``ae`` with ``model_id`` "qwen_image_vae": diffusers' AutoencoderKLQwenImage, frozen; an image is a video
+    of one frame."""
+
+    model_id: Literal["qwen_image_vae"] = "qwen_image_vae"  # type: ignore[assignment]
+    """Names this kind of autoencoder."""
+
+    pixel_axes = (2,)
+    diffusers_class = "AutoencoderKLQwenImage"
+    example = "the vae/ of Qwen/Qwen-Image"
+
+    def latent_shape(self, size: Shape) -> Shape:
+        """Return the shape (C, h, w) of the latents of an image (H, W).
+
+        Raises ConfigError if height or width is not a multiple of its factor.
+        """
+        return self.latent_channels, *divided(size, self.spatial_factor)
+
+    def sample_size(self, latent: Shape) -> Shape:
+        return tuple(side * self.spatial_factor for side in latent[1:])
 
 
 @dataclass(frozen=True)
@@ -164,13 +187,13 @@ def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
     Raises:
         ConfigError: it is missing, belongs to another autoencoder, or contradicts model.json.
     """
-    facts = _read(config_file(config.from_pretrained), "ae")
+    facts = _read(config_file(config.from_pretrained), "ae", config.diffusers_class)
     config.spelled_out(dataclasses.asdict(config))
     return facts
 
 
-def _read(path: Path, where: str) -> WanLatentFacts:
-    facts = read_facts(WanLatentFacts, path, where, WanVAEConfig.diffusers_class)
+def _read(path: Path, where: str, diffusers_class: str) -> WanLatentFacts:
+    facts = read_facts(WanLatentFacts, path, where, diffusers_class)
     if not len(facts.latents_mean) == len(facts.latents_std) == facts.z_dim or min(facts.latents_std) <= 0:
         raise ConfigError(
             f"{path}: latents_mean, latents_std",

@@ -7,12 +7,13 @@ A batch holds source arrays, the arrays of each condition, and the objective's r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 Arrays = dict[str, np.ndarray]
@@ -91,14 +92,56 @@ class TextCondition(Condition):
     ``caption_dropout_prob`` of data.json sets how often a caption is dropped.
     """
 
-    width: int
-    encoder: int
     name: str
-    setting: str
-    shared_coin: str
     item = "caption"
     dropout = 0.0
     has_null = True
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[OneText, ...]:
+        """What it takes of each text encoder; a cache keeps them one by one."""
+
+    @property
+    def published(self) -> dict[int, dict[str, Any]]:
+        """Settings of text encoders that it was published with, by number, for sections that leave them open."""
+        return {}
+
+    @abstractmethod
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
+        """Return the widths of what the ``encoders`` give, by the predictor's settings; None for what they lack."""
+
+    def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
+        """Raise ConfigError unless their output, by their config.json, has the widths that the predictor takes."""
+        for setting, width in self.widths_of(encoders).items():
+            if width != (own := self._taken[setting]):
+                pooled = "pooled" in setting
+                kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
+                found = f"{has} width {width}" if width else f"{are} not available"
+                raise ConfigError(
+                    f"predictor.{setting} = {own}",
+                    f"the text encoder's {kind} {found} (by its config.json)",
+                    f"write {width}" if width else "use a text encoder that pools, such as clip or bert",
+                )
+
+    @property
+    @abstractmethod
+    def _taken(self) -> dict[str, int]:
+        """Widths that the network takes, by the predictor's settings."""
+
+    def null(self, count: int) -> Arrays:
+        """Raise ConfigError: only a text encoder can compute it."""
+        raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
+
+
+class OneText(TextCondition):
+    """Base of the conditions of one text encoder."""
+
+    width: int
+    encoder: int
+    setting: str
+    shared_coin: str
+    as_published: Mapping[str, Any]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,13 +151,28 @@ class TextCondition(Condition):
     def coin(self) -> str:
         return self.shared_coin or self.name
 
-    def null(self, count: int) -> Arrays:
-        """Raise ConfigError: only a text encoder can compute it."""
-        raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
+    @property
+    def parts(self) -> tuple[OneText, ...]:
+        return (self,)
+
+    @property
+    def published(self) -> dict[int, dict[str, Any]]:
+        return {self.encoder: dict(self.as_published)}
+
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
+        return {self.setting: self.width_of(encoders[self.encoder])}
+
+    @abstractmethod
+    def width_of(self, encoder: TextEncoderConfig) -> int | None:
+        """Return the width of what ``encoder`` gives, by its config.json; None if it does not give it."""
+
+    @property
+    def _taken(self) -> dict[str, int]:
+        return {self.setting: self.width}
 
 
 @dataclass(frozen=True)
-class TextStates(TextCondition):
+class TextStates(OneText):
     """The states of a text encoder: ``text`` (B, L, D) float32, L tokens of width D."""
 
     length: int
@@ -127,6 +185,11 @@ class TextStates(TextCondition):
     """Key of the predictor's section that holds ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
+    as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the text encoder that it was published with."""
+
+    def width_of(self, encoder: TextEncoderConfig) -> int:
+        return encoder.states_width()
 
     def hollow(self) -> Arrays:
         return {self.name: np.broadcast_to(np.float32(0), (1, self.length, self.width))}
@@ -138,7 +201,7 @@ class TextStates(TextCondition):
 
 
 @dataclass(frozen=True)
-class PooledText(TextCondition):
+class PooledText(OneText):
     """One vector per caption, from a text encoder that pools (CLIP, MiniLM): ``pooled`` (B, P) float32."""
 
     width: int
@@ -150,6 +213,11 @@ class PooledText(TextCondition):
     """Key of the predictor's section that holds ``width``."""
     shared_coin: str = ""
     """Coin that it shares with other conditions; empty: its own."""
+    as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the text encoder that it was published with."""
+
+    def width_of(self, encoder: TextEncoderConfig) -> int | None:
+        return encoder.pooled_width()
 
     def hollow(self) -> Arrays:
         return {self.name: np.broadcast_to(np.float32(0), (1, self.width))}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.condition import Conditions, PooledText
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
@@ -23,7 +23,9 @@ class FluxConfig(JointConfig):
     num_single_layers: int = 38
     """Number of blocks after them in which image and text share one set of weights."""
     pooled_projection_dim: int = 768
-    """Width of the pooled vector of the text, from the second text encoder."""
+    """Width of the pooled vector of the text."""
+    pooled_encoder: Literal[0, 1] = 1
+    """Which text encoder of model.json makes that vector: the second, or 0 for one that makes both."""
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     """Channels of a head that turn with a constant 0, the row and the column of a patch; even."""
     guidance_embeds: bool = False
@@ -36,6 +38,7 @@ class FluxConfig(JointConfig):
     network = "mindspeed_mm_dit.models.flux:Flux"
     diffusers_class = "FluxTransformer2DModel"
     adaptable = (*JointConfig.adaptable, "guidance")  # type: ignore[assignment]
+    published_texts: ClassVar = {"attend_padding": True}
     fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,)}
 
     def __post_init__(self) -> None:
@@ -47,8 +50,9 @@ class FluxConfig(JointConfig):
 
     @property
     def conditions(self) -> Conditions:
-        """The states of the text, and its pooled vector."""
-        return self.with_pooled(self.pooled_projection_dim)
+        """The states of the text, and its pooled vector, dropped together."""
+        width, number, coin = self.pooled_projection_dim, self.pooled_encoder, self.texts.coin
+        return Conditions(self.texts, PooledText(width, number, setting="pooled_projection_dim", shared_coin=coin))
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> FluxConfig | None:

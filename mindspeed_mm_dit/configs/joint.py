@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mindspeed_mm_dit.configs.condition import Conditions, PooledText, TextStates
+from mindspeed_mm_dit.configs.condition import Conditions, TextStates
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable
@@ -40,6 +40,8 @@ class JointConfig(PredictorConfig):
     """Name of the network's class in diffusers."""
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Further keys of diffusers' config.json -> the values that are supported."""
+    published_texts: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the first text encoder that it was published with."""
     token_channels: ClassVar[int] = 4
     """Channels of a token in diffusers' config.json for each channel of the latents."""
     data_time = 0
@@ -120,12 +122,8 @@ class JointConfig(PredictorConfig):
     @property
     def texts(self) -> TextStates:
         """The states of the text, from the first text encoder."""
-        return TextStates(self.text_length, self.joint_attention_dim, setting="joint_attention_dim")
-
-    def with_pooled(self, width: int) -> Conditions:
-        """Return these states and the pooled vector of the second text encoder, dropped together."""
-        setting = "pooled_projection_dim"
-        return Conditions(self.texts, PooledText(width, 1, setting=setting, shared_coin=self.texts.coin))
+        return TextStates(self.text_length, self.joint_attention_dim, setting="joint_attention_dim",
+                          as_published=self.published_texts)  # fmt: skip
 
     @property
     def conditions(self) -> Conditions:

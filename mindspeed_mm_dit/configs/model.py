@@ -118,7 +118,7 @@ class ModelConfig:
 
     def _check_text_encoders(self) -> None:
         """Raise ConfigError unless there is exactly one text encoder for each that the conditions refer to."""
-        wanted = [c.encoder for c in self.predictor.conditions if isinstance(c, TextCondition)]
+        wanted = [part.encoder for condition in self._texts for part in condition.parts]
         what, named = "text_encoder", f"predictor {self.predictor.model_id!r}"
         if wanted and not self.text_encoders:
             raise ConfigError(
@@ -139,8 +139,18 @@ class ModelConfig:
 
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
-        """The text encoders, in the order of model.json; empty without the section."""
-        return _several(self.text_encoder)
+        """The text encoders, in the order of model.json; empty without the section.
+
+        What a section leaves open is as published with the predictor.
+        """
+        found = [*_several(self.text_encoder)]
+        for number, published in (pair for condition in self._texts for pair in condition.published.items()):
+            found[number : number + 1] = [own.completed(published) for own in found[number : number + 1]]
+        return tuple(found)
+
+    @property
+    def _texts(self) -> list[TextCondition]:
+        return [condition for condition in self.predictor.conditions if isinstance(condition, TextCondition)]
 
     @property
     def teachers(self) -> tuple[TeacherConfig, ...]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.joined_text import JoinedText
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.limits import require_positive
+from mindspeed_mm_dit.configs.limits import check_between, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
@@ -28,7 +29,10 @@ class SD3Config(JointConfig):
     text_length: int = 333
     """Tokens of a text with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
     pooled_projection_dim: int = 2048
-    """Width of the pooled vector of the text, from the second text encoder."""
+    """Width of the pooled vectors of the first two text encoders, side by side."""
+    encoder_dropout_prob: float = 0.0
+    """Probability that a training sample loses a text encoder, whose output becomes zeros; drawn for each of the three.
+    SD3 was trained with 0.464 and reads any of them alone. 0 to below 1."""
     qk_norm: Literal["rms_norm"] | None = None
     """Normalise queries and keys per head, as SD3.5 does; null: not at all."""
     dual_attention_layers: tuple[int, ...] = ()
@@ -47,6 +51,7 @@ class SD3Config(JointConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, "predictor", "pooled_projection_dim", "pos_embed_max_size", "sample_size")
+        check_between("predictor.encoder_dropout_prob", self.encoder_dropout_prob, 0.0, 0.999)
         super().__post_init__()
         if self.hidden_size % 4:
             what = f"predictor.attention_head_dim = {self.attention_head_dim}"
@@ -65,8 +70,9 @@ class SD3Config(JointConfig):
 
     @property
     def conditions(self) -> Conditions:
-        """The states of the text, and its pooled vector."""
-        return self.with_pooled(self.pooled_projection_dim)
+        """What CLIP, a larger CLIP and T5 make of a text, as one condition."""
+        widths = self.joint_attention_dim, self.pooled_projection_dim
+        return Conditions(JoinedText(self.text_length, *widths, self.encoder_dropout_prob))
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.files import digest_of_files
-from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -35,6 +37,11 @@ class TextEncoderConfig(ABC):
     """Precision in which it runs."""
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
     """Frameworks that can run it."""
+
+    def completed(self, published: Mapping[str, Any]) -> TextEncoderConfig:
+        """Return the same with the settings that are null here as ``published`` with the network that it steers."""
+        missing = {key: value for key, value in published.items() if getattr(self, key, value) is None}
+        return dataclasses.replace(self, **missing) if missing else self  # type: ignore[type-var]
 
     @abstractmethod
     def states_width(self) -> int:
@@ -76,6 +83,7 @@ class TransformersTextConfig(TextEncoderConfig):
 
     width_key: ClassVar[str]
     """Key of config.json for the width of a state."""
+    prompt_template, cut_tokens = "{}", 0  # only language models read more than the caption
 
     def __post_init__(self) -> None:
         check_path("text_encoder.from_pretrained", self.from_pretrained)
@@ -109,6 +117,10 @@ class TransformersTextConfig(TextEncoderConfig):
     def read(self) -> dict[str, Any]:
         """Return the encoder's config.json; raises ConfigError if it cannot be read."""
         return read_json(self.config_file, "text_encoder.from_pretrained")
+
+    def prompt(self, caption: str) -> str:
+        """Return what the encoder reads for a clean ``caption``."""
+        return caption
 
     def number(self, key: str) -> int:
         """Return ``key`` of config.json; raises ConfigError unless it is a positive whole number."""
@@ -167,7 +179,21 @@ class T5Config(TransformersTextConfig):
     model_id: Literal["t5"] = "t5"
     """Kind of encoder."""
 
+    attend_padding: bool | None = None
+    """Let the encoder read the padding as if it were words, as the pipelines of FLUX.1 and SD3 do; null: as the network
+    was published, with others not."""
+
     width_key = "d_model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attend_padding and self.cut_padding:
+            raise ConfigError("text_encoder.cut_padding = true", "cuts what the encoder attends to",
+                              "drop it, or set attend_padding to false")  # fmt: skip
+
+    def identity(self) -> str:
+        """Return the digests of encoder and tokenizer, the precision, and whether it reads the padding."""
+        return super().identity() + (", reads padding" if self.attend_padding else "")
 
 
 @dataclass(frozen=True)
@@ -232,9 +258,9 @@ class CLIPTextConfig(TransformersTextConfig):
     """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the encoder runs."""
-    states: Literal["last", "penultimate"] = "last"
+    states: Literal["last", "penultimate"] | None = None
     """Which states to use: those of the last layer, normalised, as in Stable Diffusion 1; or the input of the last
-    layer, as in SDXL and Stable Diffusion 3."""
+    layer, as in SDXL and Stable Diffusion 3. null: as the network was published, with others the last."""
     model_id: Literal["clip"] = "clip"
     """Kind of encoder."""
 
@@ -251,4 +277,89 @@ class CLIPTextConfig(TransformersTextConfig):
 
     def identity(self) -> str:
         """Return the digests of encoder and tokenizer, the precision, and the layer."""
-        return f"{super().identity()}, {self.states} states"
+        return f"{super().identity()}, {self.states or 'last'} states"
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig(TransformersTextConfig):
+    """Base of the language models whose states of a caption, inside a prompt, steer a network."""
+
+    max_length: int = 512
+    """States L of every caption, of which shorter ones fill a part; what is cut does not count."""
+    zero_padding: bool = True
+    """Set the states of the padding to zero: networks take zeros for padding, which they do not attend to."""
+    cut_padding: bool = True
+    """Encode each micro-batch only up to its longest caption; needs ``zero_padding``."""
+    prompt_template: str = "{}"
+    """What the model reads, with {} in place of the caption."""
+    cut_tokens: int = 0
+    """Tokens at the beginning whose states are left out: none, or those before the caption."""
+    layers: tuple[int, ...] = (-1,)
+    """Layers whose states are used, side by side: -1 is the last, normalised, -2 the one before it."""
+    empty_caption: str = ""
+    """What stands for the empty caption, in the null condition."""
+
+    width_key = "hidden_size"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt_template.count("{}") != 1:
+            raise ConfigError(f"text_encoder.prompt_template = {shown(self.prompt_template)}",
+                              "must contain {} once, where the caption stands")  # fmt: skip
+        check_between("text_encoder.cut_tokens", self.cut_tokens, 0, 4096)
+        if not self.layers:
+            raise ConfigError("text_encoder.layers = []", "names no layer", "leave it out")
+
+    def prompt(self, caption: str) -> str:
+        """Return what the model reads for a clean ``caption``."""
+        return self.prompt_template.replace("{}", caption or self.empty_caption)
+
+    def read(self) -> dict[str, Any]:
+        """Return the encoder's config.json, with the keys of its language half."""
+        content = super().read()
+        half = content.get("text_config")
+        return {**half, **content} if isinstance(half, dict) else content
+
+    def states_width(self) -> int:
+        """Return the width of a state times the number of layers; raises ConfigError for a layer that is not there."""
+        width, most = self.number(self.width_key), self.number("num_hidden_layers")
+        for layer in self.layers:
+            check_between("text_encoder.layers", layer, -most - 1, most, f"the encoder has {most} layers")
+        return width * len(self.layers)
+
+    def identity(self) -> str:
+        """Return the digests of encoder and tokenizer, the precision, and how it is asked."""
+        asked = f"{self.prompt_template!r}, cut {self.cut_tokens}, empty {self.empty_caption!r}".replace(", ", "; ")
+        return f"{super().identity()}, {asked}, layers {list(self.layers)}"
+
+
+@dataclass(frozen=True)
+class Qwen25VLConfig(LanguageModelConfig):
+    """The language half of Qwen2.5-VL (Bai et al. 2025), as used by Qwen-Image."""
+
+    max_length: int = 1024
+    """States L of every caption, of which shorter ones fill a part; what is cut does not count."""
+    prompt_template: str = (
+        "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
+        "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    """What the model reads, with {} in place of the caption."""
+    cut_tokens: int = 34
+    """Tokens at the beginning whose states are left out: none, or those before the caption."""
+    empty_caption: str = " "
+    """What stands for the empty caption, in the null condition: a blank, as Qwen-Image's authors write."""
+    model_id: Literal["qwen2_5_vl"] = "qwen2_5_vl"
+    """Kind of encoder."""
+
+
+@dataclass(frozen=True)
+class Qwen3Config(LanguageModelConfig):
+    """Qwen3 (Yang et al. 2025), as used by Z-Image."""
+
+    prompt_template: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    """What the model reads, with {} in place of the caption."""
+    layers: tuple[int, ...] = (-2,)
+    """Layers whose states are used, side by side: -1 is the last, normalised, -2 the one before it."""
+    model_id: Literal["qwen3"] = "qwen3"
+    """Kind of encoder."""

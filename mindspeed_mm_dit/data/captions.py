@@ -13,7 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
-from mindspeed_mm_dit.errors import DataError, PlatformError
+from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
 NEEDED = "install the packages of requirements/video.txt"
 
@@ -75,20 +75,37 @@ class CaptionTokenizer:
         return {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self._tokenizer.eos_token_id}
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the number of tokens of each cleaned caption, its end included, without truncation."""
-        cleaned = [clean_caption(caption) for caption in captions]
-        return [len(ids) for ids in self._tokenizer(cleaned)["input_ids"]] if cleaned else []
+        """Return the number of tokens of each cleaned caption, its end included, without truncation.
+
+        Of a prompt around it, the tokens that are kept count too.
+        """
+        read = self._read(captions)
+        return [len(ids) - self.config.cut_tokens for ids in self._tokenizer(read)["input_ids"]] if read else []
+
+    def check_template(self) -> None:
+        """Raise ConfigError unless the tokens whose states are left out are those before a caption."""
+        before = len(self._tokenizer(self.config.prompt_template.partition("{}")[0])["input_ids"])
+        if self.config.cut_tokens not in (0, before):
+            raise ConfigError(
+                f"text_encoder.cut_tokens = {self.config.cut_tokens}",
+                f"does not fit prompt_template: before the caption it has {before} tokens of this tokenizer",
+                f"write {before}, or name the tokenizer that came with the encoder",
+            )  # fmt: skip
+
+    def _read(self, captions: Iterable[str]) -> list[str]:
+        return [self.config.prompt(clean_caption(caption)) for caption in captions]
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Clean captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
 
         The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
+        A language model reads it in its prompt, of which the tokens that are left out later come first.
         """
-        cleaned = [clean_caption(caption) for caption in captions]
         with _ONE_AT_A_TIME:
             found = self._tokenizer(
-                cleaned, max_length=self.config.max_length, padding="max_length", truncation=True,
-                return_attention_mask=True, add_special_tokens=True, return_tensors="np",
+                self._read(captions), max_length=self.config.cut_tokens + self.config.max_length, padding="max_length",
+                truncation=True, padding_side="right", return_attention_mask=True, add_special_tokens=True,
+                return_tensors="np",
             )  # fmt: skip
         return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
 

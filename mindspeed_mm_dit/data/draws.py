@@ -29,6 +29,7 @@ class Stream(IntEnum):
     CLIP_START = 11
     SAMPLE_LABEL = 12
     SOURCE = 13
+    ENCODER_DROP = 14
 
 
 VALIDATION_START = 1 << 62

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame
+from mindspeed_mm_dit.configs.joined_text import JoinedText
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
@@ -16,6 +17,7 @@ from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.frames import given_frames
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.joined_text import joined_text
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_teachers
@@ -109,6 +111,10 @@ class DiTModel(nn.Module):
     def frames(self, condition: FirstFrame, batch: Mapping[str, Tensor]) -> Tensor:
         """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.given_frames``."""
         return given_frames(condition, batch, self)
+
+    def joined(self, condition: JoinedText, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return states and pooled vectors of captions that three encoders read; see ``joined_text.joined_text``."""
+        return joined_text(condition, batch, self.text_encoders)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""

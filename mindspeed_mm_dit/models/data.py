@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mindspeed_mm_dit.configs.condition import PooledText, TextCondition
+from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.cache import Cache
@@ -111,19 +111,8 @@ def _sides(latent_shape: tuple[int, ...]) -> str:
 def check_text_widths(model: ModelConfig) -> None:
     """Raise ConfigError unless each text encoder's output, by its config.json, has the width the predictor takes."""
     for condition in model.predictor.conditions:
-        if not isinstance(condition, TextCondition):
-            continue
-        section = model.text_encoders[condition.encoder]
-        pooled = isinstance(condition, PooledText)
-        width = section.pooled_width() if pooled else section.states_width()
-        if width != condition.width:
-            kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
-            found = f"{has} width {width}" if width else f"{are} not available"
-            raise ConfigError(
-                f"predictor.{condition.setting} = {condition.width}",
-                f"the text encoder's {kind} {found} (by its config.json)",
-                f"write {width}" if width else "use a text encoder that pools, such as clip or bert",
-            )
+        if isinstance(condition, TextCondition):
+            condition.check_encoders(model.text_encoders)
 
 
 def check_feature_widths(model: ModelConfig) -> None:
@@ -176,8 +165,9 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
                           "make a cache of its own, or do not sample the posterior")  # fmt: skip
     cache.check_features(model.feature_shapes, what)
     for condition in model.predictor.conditions:
-        if condition.item == "caption":
-            _check_kept(what, cache, condition)
+        for part in condition.parts if isinstance(condition, TextCondition) else ():
+            _check_kept(what, cache, part)
+    check_text_widths(model)
     rows = source_of(param).as_listed(param, cache.rows(param.data_folder))
     return _checked(Opened(model, param, rows, cache=cache))
 
@@ -187,7 +177,7 @@ def _check_kept(what: str, cache: Cache, condition: Any) -> None:
         raise ConfigError(what, f"keeps no {condition.name}, which the predictor is steered by",
                           "make a cache of its own, in another folder: mm-dit cache-latents")  # fmt: skip
     for width in cache.widths(condition.name):
-        if width != condition.width:
+        if width != condition.width and condition.width:  # (0: any, of parts that are joined)
             raise ConfigError(
                 what, f"holds {condition.name} of width {width}, and the predictor takes {condition.width}",
                 f"correct predictor.{condition.setting}",

@@ -49,7 +49,10 @@ class DiffusersAutoencoder(Autoencoder):
     def decode(self, scaled_latents: Tensor) -> Tensor:
         latents = self.raw(scaled_latents.float()).to(self._dtype)
         with self._own_precision():
-            return self.module.decode(latents).sample.float()
+            return self._decoded(latents).float()
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        return self.module.decode(latents).sample
 
     def _own_precision(self) -> torch.autocast:
         """Turn autocast off, so that ``ae.dtype`` applies inside a bf16 training step too."""
@@ -88,3 +91,14 @@ class AutoencoderKLWan(DiffusersAutoencoder):
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         self.config.latent_shape(tuple(images.shape[2:]))
         return super().moments(images)
+
+
+class AutoencoderKLQwenImage(AutoencoderKLWan):
+    """Qwen-Image's autoencoder: an image is a video of one frame."""
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        mean, std = super().moments(images[:, :, None])  # (B, C, 1, h, w) each
+        return mean[:, :, 0], None if std is None else std[:, :, 0]
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        return super()._decoded(latents[:, :, None])[:, :, 0]

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.data.cache import NULL, ROWS
 from mindspeed_mm_dit.data.cache_index import INDEX, CacheIndex, KeptText, check_same
 from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
@@ -76,7 +76,8 @@ class CacheWriter:
         self._visuals = opened.visuals(rows)
         assert self._visuals.views is not None, "made_by refuses samples whose pixels differ each time"
         sections = opened.model.text_encoders
-        self._texts = [condition for condition in opened.model.predictor.conditions if condition.item == "caption"]
+        conditions = opened.model.predictor.conditions
+        self._texts = [part for own in conditions if isinstance(own, TextCondition) for part in own.parts]
         kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
         found = {**made_by(opened.model, opened.param), "rows": rows.digest}
         self.index = CacheIndex(

@@ -14,8 +14,8 @@ from mindspeed_mm_dit.models.pretrained import check_weights
 
 Tensor = Any
 
-SPARE_ROWS = 128
-"""An encoder's embedding table has as many rows as its tokenizer has ids, or is padded to a multiple of this."""
+SPARE_ROWS = 512
+"""An encoder's embedding table has as many rows as its tokenizer has ids, or fewer than this more."""
 
 
 class Encoded(NamedTuple):
@@ -105,6 +105,7 @@ def own_tokenizer(
         if encoder.get(name) != tokenizer.special_ids[name]:
             theirs = tokenizer.special_ids[name]
             raise _strangers(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {theirs}")
+    tokenizer.check_template()
     return tokenizer
 
 

@@ -1,4 +1,4 @@
-"""The text encoders of transformers, one record each: UMT5, T5, BERT, and the text half of CLIP."""
+"""The text encoders of transformers, one record each: UMT5, T5, BERT, the text half of CLIP, and language models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 from mindspeed_mm_dit.configs.text_encoder import (
     BertConfig,
     CLIPTextConfig,
+    LanguageModelConfig,
+    Qwen3Config,
+    Qwen25VLConfig,
     T5Config,
     TransformersTextConfig,
     UMT5Config,
@@ -24,15 +27,19 @@ def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cur
     return TextEncoderKind(config, opened, build, check_files)
 
 
-def _build_t5(config: TransformersTextConfig, module: str, *spare: str) -> Any:
+def _build_t5(config: TransformersTextConfig, module: str, *spare: str, reads_padding: bool = False) -> Any:
     """Build an encoder that returns its last hidden states and no pooled vector."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    return TransformersEncoder(config, module, _ask_t5, spare)
+    return TransformersEncoder(config, module, partial(_ask_t5, reads_padding), spare)
 
 
-def _ask_t5(network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
-    return network(input_ids=ids, attention_mask=mask).last_hidden_state, None
+def _build_own_t5(config: T5Config) -> Any:
+    return _build_t5(config, "T5EncoderModel", "decoder.", "lm_head.", reads_padding=bool(config.attend_padding))
+
+
+def _ask_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+    return network(input_ids=ids, attention_mask=None if reads_padding else mask).last_hidden_state, None
 
 
 def _build_bert(config: BertConfig) -> Any:
@@ -62,7 +69,7 @@ def _build_clip(config: CLIPTextConfig) -> Any:
 
     projects = config.has_projection
     name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
-    ask = partial(_ask_clip, projects, config.states == "last")
+    ask = partial(_ask_clip, projects, config.states != "penultimate")
     return TransformersEncoder(config, name, ask, ("text_model.embeddings.position_ids",))
 
 
@@ -72,12 +79,34 @@ def _ask_clip(projects: bool, wants_last: bool, module: Any, ids: Any, mask: Any
     return states, found.text_embeds if projects else found.pooler_output  # (B, P)
 
 
+def _build_language_model(module: str, part: str, *spare: str) -> Any:
+    """Return what builds an encoder that returns the states of some layers, side by side, and no pooled vector."""
+
+    def build(config: LanguageModelConfig) -> Any:
+        from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+
+        return TransformersEncoder(config, module, partial(_ask_language_model, config.layers), spare, part)
+
+    return build
+
+
+def _ask_language_model(layers: tuple[int, ...], network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+    from mindspeed_mm_dit.framework import ops
+
+    found = network(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states
+    return ops.cat([found[layer] for layer in layers], 2), None
+
+
 UMT5 = _kind(UMT5Config, partial(_build_t5, module="UMT5EncoderModel"), "umt5",
              "name the text_encoder/ folder of Wan, or another UMT5", "pad_token_id", "eos_token_id")  # fmt: skip
-T5 = _kind(T5Config, lambda config: _build_t5(config, "T5EncoderModel", "decoder.", "lm_head."), "t5",
-           "name a text_encoder_2/ folder of FLUX, or another T5", "pad_token_id", "eos_token_id")  # fmt: skip
+T5 = _kind(T5Config, _build_own_t5, "t5", "name a text_encoder_2/ folder of FLUX, or another T5",
+           "pad_token_id", "eos_token_id")  # fmt: skip
 BERT = _kind(BertConfig, _build_bert, "bert", "name the folder of a BERT, such as sentence-transformers' MiniLM",
              "pad_token_id", positions="max_position_embeddings")  # fmt: skip
 CLIP_TEXT = _kind(CLIPTextConfig, _build_clip, "clip_text_model",
                   "name a text_encoder/ folder of Stable Diffusion 3 or FLUX, or another CLIPTextModel",
                   positions="max_position_embeddings")  # fmt: skip
+QWEN2_5_VL = _kind(Qwen25VLConfig, _build_language_model("Qwen2_5_VLForConditionalGeneration", "model.language_model"),
+                   "qwen2_5_vl", "name the text_encoder/ folder of Qwen-Image, or another Qwen2.5-VL")  # fmt: skip
+QWEN3 = _kind(Qwen3Config, _build_language_model("Qwen3Model", "", "lm_head."), "qwen3",
+              "name the text_encoder/ folder of Z-Image, or another Qwen3")  # fmt: skip

@@ -28,14 +28,17 @@ class TransformersEncoder:
     """(ids, mask) -> states and pooled vector; its module is not a submodule of anything trained.
 
     module: name of its class in transformers; ask: calls the module and picks its outputs; spare: prefixes of weights
-    that the files may have besides the module's; settings: arguments of its constructor.
+    that the files may have besides the module's; part: the submodule that reads text; settings: arguments of its
+    constructor.
     """
 
     def __init__(
-        self, config: TransformersTextConfig, module: str, ask: Ask, spare: tuple[str, ...] = (), **settings: bool
-    ) -> None:
+        self, config: TransformersTextConfig, module: str, ask: Ask, spare: tuple[str, ...] = (), part: str = "",
+        **settings: bool,
+    ) -> None:  # fmt: skip
         self.config, self._ask = config, ask
-        self.module = runtime.freeze(_load(config, "text_encoder", module, spare, settings), config.dtype)
+        loaded = _load(config, "text_encoder", module, spare, settings)
+        self.module = runtime.freeze(loaded.get_submodule(part), config.dtype)
 
     @property
     def vocabulary_size(self) -> int:
@@ -51,7 +54,8 @@ class TransformersEncoder:
         states = torch.nn.functional.pad(states.float(), (0, 0, 0, mask.shape[1] - read))  # (B, L, D)
         if self.config.zero_padding:
             states = states * mask[:, :, None]
-        return Encoded(states, mask, None if pooled is None else pooled.float())
+        cut = self.config.cut_tokens
+        return Encoded(states[:, cut:], mask[:, cut:], None if pooled is None else pooled.float())
 
     @staticmethod
     def _longest(mask: Tensor) -> int:

@@ -156,3 +156,27 @@ def test_weights_that_are_missing_are_named(framework, copied):
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"encoder\.conv_in\.weight"):
         autoencoder(copied)
+
+
+def test_qwen_image_s_autoencoder_encodes_an_image_as_a_video_of_one_frame(framework, tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    import torch
+
+    from mindspeed_mm_dit.configs.model import autoencoder_in
+    from mindspeed_mm_dit.models.registry import load_autoencoder
+
+    torch.manual_seed(0)
+    statistics = {"latents_mean": [0.1, 0.2, 0.3, 0.4], "latents_std": [1.0, 2.0, 0.5, 0.7]}
+    theirs = diffusers.AutoencoderKLQwenImage(base_dim=4, z_dim=4, **statistics).eval()
+    theirs.save_pretrained(tmp_path)
+    config = autoencoder_in(str(tmp_path), "ae")
+    assert (config.model_id, config.latent_shape((16, 24)), config.sample_size((4, 2, 3))) == (
+        "qwen_image_vae", (4, 2, 3), (16, 24)
+    )  # fmt: skip
+    images, ours = torch.rand(2, 3, 16, 24) * 2 - 1, load_autoencoder(config)
+    mean, std = (torch.tensor(statistics[f"latents_{name}"]).reshape(-1, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        raw = theirs.encode(images[:, :, None]).latent_dist.mode()
+        decoded = theirs.decode(raw).sample[:, :, 0]
+    torch.testing.assert_close(ours.encode(images), (raw[:, :, 0] - mean) / std)
+    torch.testing.assert_close(ours.decode(ours.encode(images)), decoded, atol=1e-5, rtol=1e-5)

@@ -46,7 +46,9 @@ def of_folder(kind, folder):
 
 @pytest.mark.parametrize("name", WITH_OURS)
 def test_an_autoencoder_answers_everything(name, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(LATENTS_OF_WAN if name == "wan_video_vae" else {}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(LATENTS_OF_WAN if name in ("wan_video_vae", "qwen_image_vae") else {})
+    )
     config = of_folder(WITH_OURS[name].config, tmp_path)
     assert config.model_id == name and config.channels in (1, 3) and config.dtype in ("fp32", "bf16")
     assert set(config.frameworks) <= set(FRAMEWORKS) and config.pixel_axes
@@ -67,7 +69,8 @@ def test_an_autoencoder_answers_everything(name, tmp_path):
 
 @pytest.mark.parametrize("name", TEXTS_WITH_OURS)
 def test_a_text_encoder_answers_everything(name, tmp_path):
-    said = {"d_model": 24, "hidden_size": 24, "projection_dim": 12, "architectures": ["CLIPTextModelWithProjection"]}
+    said = {"d_model": 24, "hidden_size": 24, "projection_dim": 12, "architectures": ["CLIPTextModelWithProjection"],
+            "num_hidden_layers": 2}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(said))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path)
@@ -77,14 +80,17 @@ def test_a_text_encoder_answers_everything(name, tmp_path):
         "t5": (24, None),
         "bert": (24, 24),
         "clip": (24, 12),
+        "qwen2_5_vl": (24, None),
+        "qwen3": (24, None),
         "letters": (16, 16),
+        "words": (256, 256),
     }
     assert (config.states_width(), config.pooled_width()) == widths[name]
     assert config.max_length > 1 and config.truncate is False and config.dtype in ("fp32", "bf16")
     assert set(config.frameworks) <= set(FRAMEWORKS) and config.identity() and config.model_id
     for broken in ({"d_model": 0, "hidden_size": "24"}, {}):
         (tmp_path / "config.json").write_text(json.dumps(broken))
-        if name != "letters":
+        if name not in ("letters", "words"):  # (these have no files)
             with pytest.raises(ConfigError, match=r"config\.json: has (d_model|hidden_size) = .*, not a size"):
                 config.states_width()
 

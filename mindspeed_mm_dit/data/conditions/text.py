@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
+from mindspeed_mm_dit.configs.condition import OneText, TextStates
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
 from mindspeed_mm_dit.data.draws import Stream, uniforms
 
@@ -21,7 +21,7 @@ class CaptionFeed:
     All text conditions of a sample get the same caption.
     """
 
-    def __init__(self, condition: TextCondition, fed: Fed) -> None:
+    def __init__(self, condition: Any, fed: Fed) -> None:
         self._condition, self._fed = condition, fed
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
 
@@ -30,15 +30,18 @@ class CaptionFeed:
         numbers, cached = self._numbers(rows, sample_indices), self._fed.rows.cached
         if self._fed.cache is not None and cached is not None:
             return self._fed.cache.read_text(self._condition.name, cached[rows], numbers)
-        offered = (self._fed.rows.captions[row] for row in rows.tolist())
-        captions = ["" if n == NO_CAPTION else some[n] for some, n in zip(offered, numbers.tolist())]
-        return _asked(self._condition, captions, self._fed.tokenizers)
+        return _asked(self._condition, self._chosen(rows, numbers), self._fed.tokenizers)
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the captions; for a dropped one, the first caption of its row."""
         offered = (self._fed.rows.captions[row] for row in rows.tolist())
         numbers = self._numbers(rows, sample_indices).tolist()
         return [(some[max(number, 0)], number == NO_CAPTION) for some, number in zip(offered, numbers)]
+
+    def _chosen(self, rows: np.ndarray, numbers: np.ndarray) -> list[str]:
+        """Return the captions of ``numbers`` (B,); the empty one in place of a dropped one."""
+        offered = (self._fed.rows.captions[row] for row in rows.tolist())
+        return ["" if n == NO_CAPTION else some[n] for some, n in zip(offered, numbers.tolist())]
 
     def _numbers(self, rows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Return which caption of its row each sample index gets, (B,) int64; NO_CAPTION if it is dropped."""
@@ -47,23 +50,23 @@ class CaptionFeed:
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
-def _asked(condition: TextCondition, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def _asked(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
     tokens = tokenizers[condition.encoder](captions)
     ids, mask = _token_names(condition)
     return {ids: tokens.ids, mask: tokens.mask}
 
 
-def _null(condition: TextCondition, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
+def _null(condition: OneText, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
     return _asked(condition, [instead or ""], tokenizers)
 
 
-def _token_names(condition: TextCondition) -> tuple[str, str]:
+def _token_names(condition: OneText) -> tuple[str, str]:
     """Return the names of ids and mask in a batch."""
     stem = "caption" if condition.name == "text" else condition.name
     return f"{stem}_ids", f"{stem}_mask"
 
 
-def _encode(condition: TextCondition, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+def _encode(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     ids, mask = _token_names(condition)
     if ids not in batch:
         return (batch[condition.name],)

@@ -1,0 +1,78 @@
+"""What three text encoders make of one caption, joined as in Stable Diffusion 3 (Esser et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.condition import Arrays, PooledText, TextCondition, TextStates
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.errors import ConfigError
+
+ENCODERS = 3
+"""CLIP, a larger CLIP, and T5, in the order of model.json."""
+POOLING = (0, 1)
+"""Numbers of those that pool."""
+
+
+@dataclass(frozen=True)
+class JoinedText(TextCondition):
+    """``text`` (B, L, D) and ``pooled`` (B, P), float32.
+
+    The states of both CLIPs stand side by side, then come those of T5; whichever is narrower is filled up with zeros to
+    width D. The pooled vectors of both CLIPs stand side by side.
+    """
+
+    length: int
+    """L, for estimates."""
+    width: int
+    """D."""
+    pooled: int
+    """P."""
+    encoder_dropout: float = 0.0
+    """Probability that a training sample loses an encoder, whose output becomes zeros; drawn for each of the three."""
+    name: str = "text"
+    """Name of the states, and of the coin for the whole caption."""
+
+    names = ("text", "pooled")
+    settings = ("joint_attention_dim", "pooled_projection_dim")
+
+    @property
+    def parts(self) -> tuple[TextStates | PooledText, ...]:
+        """The states of each encoder, and the pooled vectors, under names of their own, of any width."""
+        states = [TextStates(self.length, 0, number, f"text_{number}") for number in range(ENCODERS)]
+        return (*states, *(PooledText(0, number, f"pooled_{number}") for number in POOLING))
+
+    @property
+    def published(self) -> dict[int, dict[str, Any]]:
+        return {**{number: {"states": "penultimate"} for number in POOLING}, ENCODERS - 1: {"attend_padding": True}}
+
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
+        *clips, t5 = (encoder.states_width() for encoder in encoders)
+        pooled = [encoders[number].pooled_width() for number in POOLING]
+        return dict(zip(self.settings, (max(sum(clips), t5), None if None in pooled else sum(filter(None, pooled)))))
+
+    def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
+        """Raise ConfigError unless the widths are those of the predictor, and both CLIPs read as many tokens."""
+        super().check_encoders(encoders)
+        first, second = (encoders[number].max_length for number in POOLING)
+        if first != second:
+            raise ConfigError(f"text_encoder[1].max_length = {second}",
+                              f"must be that of the first, {first}: their states stand side by side")  # fmt: skip
+
+    @property
+    def _taken(self) -> dict[str, int]:
+        return dict(zip(self.settings, (self.width, self.pooled)))
+
+    def hollow(self) -> Arrays:
+        shapes = (1, self.length, self.width), (1, self.pooled)
+        return {name: np.broadcast_to(np.float32(0), shape) for name, shape in zip(self.names, shapes)}
+
+    def examples(self, count: int) -> Arrays:
+        """Return normally distributed states and vectors, not of a real caption."""
+        shapes = (count, self.length, self.width), (count, self.pooled)
+        draw = np.random.default_rng(0)
+        return {name: draw.standard_normal(shape, np.float32) for name, shape in zip(self.names, shapes)}

@@ -1,0 +1,32 @@
+"""Joins what three text encoders make of a caption, as Stable Diffusion 3 takes it (``configs/joined_text.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mindspeed_mm_dit.configs.joined_text import ENCODERS, POOLING, JoinedText
+from mindspeed_mm_dit.data.conditions.joined import KEPT
+from mindspeed_mm_dit.framework import ops
+
+Tensor = Any
+
+
+def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoders: Sequence[Any]) -> tuple[Tensor, ...]:
+    """Return states (B, L, D) and pooled vectors (B, P) of a batch, encoded now, from a cache, or as they are in it."""
+    if condition.name in batch:
+        return tuple(batch[name] for name in condition.names)
+    if "text_0" in batch:
+        states, pooled = [batch[f"text_{n}"] for n in range(ENCODERS)], [batch[f"pooled_{n}"] for n in POOLING]
+    else:
+        read = [own.network(batch[f"text_{n}_ids"], batch[f"text_{n}_mask"]) for n, own in enumerate(text_encoders)]
+        states, pooled = [own.states for own in read], [read[n].pooled for n in POOLING]
+    if KEPT in batch:
+        kept = batch[KEPT]  # (B, 3)
+        states = [own * kept[:, n, None, None] for n, own in enumerate(states)]  # (B, L, D) each
+        pooled = [own * kept[:, n, None] for n, own in enumerate(pooled)]  # (B, P) each
+    *clips, t5 = states
+    both = ops.cat(clips, 2)  # (B, L, D)
+    width = max(both.shape[2], t5.shape[2])
+    filled = [ops.pad(own, (0, width - own.shape[2], 0, 0)) for own in (both, t5)]
+    return ops.cat(filled, 1), ops.cat(pooled, 1)

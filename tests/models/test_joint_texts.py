@@ -1,0 +1,202 @@
+"""Texts of FLUX.1, Stable Diffusion 3, Qwen-Image and Z-Image: from captions to the network, from files and caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+import torch
+import transformers
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.text_encoder import Qwen3Config, Qwen25VLConfig
+from mindspeed_mm_dit.data.conditions.joined import KEPT
+from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder, open_tokenizer
+from mindspeed_mm_dit.objectives.registry import draw_of
+from tests.captions_fixtures import captioned_configs
+from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_model, write_t5
+
+WRITERS = {
+    "t5": write_t5, "clip": partial(write_clip, projected=False), "clip_l": partial(write_clip, projected=True),
+    "clip_g": partial(write_clip, projected=True), "qwen2_5_vl": partial(write_language_model, kind="qwen2_5_vl"),
+    "qwen3": partial(write_language_model, kind="qwen3"),
+}  # fmt: skip
+ENCODERS = {
+    "flux": ("t5", "clip"),
+    "sd3": ("clip_l", "clip_g", "t5"),
+    "qwen_image": ("qwen2_5_vl",),
+    "z_image": ("qwen3",),
+}
+SIZES = {"in_channels": 3, "latent_size": [8, 8], "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}
+OWN = {
+    "flux": {"num_single_layers": 1, "axes_dims_rope": [2, 2, 4], "pooled_projection_dim": 16},
+    "sd3": {"pooled_projection_dim": 24, "joint_attention_dim": 32, "encoder_dropout_prob": 0.4},
+    "qwen_image": {"axes_dims_rope": [2, 2, 4]},
+    "z_image": {"axes_dims_rope": [2, 2, 4], "num_refiner_layers": 1},
+}
+
+
+def configs_of(place, family, predictor=(), text=()):
+    """Write images with captions, the encoders of ``family``, model.json and data.json; more settings of each."""
+    files = captioned_configs(place)
+    sections = []
+    for name in ENCODERS[family]:
+        WRITERS[name](place / name)
+        kind = name.partition("_")[0] if name.startswith("clip") else name
+        sections.append(
+            {"model_id": kind, "from_pretrained": str(place / name), "dtype": "fp32", "max_length": 12} | dict(text)
+        )
+    content = {
+        "ae": {"model_id": "pixel", "channels": 3},
+        "text_encoder": sections,
+        "diffusion": {"model_id": "flow_matching", "data_time": int(family == "z_image")},
+        "predictor": {"model_id": family, "joint_attention_dim": 16, **SIZES, **OWN[family], **dict(predictor)},
+    }
+    (place / "model.json").write_text(json.dumps(content))
+    return files.folder / "model.json", files.folder / "data.json"
+
+
+def losses(model_file, data_file, **param):
+    """Return the batch and the losses of six samples, and the composite."""
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.models.composite import DiTModel
+
+    config = load_model_config(model_file)
+    opened = open_data(config, dataclasses.replace(load_data_config(data_file, "--data").dataset_param, **param))
+    model = DiTModel(config, *load_encoders(config))
+    runtime.load_arrays(model.predictor, model.initial_weights(0))
+    torch.manual_seed(0)
+    for weight in model.predictor.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    batch = opened.samples(opened.rows, 0, True, draw_of(config.diffusion)).batch(np.arange(12))
+    return batch, model(**runtime.to_device(batch)), model
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_a_cache_of_every_family_teaches_what_its_captions_do(framework, tmp_path, family):
+    files = configs_of(tmp_path, family)
+    _, online, _ = losses(*files)
+    flags = ("--model", str(files[0]), "--data", str(files[1]), "--output", str(tmp_path / "cache"))
+    assert main(["cache-latents", *flags, "--batch-size", "3", "--shard-images", "5"]) == 0
+    batch, cached, _ = losses(*files, latents=str(tmp_path / "cache"))
+    assert not any(name.endswith("_ids") for name in batch) and online.std() > 0
+    torch.testing.assert_close(cached, online)
+    texts = [name for name in batch if name.startswith(("text", "pooled")) and not name.endswith(("_mask", KEPT))]
+    assert len(texts) == {"flux": 2, "sd3": 5}.get(family, 1)
+
+
+@pytest.mark.parametrize(("kind", "config", "layer", "empty"), [
+    ("qwen2_5_vl", Qwen25VLConfig, -1, " "), ("qwen3", Qwen3Config, -2, ""),
+])  # fmt: skip
+def test_a_language_model_answers_as_its_pipeline_asks_it(framework, tmp_path, kind, config, layer, empty):
+    folder = write_language_model(tmp_path / kind, kind)
+    own = config(str(folder), max_length=16, dtype="fp32")
+    name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}[kind]
+    module = getattr(transformers, name).from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    asked = tokenizer([own.prompt_template.format(c or empty) for c in CAPTIONS], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = module(**asked, output_hidden_states=True).hidden_states[layer]
+    found = load_text_encoder(own).encode(CAPTIONS)
+    assert found.states.shape == (3, 16, 16) and own.states_width() == 16
+    for row, mask, ours, kept in zip(states, asked.attention_mask, found.states, found.mask):
+        expected = row[mask.bool()][own.cut_tokens :]
+        torch.testing.assert_close(ours[: len(expected)], expected, atol=1e-5, rtol=1e-5)
+        assert kept.sum() == len(expected) and not ours[len(expected) :].any()
+
+
+def test_several_layers_stand_side_by_side(framework, tmp_path):
+    folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
+    alone = [
+        load_text_encoder(Qwen3Config(folder, max_length=16, dtype="fp32", layers=(n,))).encode(["a one"])
+        for n in (1, 2)
+    ]
+    both = Qwen3Config(folder, max_length=16, dtype="fp32", layers=(1, 2))
+    torch.testing.assert_close(
+        load_text_encoder(both).encode(["a one"]).states, torch.cat([own.states for own in alone], 2)
+    )
+    assert both.states_width() == 32 and both.identity().endswith("layers [1, 2]")
+
+
+def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
+    """Both CLIPs side by side, filled up with zeros, then T5, which reads its padding; pooled vectors side by side."""
+    files = configs_of(tmp_path, "sd3")
+    batch, _, model = losses(*files)
+    batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != KEPT}
+    text, pooled = model.given(batch)[:2]
+    clips = [
+        transformers.CLIPTextModelWithProjection.from_pretrained(tmp_path / name).eval()
+        for name in ("clip_l", "clip_g")
+    ]
+    t5 = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
+    with torch.no_grad():
+        answers = [clip(batch[f"text_{n}_ids"], output_hidden_states=True) for n, clip in enumerate(clips)]
+        last = t5(batch["text_2_ids"]).last_hidden_state
+    states = torch.cat([answer.hidden_states[-2] for answer in answers], 2)
+    expected = torch.cat([states, torch.nn.functional.pad(last, (0, 32 - 16))], 1)
+    torch.testing.assert_close(text, expected)
+    torch.testing.assert_close(pooled, torch.cat([answer.text_embeds for answer in answers], 1))
+
+
+def test_each_of_three_encoders_is_lost_by_a_coin_of_its_own(framework, tmp_path):
+    batch, _, model = losses(*configs_of(tmp_path, "sd3"))
+    kept = batch[KEPT]
+    assert kept.shape == (12, 3) and 0 < kept.mean() < 1 and len(np.unique(kept, axis=0)) > 3
+    text, pooled = model.given({name: torch.from_numpy(array) for name, array in batch.items()})[:2]
+    parts = (text[:, :12, :16], text[:, :12, 16:], text[:, 12:]), (pooled[:, :12], pooled[:, 12:])
+    for number, part in enumerate(parts[0]):
+        np.testing.assert_array_equal(part.flatten(1).any(1), kept[:, number] > 0)
+    for number, part in enumerate(parts[1]):
+        np.testing.assert_array_equal(part.any(1), kept[:, number] > 0)
+
+
+def test_t5_reads_its_padding_where_the_network_was_published_so(framework, tmp_path):
+    model, _ = configs_of(tmp_path, "flux")
+    assert load_model_config(model).text_encoders[0].attend_padding is True
+    content = json.loads(model.read_text())
+    content["text_encoder"][0]["attend_padding"] = False
+    model.write_text(json.dumps(content))
+    section = load_model_config(model).text_encoders[0]
+    assert (
+        section.attend_padding is False
+        and section.identity() + ", reads padding" == dataclasses.replace(section, attend_padding=True).identity()
+    )
+
+
+WRONG = {
+    "width of Qwen": ("qwen_image", {"joint_attention_dim": 24}, {}, "joint_attention_dim = 24: .* have width 16"),
+    "width of T5": ("sd3", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
+    "pooled width": ("sd3", {"pooled_projection_dim": 16}, {}, "pooled_projection_dim = 16: .* has width 24"),
+    "pooled width of FLUX": ("flux", {"pooled_projection_dim": 8}, {}, "pooled_projection_dim = 8: .* has width 16"),
+    "no place": ("z_image", {}, {"prompt_template": "a caption"}, r"must contain \{\} once"),
+    "cut": ("qwen_image", {}, {"cut_tokens": 30}, "cut_tokens = 30: does not fit prompt_template: .* has 34 tokens"),
+    "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7: must be a number of at most 3"),
+    "too long": ("z_image", {}, {"max_length": 9}, "has a caption of 10 tokens, and text_encoder.max_length is 9"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_text_encoder_that_does_not_fit_is_named_before_weights_are_read(tmp_path, case):
+    family, predictor, text, words = WRONG[case]
+    model, data = configs_of(tmp_path, family, predictor, text)
+    for weights in tmp_path.glob("*/model.safetensors"):
+        weights.unlink()
+    with pytest.raises(UserError, match=words):
+        open_data(load_model_config(model), load_data_config(data, "--data").dataset_param)
+
+
+def test_an_encoder_of_another_kind_is_named(tmp_path):
+    folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
+    with pytest.raises(ConfigError, match="is of a 'qwen3', not of a 'qwen2_5_vl'"):
+        open_tokenizer(Qwen25VLConfig(folder))
