@@ -33,10 +33,15 @@ TEXT_ENCODERS = Joined[TextEncoderKind]("text encoder")
 TEACHERS = Joined[TeacherKind]("teacher")
 
 
+def network_class(kind: type[PredictorConfig]) -> Any:
+    """Return the class of the networks that a class of sections ``predictor`` describes."""
+    module, _, name = kind.network.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def network_of(config: PredictorConfig) -> Any:
     """Build the network of a section ``predictor``, without values."""
-    module, _, name = config.network.partition(":")
-    return getattr(importlib.import_module(module), name)(config)
+    return network_class(type(config))(config)
 
 
 class _Builders(Mapping[str, Callable[[PredictorConfig], Any]]):

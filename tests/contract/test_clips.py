@@ -22,15 +22,15 @@ from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 CLOSE = {"rel": 2e-6}
 
 
-@pytest.fixture(scope="module")
-def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["custom_dit", "wan"])
+def features(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder with model.json and data.json of cached clips."""
     place = tmp_path_factory.mktemp("clips")
     clips = write_clips(place)
     files = clip_configs(place / "files", clips).folder
     names = ("--model", str(files / "model.json"), "--data", str(files / "data.json"))
     assert main(["cache-latents", *names, "--output", str(place / "cache")]) == 0
-    return clip_configs(place / "features", clips, features=str(place / "cache")).folder
+    return clip_configs(place / "features", clips, request.param, features=str(place / "cache")).folder
 
 
 def hold(runs: TwoHosts, features: Path) -> None:

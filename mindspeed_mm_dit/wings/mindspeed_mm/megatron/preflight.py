@@ -12,6 +12,7 @@ from pathlib import Path
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -25,6 +26,8 @@ from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.wings.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
+
+HEADS = "--num-attention-heads"
 
 
 def check_before_import(argv: Sequence[str]) -> None:
@@ -62,14 +65,19 @@ def check_before_import(argv: Sequence[str]) -> None:
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` with a model.json that spells out all sizes, because the host reads them from it."""
-    path = parse(argv).mm_model
+    """Return ``argv`` with a model.json that spells out all sizes, because the host reads them from it.
+
+    The host knows heads as ``num_heads`` alone; of a network with another key it is told them by its flag.
+    """
+    path, words = parse(argv).mm_model, list(argv)
     content = read_json(path, "--mm-model") if path else {}
     whole = looked_up(content, path)
+    if HEADS not in argv and "num_heads" not in whole["predictor"]:
+        words += [HEADS, str(model_config_from_mapping(whole, path).predictor.num_heads)]
     if whole == content:
-        return list(argv)
-    own = written("model.json", json.dumps(whole))
-    return [str(own) if word == path else word.replace(f"--mm-model={path}", f"--mm-model={own}") for word in argv]
+        return words
+    written_out = written("model.json", json.dumps(whole))
+    return [word.replace(path, str(written_out)) if word in (path, f"--mm-model={path}") else word for word in words]
 
 
 def _check_tool(flags: RunConfig) -> None:

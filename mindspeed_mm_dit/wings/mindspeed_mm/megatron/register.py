@@ -14,18 +14,20 @@ from mindspeed_mm.models.ae.base import AE_MODEL_MAPPINGS
 from mindspeed_mm.models.diffusion.diffusion_model import DIFFUSION_MODEL_MAPPINGS
 from mindspeed_mm.models.predictor.predict_model import PREDICTOR_MODEL_MAPPINGS
 
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import AUTOENCODERS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
-from mindspeed_mm_dit.wings.mindspeed_mm.megatron.sora import SoRAAutoencoder, SoRACustomDiT, SoRADiffusion, SoRADiT
+from mindspeed_mm_dit.wings.mindspeed_mm.megatron.sora import SoRAAutoencoder, SoRADiffusion, predictor_class
 
 _OUR_OBJECTIVES = [name for name in OBJECTIVES if name != "wan_flow_match_scheduler"]
 """Objectives that the host does not have itself."""
 _OUR_AUTOENCODERS = [name for name, kind in AUTOENCODERS.items() if 2 in kind.config.pixel_axes]
 """Autoencoders of images."""
+_OUR_PREDICTORS = {name: predictor_class(kind) for name, kind in PREDICTOR_CONFIGS.items()}
 
 OURS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
-    ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, {"dit": SoRADiT, "custom_dit": SoRACustomDiT}),
+    ("PREDICTOR_MODEL_MAPPINGS", PREDICTOR_MODEL_MAPPINGS, _OUR_PREDICTORS),
     ("DIFFUSION_MODEL_MAPPINGS", DIFFUSION_MODEL_MAPPINGS, dict.fromkeys(_OUR_OBJECTIVES, SoRADiffusion)),
     ("AE_MODEL_MAPPINGS", AE_MODEL_MAPPINGS, dict.fromkeys(_OUR_AUTOENCODERS, SoRAAutoencoder)),
 )

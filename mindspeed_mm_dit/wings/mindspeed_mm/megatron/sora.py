@@ -7,30 +7,28 @@ Labels, or the states of a text, are passed as ``prompt``. A batch may carry its
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from megatron.training import get_args
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
-from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, TextCondition, TextStates
 from mindspeed_mm_dit.configs.model import AE_CONFIGS
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import AUTOENCODERS
-from mindspeed_mm_dit.models.video_transformer import CustomDiT
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, network_class
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.composite import restore
 from mindspeed_mm_dit.wings.mindspeed_mm.real_memory import real_memory
 
-HOST_KEYS = ("from_pretrained", "dtype")
+HOST_KEYS = ("from_pretrained", "dtype", "num_heads")
 """Keys of a section that the host's factories read themselves."""
 
 
@@ -61,29 +59,37 @@ class SoRAPredictor(torch.nn.Module):
         restore(self, self._constants)
         return self
 
+    def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:
+        """Predict at (x, timestep) for the labels or the encoded text ``prompt``, or for a list, one for each encoder.
+
+        Masks and shapes of the host are ignored: a network that leaves out padding finds it by its states of zeros.
+        """
+        prompts = prompt if isinstance(prompt, (list, tuple)) else [prompt]
+        given = [_given(condition, prompts) for condition in self.config.conditions]
+        return super().forward(x, timestep, *given).float()
+
     def _fill(self) -> None:
         runtime.load_arrays(self, initial_weights(parameters_of(self.config), get_args().seed))
 
 
-class SoRADiT(SoRAPredictor, DiT):
-    """DiT with SoRAModel's interface of a predictor."""
-
-    config_class = DiTConfig
-
-    def forward(self, x: Tensor, timestep: Tensor, prompt: Tensor, **_: Any) -> Tensor:  # type: ignore[override]
-        """Predict at (x, timestep) for the class labels ``prompt`` (B,); a DiT ignores masks and shapes."""
-        return DiT.forward(self, x, timestep, prompt.reshape(-1)).float()
+def predictor_class(kind: type[PredictorConfig]) -> type:
+    """Return the network of a section ``predictor`` with the interface that SoRAModel calls."""
+    network = network_class(kind)
+    return type(f"SoRA{network.__name__}", (SoRAPredictor, network), {"config_class": kind, "__module__": __name__})
 
 
-class SoRACustomDiT(SoRAPredictor, CustomDiT):
-    """The tutorial's CustomDiT with SoRAModel's interface of a predictor."""
-
-    config_class = CustomDiTConfig
-
-    def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:  # type: ignore[override]
-        """Predict at (x, timestep) for the states ``prompt`` of the first encoder, (B, 1, L, D) or (B, L, D)."""
-        text = prompt[0] if isinstance(prompt, (list, tuple)) else prompt
-        return CustomDiT.forward(self, x, timestep, text).float()
+def _given(condition: Condition, prompts: Sequence[Tensor]) -> Tensor:
+    """Return a condition out of what the host calls prompts: labels, or what each text encoder made of a text."""
+    if isinstance(condition, ClassLabel):
+        return prompts[0].reshape(-1)  # (B,)
+    if not isinstance(condition, TextCondition):
+        raise ConfigError(f"predictor: its {condition.item}", "has no place in the host's own scripts", "leave it out")
+    if condition.encoder >= len(prompts):
+        reason = f"is made by text encoder {condition.encoder}, and the batch has {len(prompts)} prompt(s)"
+        raise DataError(f"predictor: its {condition.name}", reason, "let prompt_ids be a list, one for each encoder")
+    text = prompts[condition.encoder]  # of one encoder the host keeps (B, 1, L, D)
+    sizes = (-1, text.shape[-1]) if isinstance(condition, TextStates) else (text.shape[-1],)
+    return text.reshape(text.shape[0], *sizes)  # (B, L, D) or (B, P)
 
 
 class SoRADiffusion:

@@ -1,0 +1,123 @@
+"""Networks of joint attention in the real MindSpeed-MM, by either of its routes, against our own host."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", reason="requirements/video.txt")
+
+from mindspeed_mm_dit.configs.condition import TextCondition
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
+from mindspeed_mm_dit.models.composite import DiTModel
+from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.objectives.registry import draw_of
+from tests.captions_fixtures import WIDTH, captioned_configs
+from tests.contract.hosted import TwoHosts, needs_trees, train_in_sora
+from tests.contract.native_hosted import NativeAndStandalone, needs_engine
+from tests.models.test_image_transformers import OURS
+from tests.training.launch import Outcome
+
+pytestmark = pytest.mark.ranks
+STEPS = 3
+CLOSE = {"rel": 2e-6}
+LORA = "--lora-target-modules transformer_blocks.{*}.attn.to_q --lora-r 4 --lora-alpha 8 --lr 1e-2 --init-from base"
+
+
+def write_configs(name: str, place: Path) -> None:
+    """Write configs of a small network of the family, which learns a few captioned images, to ``place``."""
+    captioned_configs(place)
+    model = json.loads((place / "model.json").read_text())
+    pooled = {"pooled_projection_dim": WIDTH} if hasattr(OURS[name], "pooled_projection_dim") else {}
+    sizes = {"num_attention_heads": 2, "in_channels": 3, "latent_size": (8, 8), "joint_attention_dim": WIDTH}
+    predictor = dataclasses.replace(OURS[name], **sizes, **pooled)
+    texts = [condition for condition in predictor.conditions if isinstance(condition, TextCondition)]
+    model["text_encoder"] = [model["text_encoder"]] * (1 + max(text.encoder for text in texts))
+    model["diffusion"] |= {"data_time": predictor.data_time}
+    model["predictor"] = dataclasses.asdict(predictor)
+    (place / "model.json").write_text(json.dumps(model))
+    blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(predictor).stems]
+    (place / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> Callable:
+    """Name of a family -> its configs, and what three steps of our own host on one rank print."""
+
+    @cache
+    def family(name: str) -> tuple[NativeAndStandalone, Outcome]:
+        runs = NativeAndStandalone(tmp_path_factory.mktemp("family"), digits_folder)
+        write_configs(name, runs.folder)
+        return runs, good(runs.train("standalone", STEPS, "--save base", fsdp2=False))
+
+    return family
+
+
+def good(outcome: Outcome) -> Outcome:
+    assert outcome.losses.keys() == set(range(1, STEPS + 1)), outcome.output[-4000:]
+    return outcome
+
+
+@needs_trees
+@pytest.mark.parametrize("name", OURS)
+def test_families_learn_the_same_by_the_old_route(families: Callable, name: str) -> None:
+    runs, here = families(name)
+    there = good(TwoHosts.train(runs, "mindspeed-mm", STEPS, "--micro-batch-size 2", ranks=2))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+@needs_engine
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize(("ranks", "flags"), [(2, ""), (2, "--context-parallel-size 2")])
+def test_families_learn_the_same_in_the_native_engine(families: Callable, name: str, ranks: int, flags: str) -> None:
+    runs, here = families(name)
+    there = good(runs.train("mindspeed-mm-native", STEPS, flags, ranks))
+    assert there.losses == pytest.approx(here.losses, **CLOSE)
+
+
+@needs_engine
+def test_adapters_of_a_family_learn_the_same_in_the_native_engine(families: Callable) -> None:
+    runs, _ = families("flux")
+    here = good(runs.train("standalone", STEPS, LORA, fsdp2=False))
+    assert good(runs.train("mindspeed-mm-native", STEPS, LORA, 4)).losses == pytest.approx(here.losses, **CLOSE)
+
+
+@needs_trees
+@pytest.mark.parametrize("name", OURS)
+def test_their_own_script_begins_with_the_loss_that_we_compute(name: str, tmp_path: Path) -> None:
+    folder, draw = tmp_path / "sora", np.random.default_rng(0)
+    folder.mkdir()
+    write_configs(name, tmp_path)
+    model = model_config_from_mapping(json.loads((tmp_path / "model.json").read_text()), "model.json")
+    given = list(model.predictor.conditions.examples(8).values())
+    drawn = draw_of(model.diffusion)(1234, np.arange(8), model.latent_shape)
+    latents = draw.standard_normal((8, *model.latent_shape), np.float32)
+    for row in range(8):
+        prompts = [array[row] for array in given]
+        sample = {"video": latents[row], "prompt_ids": prompts if len(given) > 1 else prompts[0]}
+        sample |= {"prompt_mask": np.ones(1, np.float32)} | {f"drawn_{key}": draws[row] for key, draws in drawn.items()}
+        write_torch_file(folder / f"{row}.pt", sample)
+    whole = dataclasses.asdict(model)
+    features = {"task": "t2i", "load_video_features": True, "load_text_features": True}
+    sections = {key: whole[key] for key in ("ae", "diffusion", "predictor")}
+    sections["predictor"]["num_heads"] = 2  # which the host asks for
+    data = {"dataset_type": "feature", "preprocess_parameters": {}}
+    data["basic_parameters"] = {"data_path": str(folder / "index.json"), "data_folder": str(folder)}
+    loader = {"dataloader_mode": "sampler", "shuffle": False, "drop_last": True}
+    (folder / "model.json").write_text(json.dumps(sections | features))
+    (folder / "data.json").write_text(json.dumps({"dataset_param": data, "dataloader_param": loader}))
+    (folder / "index.json").write_text(json.dumps([{"file": f"{row}.pt"} for row in range(8)]))
+    ours = DiTModel(model, NoAutoencoder(model.ae))
+    runtime.load_arrays(ours.predictor, ours.initial_weights(1234))
+    losses = ours.losses(*map(ops.tensor, (latents, *given, *drawn.values())))
+    there = train_in_sora(tmp_path, 1)
+    assert there.losses == pytest.approx({1: losses.mean().item()}, **CLOSE), there.output[-4000:]
