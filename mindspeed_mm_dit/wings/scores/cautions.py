@@ -56,6 +56,11 @@ def _of_files(images: ImageSet) -> list[str]:
             f"{images.what}: {images.left_out:,} image(s) beside the folders of the classes, or in hidden ones, "
             "are left out"
         )
+    if images.skipped:
+        found.append(
+            f"{images.what}: {len(images.skipped):,} image(s) that cannot be read are skipped, the first is "
+            f"{images.skipped[0]}"
+        )
     if images.resized:
         found.append(
             f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "

@@ -40,4 +40,4 @@ class DigitsJudge:
         found = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
         yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}
         what = {"what": "the digits of scikit-learn, all 1,797"}
-        return judgement_of(found, yardstick, real_digits(), what, cautions(samples))
+        return judgement_of(asdict(found), yardstick, real_digits(), what, cautions(samples))

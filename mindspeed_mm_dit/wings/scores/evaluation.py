@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,15 @@ class Judgement:
     """The feature space in which they were compared."""
     notes: Sequence[str]
     """What makes the scores easy to misread."""
+    destroyed: Mapping[str, float | None] = field(default_factory=dict)
+    """The best scores that real images reach with their shapes destroyed; empty if unknown."""
+    tells: str = ""
+    """What the scores can tell on these images, which is said first."""
+
+    def columns(self) -> dict[str, Mapping[str, float | None]]:
+        """Return the scores, and those to compare them with, by the heading of each."""
+        found = {"samples": self.scores, "real images": self.yardstick, "shapes destroyed": self.destroyed}
+        return {head: column for head, column in found.items() if column}
 
 
 @dataclass(frozen=True)
@@ -89,14 +98,15 @@ class Evaluation:
     """What changes the images by rounding alone: ranks, batch size, device."""
 
     def lines(self) -> list[str]:
-        """Return the scores, then the notes, for the terminal."""
+        """Return what the scores can tell, the scores, then the notes, for the terminal."""
         found = self.judgement
         wide = max(len(_NAMES[name]) for name in found.scores)
-        rows = [f"{_NAMES[name]:<{wide}}  {shown_score(name, value)}" for name, value in found.scores.items()]
-        if found.yardstick:
-            beside = [shown_score(name, found.yardstick.get(name)) for name in found.scores]
-            rows = [f"{row:<{wide + 12}}  real images: {real}" for row, real in zip(rows, beside)]
-        return rows + [f"note: {note}" for note in found.notes]
+        (_, scores), *beside = found.columns().items()
+        rows = [f"{_NAMES[name]:<{wide}}  {shown_score(name, value)}" for name, value in scores.items()]
+        for place, (head, column) in enumerate(beside):
+            words = [f"{head}: {shown_score(name, column.get(name))}" for name in scores]
+            rows = [f"{row:<{wide + 12 + 23 * place}}  {own}" for row, own in zip(rows, words)]
+        return [found.tells] * bool(found.tells) + rows + [f"note: {note}" for note in found.notes]
 
     def write(self, folder: Path, grid_png: bytes) -> None:
         """Write report.json and report.html, with a picture of samples, into ``folder``."""
@@ -106,11 +116,14 @@ class Evaluation:
         found, settings = self.judgement, dict(content)
         settings |= {name: settings["judgement"][name] for name in ("reference", "features")}
         del settings["judgement"]
-        columns = [found.scores, found.yardstick] if found.yardstick else [found.scores]
+        columns = found.columns()
         write(
-            folder / PAGE, "evaluation.html", title="Evaluation", notes=found.notes, grid=grid_png,
-            heads=("", "samples", "real images")[: 1 + len(columns)],
-            rows=[(_NAMES[name], *(shown_score(name, each.get(name)) for each in columns)) for name in found.scores],
+            folder / PAGE, "evaluation.html", title="Evaluation", notes=found.notes, grid=grid_png, tells=found.tells,
+            heads=("", *columns),
+            rows=[
+                (_NAMES[name], *(shown_score(name, each.get(name)) for each in columns.values()))
+                for name in found.scores
+            ],
             meanings=[(_NAMES[name], _MEANINGS[name]) for name in found.scores],
             settings=[(name, text) for name, text in _flat(settings) if text not in ("None", "{}")],
         )  # fmt: skip

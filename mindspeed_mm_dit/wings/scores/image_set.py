@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
 from mindspeed_mm_dit.data.check_images import look_at
+from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.listing import is_hidden
 from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats, sides
@@ -70,13 +71,17 @@ class ImageSet:
     """Number of images in grey, by their format."""
     left_out: int = 0
     """Number of images beside the folders of the classes, or in hidden folders, which are not read."""
+    skipped: tuple[str, ...] = ()
+    """Names of damaged images, which are not read."""
 
 
-def open_image_set(flag: str, path: str | Path, image_size: int | Size | None = None) -> ImageSet:
-    """Open an npz or a folder of images; no image is decoded yet.
+def open_image_set(
+    flag: str, path: str | Path, image_size: int | Size | None = None, skip_bad: bool = False
+) -> ImageSet:
+    """Open an npz or a folder of images; no image is decoded yet, except to find damaged ones.
 
     image_size: (H, W), or the side of a square, to which images of a folder are brought, as DiT prepares ImageNet;
-    None if all have the same size.
+    None if all have the same size. skip_bad: leave out the damaged images of a folder, as a run may do.
 
     Raises:
         ConfigError, DataError: nothing is there, or it cannot be scored; the error tells what is wrong.
@@ -84,7 +89,7 @@ def open_image_set(flag: str, path: str | Path, image_size: int | Size | None = 
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(path)
     if path.is_dir():
-        return _open_folder(what, path, image_size)
+        return _open_folder(what, path, image_size, skip_bad)
     try:
         check_file(path)
     except UnusableFile as problem:
@@ -212,7 +217,7 @@ def _are_real(*arrays: np.ndarray) -> bool:
 # --- a folder --------------------------------------------------------------------------------------------------
 
 
-def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> ImageSet:
+def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_bad: bool) -> ImageSet:
     """Return the images below ``folder``, sorted by name; folders in it are classes, as in training."""
     images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
     found = sorted(path for path in images if not path.name.startswith("."))
@@ -222,10 +227,13 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> Imag
     if not paths:
         raise DataError(what, "holds no images", "name a folder of images, or an .npz")
     size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
-    looks = look_at(paths, size, decode=False)
-    if bad := [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]:
+    looks = look_at(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
+    bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
+    if bad and not (skip_bad and len(bad) < len(paths)):
         raise DataError(f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored",
                         "repair or remove them")  # fmt: skip
+    paths = [path for path, look in zip(paths, looks) if look.problem is None]
+    looks = [look for look in looks if look.problem is None]
     off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
     if off and image_size is None:
         square = " x ".join(map(str, size))
@@ -234,7 +242,8 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None) -> Imag
     return ImageSet(
         what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
-        grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths),
+        grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths) - len(bad),
+        skipped=tuple(str(path.relative_to(folder)) for path, _ in bad),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -28,6 +28,61 @@ SIDE = 32
 """Larger images are averaged down to about this side in pixels."""
 MOST_IMAGES = 5_000
 """Most images of a reference that are used; of more, this many are chosen evenly."""
+MANY_COPIES = 0.5
+"""A note is written from this part of copies among the samples on."""
+OF_QUALITY = ("accuracy", "precision", "recall")
+"""Scores that are left out if images with destroyed shapes reach more than half of what whole ones do."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The scores of real images that were held out: whole, and with their shapes destroyed."""
+
+    whole: Mapping[str, Any]
+    """By name; empty if too few were held out."""
+    destroyed: Mapping[str, Mapping[str, Any]]
+    """Way to destroy shapes -> scores by name."""
+
+    @classmethod
+    def of(cls, real: RealImages) -> SelfTest:
+        """Put the held-out images through the test that samples are put through."""
+        if (~real.reference).sum() <= NEIGHBOURS:
+            return cls({}, {})
+        return cls(asdict(real.score_held_out()), {way: asdict(own) for way, own in real.score_destroyed().items()})
+
+    @property
+    def best_destroyed(self) -> dict[str, float]:
+        """The best of each score among destroyed images."""
+        if not self.destroyed:
+            return {}
+        best = {name: max(own[name] for own in self.destroyed.values()) for name in OF_QUALITY}
+        return best | {"frechet": min(own["frechet"] for own in self.destroyed.values())}
+
+    def tells(self, name: str) -> bool:
+        """Return whether this score of OF_QUALITY tells whole images from destroyed ones."""
+        return bool(self.whole) and self.best_destroyed[name] < self.whole[name] / 2
+
+    def judged(self, found: Scores) -> dict[str, Any]:
+        """Return the scores by name, without those that tell nothing on these images."""
+        names = [name for name in OF_QUALITY if not self.tells("accuracy") or not self.tells(name)]
+        return asdict(found) | dict.fromkeys(names)
+
+    def __str__(self) -> str:
+        """What the scores can tell on these images, in a sentence."""
+        if not self.whole:
+            return (
+                f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class, so nothing is tested"
+            )
+        ways = ", ".join(f"{way} {own['accuracy']:.0%}" for way, own in self.destroyed.items())
+        seen = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
+        if self.tells("accuracy"):
+            return f"{seen}; with their shapes destroyed few: {ways}"
+        return f"no verdict: {seen}, and with their shapes destroyed as well: {ways}. It tells little but colours here"
+
+
+def self_test(images: np.ndarray, labels: np.ndarray) -> SelfTest:
+    """Return what scores can tell on real images (N, H, W, C) uint8, of labels (N,); N at least FEWEST_IMAGES."""
+    return SelfTest.of(RealImages.of(_averaged(images), labels))
 
 
 class ImagesJudge:
@@ -42,7 +97,6 @@ class ImagesJudge:
             words = f"{reference.count} image(s): scores without --inception need at least {FEWEST_IMAGES}"
             raise ConfigError(reference.what, words, "use more")
         self._reference = reference
-        self._names: tuple[str, ...] = ()
 
     def check(self, images: Candidates) -> None:
         reference = self._reference
@@ -51,37 +105,51 @@ class ImagesJudge:
             raise ConfigError(reference.what, f"has images of {sizes[0]}, and {images.what} of {sizes[1]}",
                               "score against a reference of the same size")  # fmt: skip
         check_count(images)
-        if reference.labels is not None and images.num_labels:
-            self._names = images.classes
+        self._by_class = reference.labels is not None and images.num_labels > 0
+        if self._by_class:
             _check_classes(reference, images)
+        self._names, self._grey = images.classes, 1 in (reference.shape[2], images.shape[2])
+        chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
+        pixels = _pixels(reference, self._grey)[chosen]
+        self._real = RealImages.of(pixels, self._labels(reference, None)[chosen])
+        self._test = SelfTest.of(self._real)
 
     def judge(self, samples: ImageSet) -> Judgement:
-        reference, by_class = self._reference, self._reference.labels is not None and samples.labels is not None
-        grey = 1 in (reference.shape[2], samples.shape[2])
-        chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
-        real = RealImages.of(_pixels(reference, grey)[chosen], _labels(reference, None, by_class)[chosen])
-        found = real.score(_pixels(samples, grey), _labels(samples, self._numbers(), by_class))
+        reference, real, test = self._reference, self._real, self._test
+        found = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers()))
         held_out = int((~real.reference).sum())
-        yardstick = asdict(real.score_held_out()) if held_out > NEIGHBOURS else {}
-        return judgement_of(
-            found, yardstick, real, {"what": reference.what, "images": len(chosen), "held out": held_out},
-            [*cautions(samples, reference), *_notes(reference, held_out)],
+        judgement = judgement_of(
+            test.judged(found), test.whole, real,
+            {"what": reference.what, "images": len(real.pixels), "held out": held_out},
+            [*_notes(reference, held_out, found.copies / samples.count), *cautions(samples, reference)],
         )  # fmt: skip
+        return replace(judgement, destroyed=test.best_destroyed, tells=str(test))
 
     def _numbers(self) -> np.ndarray | None:
         """Return the reference's number of each class of the samples, if both have names."""
         there = self._reference.classes
         return np.array([there.index(name) for name in self._names]) if self._names and there else None
 
+    def _labels(self, images: ImageSet, numbers: np.ndarray | None) -> np.ndarray:
+        if not self._by_class:
+            return np.zeros(images.count, np.int64)
+        assert images.labels is not None
+        return images.labels if numbers is None else numbers[images.labels]
+
 
 def judgement_of(
-    found: Scores, yardstick: Mapping[str, Any], real: RealImages, reference: Mapping[str, Any], notes: list[str]
+    found: Mapping[str, Any],
+    yardstick: Mapping[str, Any],
+    real: RealImages,
+    reference: Mapping[str, Any],
+    notes: list[str],
 ) -> Judgement:
-    """Return the judgement of images that were scored against ``real`` ones."""
-    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference"
+    """Return the judgement of images whose scores against ``real`` ones are ``found``."""
+    what = "pixels" if real.pixels.ndim == 2 else "shapes"
+    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference's {what}"
     return Judgement(
-        scores=asdict(found), yardstick=yardstick, reference={**reference, "scikit-learn": version("scikit-learn")},
-        features={"space": space, "components": real.components.shape[1], "copy_quantile": NEAREST_SHARE,
+        scores=found, yardstick=yardstick, reference={**reference, "scikit-learn": version("scikit-learn")},
+        features={"space": space, "components": len(real.space.components_), "copy_quantile": NEAREST_SHARE,
                   "copy_distance": real.copy_distance}, notes=notes,
     )  # fmt: skip
 
@@ -104,11 +172,14 @@ def _check_classes(reference: ImageSet, images: Candidates) -> None:
                           "name a reference of the same classes")  # fmt: skip
 
 
-def _notes(reference: ImageSet, held_out: int) -> list[str]:
+def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:
     notes = [
         f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: "
         "samples cannot be expected to be read better than these; of few images, some are near to each other by chance"
     ]
+    if copied > MANY_COPIES:
+        notes.insert(0, f"{copied:.0%} of the samples are nearly images of the reference: they show that the model has "
+                        "learned these by heart, and not what else it can draw")  # fmt: skip
     if reference.count > MOST_IMAGES:
         notes.append(
             f"{MOST_IMAGES:,} of {reference.count:,} real images were used: a copy of another one is not found"
@@ -117,19 +188,12 @@ def _notes(reference: ImageSet, held_out: int) -> list[str]:
 
 
 def _pixels(images: ImageSet, grey: bool) -> np.ndarray:
-    """Return (N, D) float64 in [0, 1], of images averaged down; without colours if ``grey``."""
-    times = -(-max(images.shape[:2]) // SIDE)
-    height, width = (side // times * times for side in images.shape[:2])
-    into = "n h w" if grey else "n h w c"
-    small = [
-        reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)
-        for images in images.batches(256)
-    ]
-    return np.concatenate(small).reshape(images.count, -1)
+    """Return (N, H, W, C) float64 in [0, 1], of images averaged down; without colours if ``grey``."""
+    return np.concatenate([_averaged(images, grey) for images in images.batches(256)])
 
 
-def _labels(images: ImageSet, numbers: np.ndarray | None, by_class: bool) -> np.ndarray:
-    if not by_class:
-        return np.zeros(images.count, np.int64)
-    assert images.labels is not None
-    return images.labels if numbers is None else numbers[images.labels]
+def _averaged(images: np.ndarray, grey: bool = False) -> np.ndarray:
+    times = -(-max(images.shape[1:3]) // SIDE)
+    height, width = (side // times * times for side in images.shape[1:3])
+    into = "n h w ()" if grey else "n h w c"
+    return reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)

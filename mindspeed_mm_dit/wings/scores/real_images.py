@@ -1,6 +1,6 @@
 """Score images against real ones without a published network: read as asked, as varied, and no copies.
 
-The feature space is made of the real images alone: their principal components, and a classifier fitted on them.
+Features and classifier are made of the real images alone. Those of your own images see shapes (``shapes.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.wings.scores.metrics import frechet_distance, gaussian_of, precision_recall, squared_distances
+from mindspeed_mm_dit.wings.scores.shapes import DESTROYED, reader_of, shape_features
 
 VARIANCE_KEPT = 0.95
 NEAREST_SHARE = 0.01
@@ -27,13 +28,13 @@ class Scores:
     """How good generated images are."""
 
     accuracy: float | None
-    """Fraction that a classifier of real images reads as the class asked for; None if there is one class."""
+    """Fraction that a classifier of real images reads as the class asked for."""
     frechet: float
-    """Frechet distance to the real images in the feature space, in squared grey levels. It falls with the number of
-    images, so compare only sets of equal size."""
-    precision: float
+    """Frechet distance to the real images in the feature space. It falls with the number of images, so compare only
+    sets of equal size."""
+    precision: float | None
     """Fraction of the samples among the real images."""
-    recall: float
+    recall: float | None
     """Fraction of the real images among the samples."""
     variety: float
     """Mean distance of two samples of a class, divided by that of two real images of it; mean over the classes."""
@@ -46,68 +47,64 @@ class RealImages:
     """Real images, with the feature space and the classifier that other images are scored by."""
 
     pixels: np.ndarray
-    """(N, D) float64."""
+    """(N, D) float64, or (N, H, W, C) in [0, 1]: of these, mirrored copies are found too."""
     labels: np.ndarray
     """(N,) int64."""
     reference: np.ndarray
     """(N,) bool: those that samples are compared with; the others are held out."""
     space: Any
-    """scikit-learn's principal components of the reference."""
-    reads: Callable[[np.ndarray], np.ndarray] | None
-    """The classifier: pixels (n, D) -> labels (n,); None if there is one class."""
+    """scikit-learn's principal components of the reference: of its pixels, or of its shapes."""
+    reads: Callable[[np.ndarray], np.ndarray]
+    """The classifier: pixels (n, ...) -> labels (n,), none of the classes' where it sees none."""
     copy_distance: float
     """Distance in pixel space below which a sample is a copy."""
 
     @classmethod
-    def of(cls, pixels: np.ndarray, labels: np.ndarray) -> RealImages:
-        """Hold out every third image of each class; fit components and classifier on the others."""
-        from sklearn.svm import SVC
-
+    def of(cls, images: np.ndarray, labels: np.ndarray) -> RealImages:
+        """Hold out every third image (H, W, C) of each class; fit components and classifier on the others' shapes."""
         reference = ~held_out(labels)
-        real = cls.seen_through(pixels, labels, reference, None)
-        if len(np.unique(labels[reference])) < 2:
-            return real
-        classifier = SVC(C=10.0).fit(real.features(pixels[reference]), labels[reference])
-        return cls(pixels, labels, reference, real.space, lambda own: classifier.predict(real.features(own)),
-                   real.copy_distance)  # fmt: skip
+        reads = reader_of(images[reference], labels[reference])
+        return cls.seen_through(images, labels, reference, reads)
 
     @classmethod
     def seen_through(
-        cls, pixels: np.ndarray, labels: np.ndarray, reference: np.ndarray, reads: Callable[[Any], Any] | None
+        cls, pixels: np.ndarray, labels: np.ndarray, reference: np.ndarray, reads: Callable[[Any], Any]
     ) -> RealImages:
         """Find the principal components, and how near real images are to each other."""
         from sklearn.decomposition import PCA
 
-        space = PCA(VARIANCE_KEPT, svd_solver="covariance_eigh").fit(pixels[reference])
-        apart = squared_distances(pixels, pixels)
+        space = PCA(VARIANCE_KEPT, svd_solver="covariance_eigh").fit(_described(pixels[reference]))
+        apart = squared_distances(_flat(pixels), _flat(pixels))
         np.fill_diagonal(apart, np.inf)
         nearest = np.sqrt(apart.min(axis=1))
         return cls(pixels, labels, reference, space, reads, float(np.quantile(nearest, NEAREST_SHARE)))
 
-    @property
-    def components(self) -> np.ndarray:
-        """(D, features) float64, orthonormal columns."""
-        return self.space.components_.T
-
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the features (N, features) of ``pixels`` (N, D)."""
-        return self.space.transform(pixels)
+        """Return the features (N, features) of ``pixels`` (N, ...)."""
+        return self.space.transform(_described(pixels))
 
     def score(self, pixels: np.ndarray, labels: np.ndarray) -> Scores:
-        """Score ``pixels`` (n, D) of images sampled for ``labels`` (n,), n at least FEWEST_IMAGES."""
+        """Score ``pixels`` (n, ...) of images sampled for ``labels`` (n,), n at least FEWEST_IMAGES."""
         return self._score(pixels, labels, self.pixels)
 
     def score_held_out(self) -> Scores:
         """Score the held-out real images against the others: a yardstick for generated ones."""
         return self._score(self.pixels[~self.reference], self.labels[~self.reference], self.pixels[self.reference])
 
+    def score_destroyed(self) -> dict[str, Scores]:
+        """Score the held-out real images with their shapes destroyed in each way: they should score badly."""
+        images, labels, rng = self.pixels[~self.reference], self.labels[~self.reference], np.random.default_rng(1)
+        return {name: self._score(way(images, rng), labels, self.pixels[:1]) for name, way in DESTROYED.items()}
+
     def _score(self, pixels: np.ndarray, labels: np.ndarray, originals: np.ndarray) -> Scores:
-        """Score images that may be copies of ``originals`` (m, D)."""
+        """Score images that may be copies of ``originals`` (m, ...)."""
         features, reference = self.features(pixels), self.features(self.pixels[self.reference])
         found = precision_recall(features, reference)
-        nearest = np.sqrt(squared_distances(pixels, originals).min(axis=1))
+        if originals.ndim > 2:
+            originals = np.concatenate([originals, originals[:, :, ::-1]])
+        nearest = np.sqrt(squared_distances(_flat(pixels), _flat(originals)).min(axis=1))
         return Scores(
-            accuracy=None if self.reads is None else float(np.mean(self.reads(pixels) == labels)),
+            accuracy=float(np.mean(self.reads(pixels) == labels)),
             frechet=frechet_distance(gaussian_of(features), gaussian_of(reference)),
             precision=found.precision,
             recall=found.recall,
@@ -118,7 +115,7 @@ class RealImages:
     def _variety(self, pixels: np.ndarray, labels: np.ndarray) -> float:
         shares = []
         for label in np.unique(labels):
-            drawn, real = pixels[labels == label], self.pixels[self.labels == label]
+            drawn, real = _flat(pixels[labels == label]), _flat(self.pixels[self.labels == label])
             if len(drawn) > 1 and len(real) > 1 and (apart := _mean_distance(real)):
                 shares.append(_mean_distance(drawn) / apart)
         return float(np.mean(shares)) if shares else float("nan")
@@ -130,6 +127,15 @@ def held_out(labels: np.ndarray) -> np.ndarray:
     for label in np.unique(labels):
         chosen[np.flatnonzero(labels == label)[HELD_OUT - 1 :: HELD_OUT]] = True
     return chosen
+
+
+def _described(pixels: np.ndarray) -> np.ndarray:
+    """Return what the components are taken of: the shapes of images (N, H, W, C), or pixels (N, D) themselves."""
+    return pixels if pixels.ndim == 2 else shape_features(pixels)
+
+
+def _flat(pixels: np.ndarray) -> np.ndarray:
+    return pixels.reshape(len(pixels), -1)
 
 
 def _mean_distance(points: np.ndarray) -> float:

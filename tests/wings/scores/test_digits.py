@@ -20,8 +20,9 @@ def as_images(pixels: np.ndarray) -> np.ndarray:
 def test_the_feature_space_holds_95_percent_of_the_variance_of_real_digits_in_29_directions():
     real = real_digits()
     kept = real.features(real.pixels).var(0).sum() / real.pixels.var(0).sum()
-    assert real.components.shape == (64, 29) and 0.95 <= kept < 0.96
-    np.testing.assert_allclose(real.components.T @ real.components, np.eye(29), atol=1e-12)
+    components = real.space.components_
+    assert components.shape == (29, 64) and 0.95 <= kept < 0.96
+    np.testing.assert_allclose(components @ components.T, np.eye(29), atol=1e-12)
 
 
 def test_one_real_digit_in_a_hundred_is_as_near_to_another_as_a_copy():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_image
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import ConfigError
@@ -57,7 +59,7 @@ def test_new_images_of_the_same_kinds_score_as_held_out_ones_do(real, tmp_path):
     assert scores["accuracy"] > 0.9 and held["accuracy"] > 0.9
     assert scores["copies"] <= 2 and held["copies"] <= 2  # one in a hundred is as near, by the rule
     assert scores["variety"] == pytest.approx(1, abs=0.1) and held["variety"] == pytest.approx(1, abs=0.1)
-    assert scores["frechet"] == pytest.approx(held["frechet"], rel=0.5)
+    assert scores["frechet"] < 2 * held["frechet"] < found["destroyed"]["frechet"]
     assert found["reference"]["held out"] == 60 and "60 that were held out" in " ".join(found["notes"])
 
 
@@ -77,11 +79,58 @@ def test_a_copy_machine_and_a_model_of_means_are_seen(real, tmp_path):
     assert of_means["variety"] == pytest.approx(0) and of_means["frechet"] > 5 * found["frechet"]
 
 
-def test_images_of_one_class_are_not_read(tmp_path, capsys):
-    folders = [write(tmp_path / name, {"all": drawn("disc", 30, seed)}) for seed, name in enumerate(("real", "new"))]
-    found = judgement(folders[1], folders[0], tmp_path / "r")
-    assert found["scores"]["accuracy"] is None and found["scores"]["variety"] == pytest.approx(1, abs=0.1)
-    assert "read as asked           -           real images: -" in capsys.readouterr().out
+def test_images_of_one_class_are_told_from_images_without_their_shape(tmp_path, capsys):
+    sets = {"real": drawn("disc", 30, 0), "new": drawn("disc", 30, 1), "ramps": drawn("ramp", 30, 1)}
+    folders = {name: write(tmp_path / name, {"all": images}) for name, images in sets.items()}
+    new, ramps = (judgement(folders[name], folders["real"], tmp_path / "r") for name in ("new", "ramps"))
+    assert new["scores"]["accuracy"] > 0.9 and ramps["scores"]["accuracy"] < 0.1
+    assert new["scores"]["variety"] == pytest.approx(1, abs=0.1)
+
+
+def crops(photograph: str, count: int, seed: int) -> np.ndarray:
+    """Squares (count, 32, 32, 3) uint8 of a photograph, half to nine tenths of its height."""
+    photo, rng = Image.fromarray(load_sample_image(f"{photograph}.jpg")), np.random.default_rng(seed)
+    found = []
+    for side in (photo.height * rng.uniform(0.5, 0.9, count)).astype(int):
+        x, y = rng.integers(photo.width - side), rng.integers(photo.height - side)
+        found.append(np.asarray(photo.resize((32, 32), box=(x, y, x + side, y + side))))
+    return np.stack(found)
+
+
+def as_drawn_early(images: np.ndarray) -> np.ndarray:
+    """Draws from the Gaussian of the images, which is what a model learns first: colours and coarse places."""
+    flat = images.reshape(len(images), -1) / 255
+    weights = np.random.default_rng(0).normal(size=(len(flat), len(flat))) / np.sqrt(len(flat))
+    drawn = flat.mean(0) + weights @ (flat - flat.mean(0))
+    return (np.clip(drawn, 0, 1) * 255).astype(np.uint8).reshape(images.shape)
+
+
+def test_sets_are_ranked_as_people_rank_them_early_late_destroyed_copied_and_real(tmp_path):
+    photographs, rng = ("china", "flower"), np.random.default_rng(0)
+    known, new = ({name: crops(name, 40, seed) for name in photographs} for seed in (0, 1))
+    early = {name: as_drawn_early(known[name]) for name in photographs}
+    late = {name: (0.75 * new[name] + 0.25 * early[name]).astype(np.uint8) for name in photographs}
+    destroyed = {name: rng.permuted(images.reshape(40, 8, 4, 32, 3), axis=1).reshape(images.shape)
+                 for name, images in new.items()}  # fmt: skip
+    real, found = write(tmp_path / "known", known), {}
+    for name, images in {"destroyed": destroyed, "early": early, "late": late, "new": new, "copied": known}.items():
+        found[name] = judgement(write(tmp_path / name, images), real, tmp_path / "r")["scores"]
+    read = {name: scores["accuracy"] for name, scores in found.items()}
+    assert read["destroyed"] < read["early"] + 0.05 < read["late"] - 0.1 and read["late"] <= read["new"]
+    assert read["destroyed"] < 0.1 and read["early"] < 0.4 and read["new"] > 0.85
+    assert (
+        found["new"]["frechet"] < found["late"]["frechet"] < found["early"]["frechet"] < found["destroyed"]["frechet"]
+    )
+    assert found["copied"]["copies"] == 80 and max(found[name]["copies"] for name in ("early", "late", "new")) < 10
+
+
+def test_where_only_colours_differ_no_verdict_is_given_and_that_is_said_first(tmp_path, capsys):
+    rng, colours = np.random.default_rng(0), {"red": (1, 0.2, 0.2), "green": (0.2, 1, 0.2)}
+    sets = {name: (rng.uniform(0, 255, (40, 16, 16, 1)) * colour).astype(np.uint8) for name, colour in colours.items()}
+    found = judgement(write(tmp_path / "new", sets), write(tmp_path / "real", sets), tmp_path / "r")
+    assert capsys.readouterr().out.startswith("no verdict: of real images that it has not seen")
+    assert found["scores"]["accuracy"] is None and found["scores"]["recall"] is None
+    assert "No verdict: " in (tmp_path / "r/report.html").read_text()
 
 
 def test_grey_samples_are_held_against_colours_as_grey(real, tmp_path, capsys):
@@ -118,10 +167,10 @@ def test_every_third_image_of_each_class_is_held_out():
 
 
 def test_the_classifier_has_not_seen_what_is_held_out():
-    rng = np.random.default_rng(0)
-    noise = RealImages.of(rng.normal(size=(300, 20)), np.arange(300) % 2)  # nothing tells these classes apart
-    assert noise.score_held_out().accuracy == pytest.approx(0.5, abs=0.15)
-    assert noise.score(noise.pixels[noise.reference], noise.labels[noise.reference]).accuracy > 0.9
+    images = drawn("disc", 150, seed=0) / 255  # nothing tells these classes apart
+    one_kind = RealImages.of(images, np.arange(150) % 2)
+    assert one_kind.score_held_out().accuracy == pytest.approx(0.5, abs=0.15)
+    assert one_kind.score(images[one_kind.reference], one_kind.labels[one_kind.reference]).accuracy > 0.8
 
 
 def test_too_few_real_images_are_refused(tmp_path, capsys):
@@ -139,6 +188,16 @@ def test_another_size_and_more_classes_than_the_reference_has_are_refused_though
         ImagesJudge(reference).check(samples)
     with pytest.raises(ConfigError, match=r"real.npz: has images of 24 x 24, and --checkpoint = c of 16 x 24"):
         ImagesJudge(reference).check(replace(samples, shape=(16, 24, 3)))
+
+
+def test_damaged_images_of_the_reference_are_skipped_as_in_training_and_named(real, tmp_path, capsys):
+    reference = shutil.copytree(real, tmp_path / "with_damaged")
+    (reference / "disc/000.png").write_bytes((reference / "disc/001.png").read_bytes()[:-200])  # its header is whole
+    found = judgement(
+        write(tmp_path / "new", {name: drawn(name, 12, seed=5) for name in NAMES}), reference, tmp_path / "r"
+    )
+    assert found["reference"]["images"] == 179
+    assert "1 image(s) that cannot be read are skipped, the first is disc/000.png" in capsys.readouterr().out
 
 
 def test_that_not_all_of_a_large_reference_was_used_is_said(real, tmp_path, monkeypatch):

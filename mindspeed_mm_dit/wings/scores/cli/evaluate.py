@@ -192,7 +192,7 @@ def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
     from mindspeed_mm_dit.wings.scores.image_set import open_image_set
     from mindspeed_mm_dit.wings.scores.images_judge import ImagesJudge
 
-    reference = open_image_set("--reference", args.reference, image_size)
+    reference = open_image_set("--reference", args.reference, image_size, skip_bad=True)
     if not args.inception:
         return ImagesJudge(reference)
     from mindspeed_mm_dit.wings.scores.inception import Inception
