@@ -83,5 +83,7 @@ def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, 
         for line in differences(there, model, sections):
             yield f"    note: {line}"
     if adapters := adapters_of(model):
+        if new := [name for name, _, how in begun if "drawn anew" in how]:
+            yield f"    note: {', '.join(new[:3])} stay as drawn: what is new to the base will be told apart badly"
         trained = parameters_of(model).num_elements(trained_only=True)
         yield f"frozen, with adapters beside {len(adapters)} layers: {trained:,} parameters are trained"

@@ -13,11 +13,12 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.files import add_content
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
 from mindspeed_mm_dit.terminal import say
-from mindspeed_mm_dit.wings.advice.hubs import HUBS, Hub, Listing, Part, Refused
+from mindspeed_mm_dit.wings.advice.hubs import HUBS, Hub, Listing, Part, answer_of
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
 
-TRIES, BROKEN = 5, 0
-"""How often a file is asked for that breaks off, each time only what is missing; the status of one that always does."""
+TRIES = 5
+"""How often a file is asked for that breaks off; each time only what is missing is sent."""
+MIRRORS = "HF_ENDPOINT=https://hf-mirror.com, or --hub modelscope"
 _NOT_READ = re.compile(
     r"(^|/)(\.git|onnx|openvino)|\.(md|py|png|jpe?g|gif|webp|mp4|pdf|h5|msgpack|onnx|ot|tflite|gguf)$|\.(fp16|bf16|non_ema)\.",
     re.IGNORECASE,
@@ -55,22 +56,24 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
     """
     place = hub or next(iter(record.repos))
     if place not in record.repos:
-        known = ", ".join(record.repos)
-        raise ConfigError(f"--hub = {place}", f"is not known to have {name}; {known} has it",
+        raise ConfigError(f"--hub = {place}", f"is not known to have {name}; {', '.join(record.repos)} has it",
                           f"name what it is called there: mm-dit get OWNER/NAME --hub {place}")  # fmt: skip
     source, repo = HUBS[place](), record.repos[place]
-    folder = root / place_of(repo)
-    with _refusals(name, source, repo, folder):
+    page, folder = source.page(repo), root / place_of(repo)
+    with _refusals(name, page, folder):
         listing = source.listing(repo)
     parts = chosen(listing, record.files)
     if not parts:
-        raise CheckpointError(f"mm-dit get {name}", f"{source.page(repo)} has no files {' '.join(record.files)}")
-    _say_what_comes(name, source.page(repo), listing, parts, folder)
+        raise CheckpointError(f"mm-dit get {name}", f"{page} has no files {' '.join(record.files)}")
+    say(f"{name}: {page}, licence: {listing.licence or 'none stated'}")
+    for part in parts:
+        say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest}")
+    say(f"  {sum(part.size for part in parts) / 1e6:10,.1f} MB  in {len(parts)} file(s), to {folder}")
     missing = [part for part in parts if _difference(folder / part.path, part)]
     _check_room(sum(part.size for part in missing), folder)
     for part in missing:
         (folder / part.path).unlink(missing_ok=True)  # (a hub's package might take what is damaged for whole)
-        with _refusals(name, source, repo, folder):
+        with _refusals(name, page, folder, f"broke off {TRIES} times"):
             _fetch_whole(source, repo, listing.revision, part, folder)
         _check(folder / part.path, part, source)
     say(f"checked: size and digest of {len(parts)} file(s) in {folder}")
@@ -78,8 +81,7 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
 
 def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
     """Return the files to fetch: of weights that lie there twice, the ones without a pickle."""
-    paths = [part.path for part in listing.parts]
-    safe = {path.rpartition("/")[0] for path in paths if path.endswith(".safetensors")}
+    safe = {part.path.rpartition("/")[0] for part in listing.parts if part.path.endswith(".safetensors")}
     return [
         part
         for part in listing.parts
@@ -88,14 +90,6 @@ def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
         and not (_PICKLE.search(part.path) and part.path.rpartition("/")[0] in safe and part.path not in patterns)
         and not {"", ".", ".."} & set(part.path.split("/"))  # (none outside the folder)
     ]
-
-
-def _say_what_comes(name: str, page: str, listing: Listing, parts: list[Part], folder: Path) -> None:
-    say(f"{name}: {page}, licence: {listing.licence or 'none stated'}")
-    for part in parts:
-        say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest}")
-    total = sum(part.size for part in parts)
-    say(f"  {total / 1e6:10,.1f} MB  in {len(parts)} file(s), to {folder}")
 
 
 def _check_room(need: int, folder: Path) -> None:
@@ -110,9 +104,9 @@ def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path
     for left in reversed(range(TRIES)):
         try:
             return source.fetch(repo, revision, part, folder)
-        except Refused as refused:
-            if refused.status is not None or not left:
-                raise Refused(BROKEN if refused.status is None else refused.status, refused.wait) from refused
+        except Exception as error:
+            if answer_of(error)[0] is not None or not left:
+                raise
 
 
 def _check(file: Path, part: Part, source: Hub) -> None:
@@ -137,20 +131,19 @@ def _difference(file: Path, part: Part) -> str:
 
 
 @contextmanager
-def _refusals(name: str, source: Hub, repo: str, folder: Path) -> Iterator[None]:
-    """Say what a hub refused, and what to do."""
+def _refusals(name: str, page: str, folder: Path, broken: str = "") -> Iterator[None]:
+    """Say what a hub refused, and what to do; ``broken``: what it means if it does not answer."""
     try:
         yield
-    except Refused as refused:
-        page = source.page(repo)
+    except Exception as error:
+        status, wait = answer_of(error)
         again = "run the same command again: what came is kept"
+        by_hand = f"fetch it by hand into {folder}; or name a mirror, {MIRRORS}"
         reason, cure = {
-            None: ("cannot be reached", f"fetch it by hand into {folder}; or name a mirror, HF_ENDPOINT=https://"
-                   "hf-mirror.com, or --hub modelscope"),
-            BROKEN: (f"broke off {TRIES} times", again),
-            401: ("is not there, or not for everyone", f"look at {page}; with an account, set HF_TOKEN"),
-            403: ("asks for consent to its licence", f"give it at {page}, and set HF_TOKEN"),
-            404: ("is not there", f"look for it at {source.endpoint or page}"),
-            429: (f"asks to wait{f' {refused.wait} seconds' if refused.wait else ''}", f"wait, and {again}"),
-        }.get(refused.status, (f"answers with {refused.status}", again))  # fmt: skip
+            None: (broken or "cannot be reached", again if broken else by_hand),
+            401: ("is not there, or not for everyone", "with an account, set HF_TOKEN"),
+            403: ("asks for consent to its licence", "give it there, and set HF_TOKEN"),
+            404: ("is not there", ""),
+            429: (f"asks to wait{f' {wait} seconds' if wait else ''}", f"wait, and {again}"),
+        }.get(status, (f"answers with {status}", again))
         raise PlatformError(f"mm-dit get {name}", f"{page} {reason}", cure) from None

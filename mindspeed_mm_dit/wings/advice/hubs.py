@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import not_installed
 
@@ -31,30 +29,7 @@ class Listing(NamedTuple):
     revision: str
     licence: str
     """Empty if none is stated."""
-    parts: tuple[Part, ...]
-
-
-class Refused(Exception):
-    """A hub did not give what it was asked for: its HTTP status (None: no answer), and the seconds it asks to wait."""
-
-    def __init__(self, status: int | None, wait: str = "") -> None:
-        super().__init__(status, wait)
-        self.status, self.wait = status, wait
-
-
-class Hub(Protocol):
-    """A place that holds published weights. All it does may raise Refused."""
-
-    endpoint: str
-
-    def page(self, repo: str) -> str:
-        """Return the address at which a person finds the files."""
-
-    def listing(self, repo: str) -> Listing:
-        """Return what there is."""
-
-    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
-        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
+    parts: list[Part]
 
 
 class HuggingFace:
@@ -64,25 +39,25 @@ class HuggingFace:
         self.endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
     def page(self, repo: str) -> str:
+        """Return the address at which a person finds the files."""
         return f"{self.endpoint}/{repo}/tree/main"
 
     def listing(self, repo: str) -> Listing:
+        """Return what there is."""
         from huggingface_hub import HfApi
 
-        with _asking():
-            info = HfApi(endpoint=self.endpoint).model_info(repo, files_metadata=True)
+        info = HfApi(endpoint=self.endpoint).model_info(repo, files_metadata=True)
         parts = [
             Part(file.rfilename, file.size or 0, f"sha256:{file.lfs.sha256}" if file.lfs else f"git:{file.blob_id}")
             for file in info.siblings or ()
         ]
-        licence = getattr(info.card_data, "license", None) or ""
-        return Listing(str(info.sha), str(licence), tuple(parts))
+        return Listing(str(info.sha), str(getattr(info.card_data, "license", None) or ""), parts)
 
     def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
         from huggingface_hub import hf_hub_download
 
-        with _asking():
-            hf_hub_download(repo, part.path, revision=revision, local_dir=folder, endpoint=self.endpoint)
+        hf_hub_download(repo, part.path, revision=revision, local_dir=folder, endpoint=self.endpoint)
 
 
 class Address:
@@ -96,17 +71,16 @@ class Address:
     def listing(self, repo: str) -> Listing:
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        with _asking():
-            answer = get_session().head(repo, allow_redirects=True, timeout=10)
-            hf_raise_for_status(answer)
+        answer = get_session().head(repo, allow_redirects=True, timeout=10)
+        hf_raise_for_status(answer)
         size, digest = int(answer.headers.get("Content-Length", 0)), _DIGEST_IN_NAME.search(repo)
-        return Listing("", "", (Part(repo.rpartition("/")[2], size, f"sha256:{digest[1] if digest else ''}"),))
+        return Listing("", "", [Part(repo.rpartition("/")[2], size, f"sha256:{digest[1] if digest else ''}")])
 
     def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
         from huggingface_hub.file_download import http_get
 
         aside = folder / f"{part.path}.incomplete"
-        with open(aside, "ab") as file, _asking():
+        with open(aside, "ab") as file:
             http_get(repo, file, resume_size=file.tell(), expected_size=part.size or None)
         aside.replace(folder / part.path)
 
@@ -126,30 +100,27 @@ class ModelScope:
         return f"{self.endpoint}/models/{repo}/files"
 
     def listing(self, repo: str) -> Listing:
-        with _asking():
-            files = self._api.list_repo_files(repo, "model")
-            licence = self._api.get_repo(repo, "model").license or ""
-        parts = [Part(file.path, file.size, f"sha256:{file.sha256 or ''}") for file in files if not file.is_dir]
-        return Listing("master", licence, tuple(parts))
+        files = [file for file in self._api.list_repo_files(repo, "model") if not file.is_dir]
+        licence = self._api.get_repo(repo, "model").license or ""
+        return Listing("master", licence, [Part(file.path, file.size, f"sha256:{file.sha256 or ''}") for file in files])
 
     def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
-        with _asking():
-            self._api.download_file(repo, "model", part.path, revision=revision, local_dir=folder, file_size=part.size)
+        self._api.download_file(repo, "model", part.path, revision=revision, local_dir=folder, file_size=part.size)
 
 
+Hub = HuggingFace | ModelScope | Address
 HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelScope, "address": Address}
 
 
-@contextlib.contextmanager
-def _asking() -> Iterator[None]:
-    """Turn what the packages of the hubs raise into Refused; an error of this machine's disk stays what it is."""
-    try:
-        yield
-    except Exception as error:
-        known = isinstance(error, OSError) or type(error).__module__.startswith("modelscope_hub")
-        if not known or getattr(error, "errno", None) is not None:
-            raise
-        answers = [getattr(one, "response", None) for one in (error, error.__cause__)]
-        answer = next((one for one in answers if one is not None), None)
-        status = getattr(answer, "status_code", None) or getattr(error, "status_code", None)
-        raise Refused(status, getattr(answer, "headers", {}).get("Retry-After", "")) from error
+def answer_of(error: Exception) -> tuple[int | None, str]:
+    """Return the HTTP status of a hub's refusal (None: it did not answer), and how many seconds it asks to wait.
+
+    Raises ``error`` if it is no hub's: that of a full disk, say, or of our own code.
+    """
+    of_hub = isinstance(error, OSError) or type(error).__module__.startswith("modelscope_hub")
+    if not of_hub or getattr(error, "errno", None) is not None:
+        raise error
+    answers = [getattr(one, "response", None) for one in (error, error.__cause__)]
+    answer = next((one for one in answers if one is not None), None)
+    status = getattr(answer, "status_code", None) or getattr(error, "status_code", None)
+    return status, getattr(answer, "headers", {}).get("Retry-After", "")

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.rows import Rows
+    from mindspeed_mm_dit.wings.advice.begin import Base
     from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, Starter
 
 DESCRIPTION = """\
@@ -29,6 +30,7 @@ with the reason for each choice beside it. Nothing is downloaded, and the images
 
   mm-dit init my_images --output my_config
   mm-dit init my_images --output my_config --vae weights/sd-vae-ft-ema
+  mm-dit init my_images --output my_config --from DiT-XL/2         begin with weights of mm-dit get, or of a file
 
 IMAGES is one of:
   a folder with one folder per class
@@ -55,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("images", metavar="IMAGES", help="folder of the images, or a csv in it")
     parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
+    parser.add_argument(
+        "--from",
+        dest="base",
+        metavar="WEIGHTS",
+        help="begin with these: a name of mm-dit get, or what --init-from reads",
+    )
     parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
     parser.add_argument(
         "--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)"
@@ -62,8 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diffusion",
         choices=tuple(DIFFUSIONS),
-        default="flow_matching",
-        help="objective (default flow_matching); gaussian_diffusion with --vae also suits diffusers' DiTPipeline",
+        help="objective (default that of --from, or flow_matching); gaussian_diffusion with --vae suits DiTPipeline",
     )
     parser.add_argument(
         "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
@@ -75,10 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the images, choose settings, write the files and print the commands to run next."""
     from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
+    from mindspeed_mm_dit.wings.advice.begin import begun
     from mindspeed_mm_dit.wings.advice.starter import choose
     from mindspeed_mm_dit.wings.advice.starter_files import files_of
 
     _check_flags(args)
+    base = _base(args)
     ae = _autoencoder(args.vae)
     param, index, reason = _look(args)
     _check_output(args, param.data_folder)
@@ -86,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     say_notes(index)
     say_copies_among(index)
     machine = _machine(args)
-    starter = choose(_pictures(index, param), machine, ae, args.image_size, args.diffusion)
+    pictures = _pictures(index, param)
+    starter = choose(pictures, machine, ae, args.image_size, args.diffusion)
+    if base is not None:
+        starter = begun(starter, base, pictures, index.classes, machine)
     dataset = _dataset(param, index)
     if args.vae and not machine.accelerators:
         dataset["latents"] = _latents(args)
@@ -122,6 +134,17 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
         raise ConfigError(
             f"--output = {args.output}", f"holds {', '.join(there)} already", "name a new folder, or add --overwrite"
         )
+
+
+def _base(args: argparse.Namespace) -> Base | None:
+    """Return the weights of --from, and take from them what other flags leave open."""
+    from mindspeed_mm_dit.wings.advice.begin import base_of
+
+    base = base_of(args.base, args.vae, args.diffusion) if args.base else None
+    args.diffusion = base.diffusion["model_id"] if base else args.diffusion or next(iter(DIFFUSIONS))
+    if base:
+        args.vae, args.image_size = base.vae, args.image_size or base.image_size
+    return base
 
 
 def _autoencoder(folder: str | None) -> dict[str, Any] | None:

@@ -1,0 +1,121 @@
+"""mm-dit init --from: small weights of the layouts that mm-dit get makes, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.framework import activate
+from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.checkpoint.test_pipeline import weights_of
+from tests.training.launch import Configs, run
+
+DIT_S = {"hidden_size": 384, "num_layers": 12, "num_heads": 6}
+
+
+def described(**predictor):
+    return {
+        "ae": {"model_id": "autoencoder_kl", "from_pretrained": "weights/sd-vae-ft-ema"},
+        "diffusion": {"model_id": "gaussian_diffusion"},
+        "predictor": {"model_id": "dit", "input_size": 8, "num_classes": 1000, **predictor},
+    }
+
+
+@pytest.fixture(scope="module")
+def fetched(tmp_path_factory):
+    """weights/ as mm-dit get fills it, DiT as a pipeline and SiT as a file, beside a run's and a narrow network's."""
+    here = tmp_path_factory.mktemp("fetched")
+    activate("pytorch")
+    vae = write_folder(here / "weights/sd-vae-ft-ema", SMALL | {"scaling_factor": 0.5}, our_shapes(SMALL))
+    model = described(hidden_size=32, num_layers=2, num_heads=2)
+    facts = {"model": model, "classes": ["tench, Tinca tinca", "goldfish", *map(str, range(2, 1000))]}
+    FORMATS["safetensors"].write(here / "run.safetensors", State({"model": weights_of(model)}, facts))
+    model["ae"]["from_pretrained"] = str(vae)
+    FORMATS["safetensors"].write(here / "full.safetensors", State({"model": weights_of(model)}, facts))
+    convert(here / "full.safetensors", here / "weights/DiT-XL-2-256", to="pipeline")
+    FORMATS["pt"].write(here / "narrow.pt", State({"model": weights_of(model)}))
+    (here / "weights/SiT-collections").mkdir()
+    FORMATS["pt"].write(
+        here / "weights/SiT-collections/SiT-XL-2-256.pt", State({"model": weights_of(described(**DIT_S))})
+    )
+    return here
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, fetched):
+    """Those weights, and 20 images in two classes."""
+    monkeypatch.chdir(tmp_path)
+    for path in fetched.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    for label, name in enumerate(("axolotl", "tench")):
+        (tmp_path / "my_images" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = np.full((32, 32, 3), 60 * label + number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "my_images" / name / f"{number}.png")
+    return tmp_path
+
+
+def init(flags, memory="8", images="my_images"):
+    return main(["init", images, "--output", "config", "--device-memory-gib", memory, *shlex.split(flags)])
+
+
+def test_own_images_begin_with_the_published_network_and_its_autoencoder_and_train_at_once(here, capsys):
+    assert init("--from DiT-XL/2") == 0
+    said = capsys.readouterr().out
+    model = load_model_config(here / "config/model.json")
+    sizes = (model.predictor.hidden_size, model.predictor.num_layers, model.predictor.num_heads)
+    assert sizes == (32, 2, 2) and model.predictor.num_classes == 2 and model.sample_size[-1] == 16
+    assert model.ae.from_pretrained == "weights/DiT-XL-2-256/vae" and model.diffusion.model_id == "gaussian_diffusion"
+    words = read_train_args(here / "config/train.args")
+    assert words[words.index("--init-from") + 1] == "weights/DiT-XL-2-256" and "--lora-r" not in words
+    assert "all of them are trained" in said and "each of 20 images some 500 times; about 0 minutes here" in said
+    encode = said.partition("cache-latents ")[2].partition(" &&")[0]
+    assert main(["cache-latents", *encode.split()]) == 0
+    words = words[: words.index("--report")] + words[words.index("--init-from") :]
+    short = "--train-iters 2 --sample-interval 2 --lora-target-modules attn.qkv"
+    done = run(Configs(here / "config").command(" ".join([*words, short])), here)
+    assert done.code == 0 and "1 of 2 classes kept, 1 of 2 classes drawn anew, the null class kept" in done.output
+    assert "note: y_embedder.embedding_table.weight stay as drawn: what is new to the base" in done.output
+    assert (here / "outputs/config/samples/iter_0000002.png").is_file()
+
+
+def test_where_the_whole_does_not_fit_adapters_are_trained_and_flow_stays_flow(here, capsys):
+    assert init("--from SiT-XL/2", memory="0.6") == 2
+    assert "--from = SiT-XL/2: does not know these classes, so all of it must be trained" in capsys.readouterr().err
+    assert init("--from SiT-XL/2", memory="0.6", images="my_images/tench") == 0
+    words = read_train_args(here / "config/train.args")
+    assert words[words.index("--lora-target-modules") + 1] == "blocks.{*}" and "--lora-r" in words
+    content = json.loads((here / "config/model.json").read_text())
+    assert content["diffusion"] == {"model_id": "flow_matching", "path": "linear", "prediction_type": "velocity"}
+    assert content["ae"]["from_pretrained"] == "weights/sd-vae-ft-ema" and content["predictor"]["num_heads"] == 6
+
+
+def test_a_run_of_ones_own_says_all_of_itself(here):
+    assert init("--from run.safetensors --image-size 32") == 0
+    model = load_model_config(here / "config/model.json")
+    assert (model.predictor.input_size, model.ae.from_pretrained) == (16, "weights/sd-vae-ft-ema")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--from DiT-XL/2-512", "weights/DiT-XL-2-512 does not hold its weights\n    Cure: mm-dit get DiT-XL/2-512"),
+        ("--from nothing", "--init-from = nothing: there is no such file or folder"),
+        ("--from weights/sd-vae-ft-ema", "is an autoencoder, and no predictor"),
+        ("--from weights/SiT-collections/SiT-XL-2-256.pt", "does not tell which autoencoder made the latents"),
+        ("--from narrow.pt --vae weights/sd-vae-ft-ema", "does not tell its number of attention heads"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_begun_from_is_named(here, capsys, flags, message):
+    assert init(flags) == 2
+    assert message in capsys.readouterr().err and not (here / "config").exists()
