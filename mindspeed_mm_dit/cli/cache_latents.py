@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
-    from mindspeed_mm_dit.models.registry import load_encoders, load_teachers
+    from mindspeed_mm_dit.models.registry import load_encoders, load_image_encoder, load_teachers
     from mindspeed_mm_dit.training.classes import say_notes
 
     model = load_model_config(args.model)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     writer = CacheWriter(Path(args.output), opened, settings)
     shards = writer.missing(runtime.rank(), runtime.world_size())
     count = sum(len(writer.index.rows_of(shard)) for shard in shards)
-    encoders = cache(lambda: (*load_encoders(model), load_teachers(model)))
+    encoders = cache(lambda: (*load_encoders(model), load_teachers(model), load_image_encoder(model.image_encoder)))
     started = time.perf_counter()
     with tqdm(total=count, desc="encoding", unit=opened.param.noun, disable=not sys.stderr.isatty()) as bar:
         for shard in shards:

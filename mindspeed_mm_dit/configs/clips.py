@@ -39,6 +39,11 @@ class ClipsParam(SourceParam):
     of some shapes (479 of 480 x 832) and stretches the rest, so that pixel values are no longer whole numbers."""
     label_key: str | None = None
     """Key of the annotation with the class of a clip, a number or a name; null: clips have no classes."""
+    first_frame_key: str | None = None
+    """Key of the annotation with the image file, of the clip's size, that a network from an image begins a clip with;
+    null: the clip's own first frame."""
+    last_frame_key: str | None = None
+    """The same for the last frame, for a network that takes one."""
     caption_dropout_prob: float = 0.1
     """Probability that a training clip loses its caption; in [0, 1]."""
     valid_fraction: float = 0.0
@@ -77,6 +82,10 @@ class ClipsParam(SourceParam):
         for name, most in (("num_frames", MOST_FRAMES), ("max_height", MOST_PIXELS), ("max_width", MOST_PIXELS)):
             if getattr(self, name) is not None:
                 check_between(f"dataset_param.{name}", getattr(self, name), 1, most)
+        if self.beside and self.clip_start != "first":
+            what = f"dataset_param.{next(iter(self.beside)).replace('image', 'frame')}_key"
+            raise ConfigError(what, 'names one image, and with clip_start "random" a clip begins anywhere',
+                              'set clip_start to "first", or drop the key')  # fmt: skip
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
 
@@ -84,6 +93,12 @@ class ClipsParam(SourceParam):
     def items(self) -> tuple[str, ...]:
         """Captions and, with ``label_key``, labels; each is only looked up if a predictor needs it."""
         return ("caption", "label") if self.label_key else ("caption",)
+
+    @property
+    def beside(self) -> dict[str, str]:  # type: ignore[override]
+        """Images beside each clip: first_image and last_image, as far as the annotation names them."""
+        keys = {"first_image": self.first_frame_key, "last_image": self.last_frame_key}
+        return {name: key for name, key in keys.items() if key is not None}
 
     @property
     def cache(self) -> str | None:  # type: ignore[override]

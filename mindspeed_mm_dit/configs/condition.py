@@ -7,7 +7,7 @@ A batch holds source arrays, the arrays of each condition, and the objective's r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -303,10 +303,12 @@ class FirstFrame(ImageCondition):
 
 @dataclass(frozen=True)
 class ImageTokens(ImageCondition):
-    """CLIP's features of the given frames: ``image_embeds`` (B, L, width) float32."""
+    """CLIP's features of the given frames: ``image_embeds`` (B, L, width) float32, those of the first frame first."""
 
     length: int
     width: int
+    with_last: bool = False
+    """Whether the last frame is given too."""
     names = ("image_embeds",)
 
     def hollow(self) -> Arrays:
@@ -362,6 +364,20 @@ class Conditions(tuple[Condition, ...]):
     def frames(self) -> FirstFrame | None:
         """The given frames among them, or None."""
         return next((condition for condition in self if isinstance(condition, FirstFrame)), None)
+
+    def kept(self, beside: Collection[str]) -> tuple[str, ...]:
+        """Return the names of what a cache keeps of given frames; ``beside``: names of images beside the clips.
+
+        Latents of a clip give its own first frame alone.
+        """
+        frames, tokens = self.frames, self.image_tokens
+        own = frames is None or (frames.mask_channels == 1 and not beside)
+        return (*(() if own else ("frame_mean",)), *(tokens.names if tokens else ()))
+
+    @property
+    def image_tokens(self) -> ImageTokens | None:
+        """CLIP's features among them, or None."""
+        return next((condition for condition in self if isinstance(condition, ImageTokens)), None)
 
     @property
     def has_null(self) -> bool:

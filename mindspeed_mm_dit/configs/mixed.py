@@ -66,6 +66,11 @@ class MixedParam(SourceParam):
         return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
 
     @property
+    def beside(self) -> dict[str, str]:  # type: ignore[override]
+        """Images beside the samples of any source."""
+        return {name: key for source in self.sources for name, key in source.beside.items()}
+
+    @property
     def sample_size(self) -> Shape:
         """The largest of all shapes."""
         return self.largest

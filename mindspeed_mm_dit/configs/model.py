@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import (
 )
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
@@ -47,6 +48,8 @@ class ModelConfig:
     """Encodes captions, for a predictor conditioned on text: one of TEXT_ENCODER_CONFIGS, or a tuple of them."""
     teacher: Any = None
     """Image network whose features the predictor also learns (REPA): one of TEACHER_CONFIGS, or a tuple of them."""
+    image_encoder: ImageEncoderConfig | None = None
+    """Encodes the frames that a clip begins and ends with, for a predictor with ``image_dim`` (Wan 2.1)."""
     note: str = ""
     """Free text, e.g. what the configuration is and what it costs."""
 
@@ -101,6 +104,14 @@ class ModelConfig:
             )
         self._check_text_encoders()
         self._check_teachers()
+        wanted = self.predictor.conditions.image_tokens is not None
+        if wanted != (self.image_encoder is not None):
+            raise ConfigError(
+                "image_encoder",
+                "this section is missing: predictor.image_dim asks for CLIP's features of the first frame"
+                if wanted else "predictor.image_dim is null: nothing reads features of a frame",
+                'add {"from_pretrained": "folder"}' if wanted else "drop the section",
+            )  # fmt: skip
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""

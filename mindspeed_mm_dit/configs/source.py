@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.buckets import Buckets, Budget, Shape, check_buckets, size_words
@@ -48,6 +49,9 @@ class SourceParam(ABC):
     """Whether samples that cannot be used are skipped and counted, instead of stopping."""
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
     """Key of ``skip_bad`` in data.json."""
+
+    beside: Mapping[str, str] = MappingProxyType({})
+    """Images beside a sample: the name of their array in a batch, and the key of the annotation that names them."""
 
     color_profiles: ColorProfiles = "convert"
     """Whether the pixels of an image are converted to sRGB if an embedded profile says that they are not."""

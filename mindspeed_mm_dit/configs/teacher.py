@@ -54,7 +54,7 @@ class TeacherConfig(ABC):
 
 
 @dataclass(frozen=True)
-class TransformersTeacherConfig(TeacherConfig):
+class TransformersVisionConfig:
     """Base of the vision transformers in a folder that transformers saved."""
 
     from_pretrained: str = ""
@@ -66,15 +66,23 @@ class TransformersTeacherConfig(TeacherConfig):
     """Values of ``model_type`` in config.json that it accepts, each with its class in transformers."""
     pixels: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
     """Mean and standard deviation of each of 3 channels in [0, 1]; its inputs are normalised by them."""
+    section: ClassVar[str] = "teacher"
+    """Section of model.json."""
+    frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
+    """Frameworks that can run it."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_path("teacher.from_pretrained", self.from_pretrained)
+        check_path(self.setting, self.from_pretrained)
+
+    @property
+    def setting(self) -> str:
+        """The key of model.json that names its folder."""
+        return f"{self.section}.from_pretrained"
 
     @property
     def folder(self) -> Path:
         """Its folder; raises ConfigError if it is in a package that is not installed."""
-        return folder_of("teacher.from_pretrained", self.from_pretrained)
+        return folder_of(self.setting, self.from_pretrained)
 
     @property
     def module(self) -> str:
@@ -83,31 +91,43 @@ class TransformersTeacherConfig(TeacherConfig):
 
     def number(self, key: str) -> int:
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
-        value, what = self._read().get(key), f"teacher.from_pretrained = {self.from_pretrained}"
+        value, what = self._read().get(key), f"{self.setting} = {self.from_pretrained}"
         if type(value) is not int or value < 1:
             raise ConfigError(what, f"config.json has {key} = {value}", "copy it again")
         return value
 
     def _read(self) -> dict[str, Any]:
         """Return config.json, or its part about the vision half; raises ConfigError for another kind of network."""
-        content = read_json(self.folder / "config.json", "teacher.from_pretrained")
+        content = read_json(self.folder / "config.json", self.setting)
         for part in (content, content.get("vision_config")):
             if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:
                 return part
         raise ConfigError(
-            f"teacher.from_pretrained = {self.from_pretrained}", f"is no {next(iter(self.kinds))}: its config.json says"
+            f"{self.setting} = {self.from_pretrained}", f"is no {next(iter(self.kinds))}: its config.json says"
             f" {content.get('model_type')!r}", "name a folder of that kind, or another model_id",
         )  # fmt: skip
 
     def width(self) -> int:
+        """Return the width of a feature, without reading weights; raises ConfigError if its files do not say it."""
         return self.number("hidden_size")
 
     def weight_bytes(self) -> int:
+        """Return the bytes of its weights in memory; 0 if its files do not exist yet."""
         found = [*self.folder.glob("*.safetensors")] or [*self.folder.glob("*.bin")]
         return sum(file.stat().st_size for file in found)
 
     def identity(self) -> str:
-        return f"{digest_of_files(str(self.folder), 'teacher.from_pretrained')}, {self.dtype}"
+        """Return everything that decides its output, as text: its files and precision."""
+        return f"{digest_of_files(str(self.folder), self.setting)}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class TransformersTeacherConfig(TransformersVisionConfig, TeacherConfig):
+    """Base of the teachers that transformers reads."""
+
+    def __post_init__(self) -> None:
+        TeacherConfig.__post_init__(self)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

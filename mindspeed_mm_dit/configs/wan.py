@@ -139,7 +139,7 @@ class WanConfig(VideoTransformerConfig):
         shape = (self.latent_channels, *self.latent_size)
         frames = (FirstFrame(shape, self.mask_channels, self.last_frame),) if self.mask_channels else ()
         tokens = self.pos_embed_seq_len or CLIP_TOKENS
-        features = (ImageTokens(tokens, self.image_dim),) if self.image_dim else ()
+        features = (ImageTokens(tokens, self.image_dim, self.last_frame),) if self.image_dim else ()
         return Conditions(*super().conditions, *frames, *features)
 
     def begun_from(self, name: str, offer: Offer) -> Begun | None:

@@ -12,7 +12,7 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ class Entry(NamedTuple):
     """(H, W) of a frame, in pixels."""
     label: int | str | None = None
     """Class of the clip, if labels are requested."""
+    beside: tuple[str, ...] = ()
+    """Normalized paths of the images that the clip begins and ends with, if they are requested."""
 
 
 class Line(NamedTuple):
@@ -76,10 +78,11 @@ def read_annotation(path: Path) -> list[Line]:
     return lines
 
 
-def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -> Entry:
+def entry_of(line: Line, captioned: bool = True, label_key: str | None = None, image_keys: Iterable[str] = ()) -> Entry:
     """Parse an object of the annotation; raises UnusableEntry.
 
-    captioned: whether captions are requested; label_key: key of the class, if labels are requested.
+    captioned: whether captions are requested; label_key: key of the class, if labels are requested; image_keys: keys
+    of the images beside a clip.
     """
     content = line.content
     if not isinstance(content, dict):
@@ -95,6 +98,7 @@ def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -
         _rate_of(content),
         _size_of(content.get("resolution")),
         None if label_key is None else _label_of(content, label_key),
+        tuple(_path_of(content, key) for key in image_keys),
     )
 
 
@@ -164,10 +168,10 @@ def _not_json(path: Path, line: int, error: Exception, around: str) -> DataError
     return DataError(f"{path}: line {line}", f"is not JSON: {reason}", cure)
 
 
-def _path_of(content: dict[str, Any]) -> str:
-    path = content.get("path")
+def _path_of(content: dict[str, Any], key: str = "path") -> str:
+    path = content.get(key)
     if not isinstance(path, str) or not path.strip():
-        raise UnusableEntry("has no path" if path in (None, "") else f"has the path {shown(path)}, which is none")
+        raise UnusableEntry(f"has no {key}" if path in (None, "") else f"has the {key} {shown(path)}, which is none")
     short = posixpath.normpath(path)
     if short.startswith(("/", "../")) or short in ("..", "."):
         raise UnusableEntry(f"names {path}, which leaves dataset_param.data_folder")

@@ -4,7 +4,8 @@
     rows.jsonl               path, label and captions of every row, in order
     null.safetensors         the encoded empty caption of each text condition
     rows-00000.safetensors   mean and, if the posterior is sampled, std: (rows of the shard, views, C, ...);
-                             features0 ... of teachers: (rows of the shard, views, N, width);
+                             frame_mean, the same of the frames that a network from an image is given;
+                             features0 ... of teachers, image_embeds: (rows of the shard, views, N, width);
                              captions (rows,): number of captions of each row; and for each text condition NAME:
                                NAME.tokens (captions,) and NAME.states (kept of all captions, D), or NAME (captions, P)
 
@@ -114,9 +115,9 @@ class Cache:
         return found
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
-        """Return mean and, if kept, std of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
+        """Return the moments that are kept of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
 
-        Also return the features of teachers, if kept, (B, N, width) float32.
+        Also return features, if kept, (B, N, width) float32.
         Raises:
             DataError: a value is not finite, so a step with it would spoil the weights.
         """
@@ -162,13 +163,13 @@ class Cache:
 class CachedVisuals:
     """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
 
-    def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool, features: Sequence[str] = ()) -> None:
+    def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool, others: Sequence[str] = ()) -> None:
         """``of_files``: the reader of the rows' files, which decides the views.
 
-        features: names of the teachers' features to read.
+        others: names of the features and latents of given frames to read.
         """
         self.views, self._cache, self._rows = cache.index.views, cache, rows
-        self._with_std, self._features = with_std, features
+        self._with_std, self._others = with_std, others
         self._of_files = of_files
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
@@ -181,4 +182,4 @@ class CachedVisuals:
         found = self._cache.read_latents(self._rows.cached[rows], views)
         names = ("mean", "std") if self._with_std else ("mean",)
         latents = {f"latent_{name}": found[name] for name in names}
-        return Read(latents | {name: found[name] for name in self._features}, rows)
+        return Read(latents | {name: found[name] for name in self._others}, rows)

@@ -59,10 +59,12 @@ class CacheIndex:
     stem: str = "rows"
     """Prefix of the shards' names."""
     features: tuple[str, ...] = ()
-    """Names of the tensors of teachers' features."""
+    """Names of the tensors of teachers' features, and of an image encoder's."""
     ragged: bool = False
     """Whether latents have several shapes. Moments are then (elements,), all views of a row one after another;
     ``latent_shape`` (rows, axes) has the shape of each row, and rows.jsonl its ``shape`` in pixels."""
+    with_frames: bool = False
+    """Whether the latents of given frames are kept."""
 
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
@@ -81,7 +83,7 @@ class CacheIndex:
     @property
     def moments(self) -> tuple[str, ...]:
         """Names of the latents' tensors."""
-        return ("mean", "std") if self.with_std else ("mean",)
+        return ("mean", *(["std"] if self.with_std else []), *(["frame_mean"] if self.with_frames else []))
 
     def shard_path(self, folder: Path, shard: int) -> Path:
         """Return the path of a shard."""
@@ -110,6 +112,8 @@ _WORDS = {
     "autoencoder": "another autoencoder, precision or tiling",
     "text_encoder": "another text encoder, tokenizer or precision",
     "text": "another length or padding of texts",
+    "frames": "other given frames",
+    "image_encoder": "another image encoder or precision",
 }
 _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.data.cache_index import CacheIndex, KeptText
 from mindspeed_mm_dit.errors import DataError
 
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
+_MOMENTS = ("mean", "std", "frame_mean")
 _DTYPES = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
 
 
@@ -100,7 +101,8 @@ class Shard:
 
     def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
         tensors = map_tensors(path)
-        latents = {name: tensors[name] for name in ("mean", "std", "vector", *index.features) if name in tensors}
+        names = (*_MOMENTS, "vector", *index.features)
+        latents = {name: tensors[name] for name in names if name in tensors}
         if index.stem == "features":  # version 0.1: one view, without an axis of its own
             latents = {name: array[:, None] for name, array in latents.items()}
         self.path, self.latents, self._views = path, latents, index.views
@@ -114,7 +116,7 @@ class Shard:
     def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
         """Return where the elements of each row end, (rows,) int64; raises DataError if some are missing."""
         ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
-        found = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
+        found = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
         if len(ends) != rows or found != dict.fromkeys(index.moments, (int(ends[-1]),)):
             wanted = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
             raise DataError(str(self.path), f"holds {found}, not {wanted}", MAKE_AGAIN)
@@ -122,7 +124,7 @@ class Shard:
 
     def _check_stacked(self, rows: int, index: CacheIndex) -> None:
         """Raise DataError unless all latents are (rows, views, C, ...)."""
-        shapes = {name: array.shape for name, array in self.latents.items() if name in ("mean", "std")}
+        shapes = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
         shape = shapes.get("mean", ())
         if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
             wanted = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
@@ -136,8 +138,8 @@ class Shard:
         return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
 
     def latent(self, name: str, place: int, view: int) -> np.ndarray:
-        """Return a moment (C, ...) of a row in a view, or the features of a teacher."""
-        if self._shapes is None:
+        """Return a moment (C, ...) of a row in a view, or the features of a teacher or an image encoder."""
+        if self._shapes is None or name not in _MOMENTS:
             return self.latents[name][place, view]
         shape = tuple(self._shapes[place].tolist())
         size = math.prod(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,35 +44,51 @@ class ClipReader:
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``
-        "mindspeed_mm").
+        "mindspeed_mm"), and the images beside them, (B, 3 or 1, H, W).
 
         Raises:
             DataError: naming a file that cannot be read, and why.
         """
         pixels = np.stack([self._pixels(row, view) for row, view in zip(rows.tolist(), views.tolist())])
-        return Read({"pixels": pixels}, rows)
+        beside = {
+            name: np.stack([self._beside(row, place) for row in rows.tolist()])
+            for place, name in enumerate(self._param.beside)
+        }
+        return Read({"pixels": pixels, **beside}, rows)
 
     def _pixels(self, row: int, start: float) -> np.ndarray:
         if self._decoded is not None and row in self._decoded:
             return self._decoded[row]
         path, clip = Path(self._rows.paths[row]), self._rows.facts[row]
-        frames, *size = self._shapes[row].tolist()
-        try:
-            pixels = fit_frames(self._frames(path, clip, frames, start), tuple(size), self._param.crop)
-            pixels = pixels if self._channels == 3 else grey(pixels)
-        except UnusableFile as problem:
-            raise DataError(
-                str(path), f"{problem} (line {clip.entry.line} of {self._param.json_path})",
-                "repair the file or take its line out; a run can be resumed from its last checkpoint",
-            ) from None  # fmt: skip
+        frames = int(self._shapes[row][0])
+        pixels = self._fitted(row, path, lambda: self._frames(path, clip, frames, start))
         if self._decoded is not None:
             self._decoded[row] = pixels
         return pixels
 
+    def _beside(self, row: int, place: int) -> np.ndarray:
+        """Return an image beside a clip, (3 or 1, H, W)."""
+        path = Path(self._param.data_folder) / self._rows.facts[row].entry.beside[place]
+        return self._fitted(row, path, lambda: self._still(path))[:, 0]
+
+    def _fitted(self, row: int, path: Path, frames: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the ``frames`` of a file of ``row`` at the size of its clip, (3 or 1, F, H, W)."""
+        try:
+            pixels = fit_frames(frames(), tuple(self._shapes[row][1:].tolist()), self._param.crop)
+            return pixels if self._channels == 3 else grey(pixels)
+        except UnusableFile as problem:
+            raise DataError(
+                str(path), f"{problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path})",
+                "repair the file or take its line out; a run can be resumed from its last checkpoint",
+            ) from None  # fmt: skip
+
+    def _still(self, path: Path) -> np.ndarray:
+        return load_still(path, max(self._param.frame), self._param.color_profiles)[None]
+
     def _frames(self, path: Path, clip: Clip, num_frames: int, start: float) -> np.ndarray:
         """Return frames (F, h, w, 3) uint8 at the size of the file."""
         if is_still(path):
-            return load_still(path, max(self._param.frame), self._param.color_profiles)[None]
+            return self._still(path)
         first = int(start * (clip.spare(num_frames) + 1))
         return read_frames(path, clip.numbers(num_frames, first), self._param.display)
 

@@ -167,16 +167,32 @@ def _listed(problems: tuple[str, ...]) -> str:
 def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) -> _Look:
     captioned, label_key = "caption" in wanted or not wanted, param.label_key if "label" in wanted else None
     try:
-        entry = entry_of(line, captioned, label_key)
+        entry = entry_of(line, captioned, label_key, param.beside.values())
     except UnusableEntry as problem:
         return _Look(None, problem=str(problem))
     path = Path(param.data_folder) / entry.path
     try:
         facts = _facts_of(path, param, decode)
         colours = _colours_of(path, param) if is_still(path) else Colours.SRGB
-        return _Look(_clip_of(entry, facts, param), check_file(path), facts=facts, colours=colours)
+        return _Look(_clip_of(entry, facts, param), sum(map(check_file, _files(entry, param))), "", facts, colours)
     except UnusableFile as problem:
         return _Look(None, problem=f"{path} {problem}")
+
+
+def _files(entry: Entry, param: ClipsParam) -> list[Path]:
+    """Return the files of a clip: itself, and the images beside it."""
+    return [Path(param.data_folder) / path for path in (entry.path, *entry.beside)]
+
+
+def _check_beside(entry: Entry, size: Size, param: ClipsParam) -> None:
+    """Raise UnusableFile unless the images beside a clip are of its ``size``."""
+    for key, path in zip(param.beside.values(), _files(entry, param)[1:]):
+        try:
+            found = load_still(path, max(param.frame)).shape[:2]
+        except UnusableFile as problem:
+            raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
+        if found != size:
+            raise UnusableFile(f"has frames of {size[0]} x {size[1]}, and its {key}, {path}, {found[0]} x {found[1]}")
 
 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
@@ -210,6 +226,7 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
         due = facts.times[: num_frames + 1] * param.train_fps
     clip = Clip(entry, step, num_frames, facts.size, due)
     _check_long_enough(clip, param)
+    _check_beside(entry, facts.size, param)
     check_proportions(facts.size, param.frame)
     return clip
 
@@ -238,7 +255,7 @@ def is_still(path: Path) -> bool:
 
 def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
     notes = []
-    read = {*KEYS, param.label_key}
+    read = {*KEYS, param.label_key, *param.beside.values()}
     unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in read)
     if unused:
         notes.append(f"note: keys of {param.json_path} that are not used: {', '.join(sorted(unused))}")
@@ -281,7 +298,9 @@ def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, 
 
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     sizes = [look.bytes for look in looks if look.clip is not None]
-    said = ((*c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips)
+    said = (
+        (*c.entry.beside, *c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips
+    )
     texts = ("\0".join((clip.entry.path, str(size), *own)) for clip, size, own in zip(clips, sizes, said))
     digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

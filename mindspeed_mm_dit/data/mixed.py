@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -107,8 +107,9 @@ class MixedReader:
 
     views = None
 
-    def __init__(self, rows: Rows, readers: Sequence[Visuals]) -> None:
-        self._source, self._readers = rows.facts.source, readers
+    def __init__(self, rows: Rows, readers: Sequence[Visuals], beside: Iterable[str] = ()) -> None:
+        """``beside``: names of images beside samples; a sample without them has its own frames there."""
+        self._source, self._readers, self._beside = rows.facts.source, readers, tuple(beside)
         self._members = rows.facts.members()
         self._own = np.empty(len(rows), np.int64)
         for members in self._members:
@@ -122,6 +123,7 @@ class MixedReader:
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return the pixels of ``rows`` (B,), all of one shape; as videos if any source has videos."""
         pixels: list[Any] = [None] * len(rows)
+        beside: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._beside}
         found = rows.copy()
         for source in np.unique(self._source[rows]).tolist():
             places = np.flatnonzero(self._source[rows] == source)
@@ -129,7 +131,11 @@ class MixedReader:
             found[places] = self._members[source][read.rows]
             for place, own in zip(places.tolist(), read.arrays["pixels"]):
                 pixels[place] = own if own.ndim + 1 == self._axes else own[:, None]
-        return Read({"pixels": np.stack(pixels)}, found)
+            for name, images in beside.items():
+                own_frames = [pixels[place][:, -1 if name.startswith("last") else 0] for place in places.tolist()]
+                for place, image in zip(places.tolist(), read.arrays.get(name, own_frames)):
+                    images[place] = image
+        return Read({"pixels": np.stack(pixels), **{name: np.stack(own) for name, own in beside.items()}}, found)
 
 
 class MixedOrder(BucketOrder):

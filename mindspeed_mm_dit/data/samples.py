@@ -108,8 +108,8 @@ class Opened:
         of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return of_files
-        features = tuple(self.model.feature_shapes)
-        return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, features)
+        others = (*self.model.feature_shapes, *self.model.predictor.conditions.kept(self.param.beside))
+        return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, others)
 
     def feeds(self, rows: Rows, seed: int) -> list[Feed]:
         """Return the feed of each of the predictor's conditions."""

@@ -45,7 +45,8 @@ def _open_mixed(param: MixedParam, wanted: Wanted) -> Rows:
 
 def _mixed(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
     own = zip(param.sources, parts_of(rows))
-    return MixedReader(rows, [source_of(source).visuals(part, source, channels) for source, part in own])
+    readers = [source_of(source).visuals(part, source, channels) for source, part in own]
+    return MixedReader(rows, readers, param.beside)
 
 
 def _provide_mixed(param: MixedParam) -> None:

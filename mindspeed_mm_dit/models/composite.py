@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import FirstFrame
+from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
 from mindspeed_mm_dit.configs.joined_text import JoinedText
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.frames import given_frames
+from mindspeed_mm_dit.models.frames import features_of_frames, given_frames
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.joined_text import joined_text
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
-from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_teachers
+from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.models.text_encoder import TextEncoder
 from mindspeed_mm_dit.objectives.alignment import projection_loss
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -66,6 +66,11 @@ class DiTModel(nn.Module):
     def _teachers(self) -> tuple[Any, ...]:
         """Loaded when they are first asked: a cache may hold their features."""
         return load_teachers(self._config)
+
+    @functools.cached_property
+    def _image_encoder(self) -> Any:
+        """Loaded when it is first asked, like teachers."""
+        return load_image_encoder(self._config.image_encoder)
 
     def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
         """Return the initial value of every parameter of the predictor, float32, by name; depends only on ``seed``."""
@@ -115,6 +120,10 @@ class DiTModel(nn.Module):
     def joined(self, condition: JoinedText, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return states and pooled vectors of captions that three encoders read; see ``joined_text.joined_text``."""
         return joined_text(condition, batch, self.text_encoders)
+
+    def image_features(self, condition: ImageTokens, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return CLIP's features (B, L, width) of the frames that a batch gives, computed now or from a cache."""
+        return features_of_frames(condition, batch, lambda: self._image_encoder)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
         """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""

@@ -142,6 +142,12 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
         suffix = f"[{number}]" if number else ""
         found[f"text_encoder{suffix}"] = section.identity()
         found[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
+    if model.predictor.conditions.kept(param.beside):
+        last, own = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
+        words = [f"beside clips ({param.beside[n]})" if n in param.beside else "their own" for n in own[: 1 + last]]
+        found["frames"] = ", ".join(words)
+    if model.image_encoder is not None:
+        found["image_encoder"] = model.image_encoder.identity()
     for name, teacher in zip(model.feature_shapes, model.teachers):
         found[name] = f"{model.predictor.num_tokens} tokens of {teacher.identity()}"
     return found

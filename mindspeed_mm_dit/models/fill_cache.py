@@ -27,6 +27,7 @@ from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.data import made_by
+from mindspeed_mm_dit.models.frames import features_of_frames, mean_of_frames
 from mindspeed_mm_dit.models.pixels import to_images
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
@@ -56,15 +57,12 @@ class _Pixels:
     views: int
 
     def batch(self, positions: np.ndarray) -> Arrays:
-        """Return pixels (views * B, C, ...) of the rows ``positions`` (B,): all of view 0, then of view 1."""
-        return {
-            "pixels": np.concatenate(
-                [
-                    self.visuals.read(positions, np.full(len(positions), view)).arrays["pixels"]
-                    for view in range(self.views)
-                ]
-            )
-        }
+        """Return pixels (views * B, C, ...) of the rows ``positions`` (B,): all of view 0, then of view 1.
+
+        And the images beside them, likewise.
+        """
+        each = [self.visuals.read(positions, np.full(len(positions), view)).arrays for view in range(self.views)]
+        return {name: np.concatenate([arrays[name] for arrays in each]) for name in each[0]}
 
 
 class CacheWriter:
@@ -80,10 +78,13 @@ class CacheWriter:
         self._texts = [part for own in conditions if isinstance(own, TextCondition) for part in own.parts]
         kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
         found = {**made_by(opened.model, opened.param), "rows": rows.digest}
+        self._conditions = opened.model.predictor.conditions
+        names = self._conditions.kept(opened.param.beside)
+        frames, tokens = ([name for name in names if (name == "frame_mean") is of] for of in (True, False))
         self.index = CacheIndex(
             found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
-            rows.skipped, rows.classes, rows.digest, features=tuple(opened.model.feature_shapes),
-            ragged=rows.shapes is not None,
+            rows.skipped, rows.classes, rows.digest, features=(*opened.model.feature_shapes, *tokens),
+            ragged=rows.shapes is not None, with_frames=frames == ["frame_mean"],
         )  # fmt: skip
         self._metadata = {
             "made_by": json.dumps(found), "shard_rows": str(settings.shard_rows), "dtype": settings.dtype,
@@ -123,6 +124,7 @@ class CacheWriter:
         autoencoder: Any,
         text_encoders: Sequence[Any],
         teachers: Sequence[Any],
+        image_encoder: Any,
         on_rows: Callable[[int], None],
     ) -> None:
         """Encode the samples of ``shard`` and write them; calls ``on_rows`` with the number of samples of each batch.
@@ -135,8 +137,8 @@ class CacheWriter:
         batches = self._batches(rows)
         reader = _Pixels(self._visuals, self.index.views)
         for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
-            latents = self._latents(autoencoder, batch["pixels"], own)
-            features = self._features(teachers, batch["pixels"], own)
+            latents = self._latents(autoencoder, batch, own)
+            features = self._features(teachers, batch["pixels"], own) | self._image_features(image_encoder, batch, own)
             for name, array in {**latents, **features, **self._vectors(own)}.items():
                 parts.setdefault(name, []).append(array)
             on_rows(len(own))
@@ -158,10 +160,27 @@ class CacheWriter:
             found += np.array_split(own, range(size, len(own), size))
         return found
 
-    def _latents(self, autoencoder: Any, pixels: np.ndarray, rows: np.ndarray) -> Arrays:
-        """Return mean and, if kept, std of some rows, each (B, views, C, ...)."""
-        moments = encode_moments(autoencoder, pixels)
+    def _latents(self, autoencoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
+        """Return the moments that are kept of some rows, each (B, views, C, ...)."""
+        moments = encode_moments(autoencoder, batch["pixels"])
+        if self.index.with_frames:
+            moments["frame_mean"] = self._frame_mean(autoencoder, batch, moments["mean"].shape[2])
         return self._of_views({name: moments[name] for name in self.index.moments}, rows, "latents are")
+
+    def _frame_mean(self, autoencoder: Any, batch: Arrays, frames: int) -> np.ndarray:
+        """Return the raw latents (B, C, F, H, W) of given frames; zeros after them if they are of one frame alone."""
+        with ops.no_grad():
+            tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
+            found = ops.numpy(mean_of_frames(self._conditions.frames, tensors, autoencoder))
+        return np.pad(found, ((0, 0), (0, 0), (0, frames - found.shape[2]), (0, 0), (0, 0)))
+
+    def _image_features(self, image_encoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
+        """Return an image encoder's features of the frames given to some rows, (B, views, L, width)."""
+        if (tokens := self._conditions.image_tokens) is None:
+            return {}
+        tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
+        found = ops.numpy(features_of_frames(tokens, tensors, lambda: image_encoder))
+        return self._of_views({"image_embeds": found}, rows, "features by the image encoder are")
 
     def _features(self, teachers: Sequence[Any], pixels: np.ndarray, rows: np.ndarray) -> Arrays:
         """Return each teacher's features of some rows, each (B, views, N, width)."""
@@ -270,9 +289,16 @@ class CacheWriter:
 
 
 def _ragged(parts: dict[str, list[np.ndarray]], order: np.ndarray) -> Arrays:
-    """Flatten and concatenate arrays (B, views, C, ...) of several shapes in ``order``; add the shape of each row."""
+    """Flatten and concatenate arrays (B, views, C, ...) of several shapes in ``order``; add the shape of each row.
+
+    Features of an image encoder have one shape, and are only put in order.
+    """
     rows = {name: [row for array in arrays for row in array] for name, arrays in parts.items()}
-    found = {name: np.concatenate([own[n].reshape(-1) for n in order.tolist()]) for name, own in rows.items()}
+    found = {
+        name: np.stack([own[n] for n in order.tolist()]) if name == "image_embeds"
+        else np.concatenate([own[n].reshape(-1) for n in order.tolist()])
+        for name, own in rows.items()
+    }  # fmt: skip
     return {**found, "latent_shape": np.array([rows["mean"][n].shape[1:] for n in order.tolist()], np.int64)}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import FirstFrame
+from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
 from mindspeed_mm_dit.data.conditions.frames import IMAGES
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.pixels import to_images
@@ -15,20 +15,26 @@ from mindspeed_mm_dit.models.pixels import to_images
 Tensor = Any
 
 
-def latents_of(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Tensor:
-    """Return the scaled latents (B, C, f, h, w) of a clip of ``frames`` frames that is grey but for the given ones.
+def grey_between(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Tensor:
+    """Return the raw latents (B, C, f, h, w) of a clip of ``frames`` frames that is grey but for the given ones.
 
     images: the first frame and perhaps the last, each (B, 3, H, W) in [-1, 1].
     """
     first, *last = (image[:, :, None] for image in images)
     (B, C, _, H, W), missing = first.shape, frames - len(images)
     grey = [ops.tensor(np.zeros((B, C, missing, H, W), np.float32))] if missing else []
-    return autoencoder.scaled(autoencoder.moments(ops.cat([first, *grey, *last], 2))[0])
+    mean: Tensor = autoencoder.moments(ops.cat([first, *grey, *last], 2))[0]
+    return mean
 
 
 def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
-    """Return mask and latents (B, M + C, F, H, W) of given frames; latents (B, C, f, H, W), zeros after the f-th."""
+    """Return mask and latents (B, M + C, F, H, W) of given frames; latents (B, C, f, H, W), zeros after the f-th.
+
+    All are zeros if there is a single frame: an image among clips is learned, not given.
+    """
     B, C, f, H, W = latents.shape
+    if frames == 1:
+        return ops.tensor(np.zeros((B, condition.mask_channels + C, 1, H, W), np.float32))
     mask = condition.mask(frames)[None, :, :, None, None]  # (1, M, F, 1, 1)
     mask = ops.broadcast_to(ops.tensor(mask), (B, mask.shape[1], frames, H, W))
     rest = [ops.tensor(np.zeros((B, C, frames - f, H, W), np.float32))] if frames > f else []
@@ -38,30 +44,51 @@ def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
 def given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
     """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives.
 
-    batch: images that were asked for, ``first_image`` and perhaps ``last_image`` (B, 3 or 1, H, W) uint8; or clips,
-    whose own frames are taken, as pixels or, for the first frame alone, as moments from a cache.
+    batch: images that were asked for or lie beside clips, ``first_image`` and perhaps ``last_image`` (B, 3 or 1, H, W);
+    clips, as pixels; or from a cache ``frame_mean`` (B, C, F, H, W), or the moments of clips that begin with a frame
+    of their own.
     """
     if "frames" in batch:
         return batch["frames"]
-    images, frames = [batch[name] for name in IMAGES if name in batch], condition.shape[1]
-    if not images and condition.mask_channels == 1:
+    alone, named = condition.mask_channels == 1, [name for name in IMAGES if name in batch]
+    if "frame_mean" in batch:
+        mean = batch["frame_mean"]
+        return with_mask(condition, model.ae.scaled(mean[:, :, :1] if alone else mean), mean.shape[2])
+    pixels = batch.get("pixels")
+    size = condition.shape[1:] if pixels is None else model.ae.config.latent_shape(tuple(pixels.shape[2:]))[1:]
+    if alone and not named:
         moments = ("pixels", "latent_mean", "latent_std", "posterior_noise")
-        size = batch["latent_mean"].shape[1:] if "latent_mean" in batch else _latent_shape(model, batch["pixels"])
         latents = model.latents({name: batch[name][:, :, :1] for name in moments if name in batch})
-        return with_mask(condition, latents, size[1])
-    if images:
-        count = model.ae.config.sample_size(condition.shape)[0]
-    else:
-        pixels = batch["pixels"]
-        images, count = [pixels[:, :, 0], pixels[:, :, -1]][: 1 + condition.with_last], pixels.shape[2]
-        frames = _latent_shape(model, pixels)[1]
-    alone = condition.mask_channels == 1
-    return with_mask(condition, latents_of(model.ae, [to_images(own) for own in images], 1 if alone else count), frames)
+        return with_mask(condition, latents, batch["latent_mean"].shape[2] if "latent_mean" in batch else size[0])
+    return with_mask(condition, model.ae.scaled(mean_of_frames(condition, batch, model.ae)), size[0])
 
 
-def _latent_shape(model: Any, pixels: Tensor) -> tuple[int, ...]:
-    shape: tuple[int, ...] = model.ae.config.latent_shape(tuple(pixels.shape[2:]))
-    return shape
+def mean_of_frames(condition: FirstFrame, batch: Mapping[str, Tensor], autoencoder: Any) -> Tensor:
+    """Return the raw latents (B, C, f, h, w) of given frames: in a clip that is grey else, or of one alone.
+
+    batch: as in :func:`given_frames`, images or clips.
+    """
+    images = images_in(batch, condition.with_last)
+    if condition.mask_channels == 1:
+        return grey_between(autoencoder, images, 1)
+    pixels = batch.get("pixels")
+    frames = autoencoder.config.sample_size(condition.shape)[0] if pixels is None else pixels.shape[2]
+    return grey_between(autoencoder, images[:frames], frames)
+
+
+def images_in(batch: Mapping[str, Tensor], with_last: bool) -> list[Tensor]:
+    """Return the given frames of a batch, each (B, 3 or 1, H, W) in [-1, 1]: images by name, or those of the clips."""
+    places = {name: place for name, place in zip(IMAGES, (0, -1) if with_last else (0,))}
+    return [to_images(batch[n] if n in batch else batch["pixels"][:, :, place]) for n, place in places.items()]
+
+
+def features_of_frames(condition: ImageTokens, batch: Mapping[str, Tensor], encoder: Callable[[], Any]) -> Tensor:
+    """Return CLIP's features (B, L, width) of the given frames, from a cache or by the ``encoder``, which is loaded."""
+    found = batch.get("image_embeds")
+    if found is None:
+        found = ops.cat([encoder()(image) for image in images_in(batch, condition.with_last)], 1)
+    clips = next((batch[name] for name in ("pixels", "latent_mean") if name in batch), None)
+    return found if clips is None or clips.shape[2] > 1 else found * 0
 
 
 def in_place(x: Tensor, frames: Tensor) -> Tensor:

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
+from mindspeed_mm_dit.configs.condition import ImageTokens
+from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
 from mindspeed_mm_dit.models.on_paper import adapters_of
+from mindspeed_mm_dit.models.pretrained import check_weights
 from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
@@ -114,6 +117,19 @@ def load_teachers(config: ModelConfig) -> tuple[Any, ...]:
     return tuple(TEACHERS[teacher.model_id].build(teacher, side) for teacher in config.teachers)
 
 
+def load_image_encoder(config: ImageEncoderConfig | None) -> Callable[[Any], Any] | None:
+    """Load section "image_encoder", if there is one: images (B, 3 or 1, H, W) in [-1, 1] -> features (B, L, width).
+
+    Raises a UserError if files are missing or damaged, or the active framework cannot run it.
+    """
+    if config is None:
+        return None
+    check_framework(config)
+    from mindspeed_mm_dit.models.transformers_pytorch import CLIPVision
+
+    return CLIPVision(config)
+
+
 def load_encoders(config: ModelConfig, encodes: bool = True) -> tuple[Any, tuple[TextEncoder, ...]]:
     """Load the autoencoder and the text encoders of model.json; see :func:`load_autoencoder`."""
     texts = config.text_encoders if encodes else ()
@@ -135,13 +151,30 @@ def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
         TEACHERS[teacher.model_id].check_files(teacher)
     for text in config.text_encoders:
         TEXT_ENCODERS[text.model_id].check_files(text)
+    if config.image_encoder is not None:
+        check_framework(config.image_encoder)
+        _check_image_tokens(config.image_encoder, config.predictor.conditions.image_tokens)
+        check_weights(config.image_encoder.setting, config.image_encoder.folder)
 
 
-def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig) -> None:
+def _check_image_tokens(encoder: ImageEncoderConfig, taken: ImageTokens) -> None:
+    """Raise ConfigError unless CLIP's features, by its config.json, are as many and as wide as the predictor takes."""
+    found = (encoder.tokens() * (2 if taken.with_last else 1), encoder.width())
+    if found != (taken.length, taken.width):
+        raise ConfigError(
+            f"predictor.image_dim = {taken.width}", f"takes {taken.length} features of that width, and "
+            f"{encoder.setting} makes {found[0]} of width {found[1]} (by its config.json)",
+            "name the image_encoder/ folder of the published model",
+        )  # fmt: skip
+
+
+def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig | ImageEncoderConfig) -> None:
     """Raise PlatformError if an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
-        of_images = not isinstance(config, AutoencoderConfig) or 2 in config.pixel_axes
-        cached = "latents" if of_images and not isinstance(config, TextEncoderConfig) else "features"
+        of_images = (
+            2 in config.pixel_axes if isinstance(config, AutoencoderConfig) else isinstance(config, TeacherConfig)
+        )
+        cached = "latents" if of_images else "features"
         raise PlatformError(
             f"model_id = {config.model_id!r}",
             f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",

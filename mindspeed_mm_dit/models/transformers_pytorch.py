@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig
+from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig, TransformersVisionConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -64,26 +64,49 @@ class TransformersEncoder:
         return min(mask.shape[1], (last // CUT_TO + 1) * CUT_TO)
 
 
-class TransformersTeacher:
+class TransformersVision:
+    """Base of frozen image networks, which take square images of ``size`` pixels a side."""
+
+    def __init__(self, config: TransformersVisionConfig, size: int) -> None:
+        self.module = runtime.freeze(_load(config, config.section, config.module, _OTHER_HALF, {}), config.dtype)
+        self._size = size
+        mean, std = (torch.tensor(values)[:, None, None] for values in config.pixels)  # (3, 1, 1) each
+        self._mean, self._std = runtime.to_runtime_device(mean), runtime.to_runtime_device(std)
+
+    @torch.no_grad()
+    def _asked(self, images: Tensor, **how: bool) -> Any:
+        """Return what the network says of images (B, 3 or 1, H, W) float32 in [-1, 1]."""
+        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
+            pixels = ((images.float() + 1) / 2 - self._mean) / self._std  # (B, 3, H, W)
+            pixels = torch.nn.functional.interpolate(pixels, (self._size, self._size), mode="bicubic")
+            return self.module(pixels.to(next(self.module.parameters()).dtype), **how)
+
+
+class CLIPVision(TransformersVision):
+    """(images) -> CLIP's features as Wan 2.1 takes them: the states before the last layer, of whole and patches."""
+
+    def __init__(self, config: TransformersVisionConfig) -> None:
+        super().__init__(config, config.number("image_size"))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> (B, 1 + patches, width) float32."""
+        found: Tensor = self._asked(images, output_hidden_states=True).hidden_states[-2]
+        return found.float()
+
+
+class TransformersTeacher(TransformersVision):
     """(images) -> features of their patches; its module is not a submodule of anything trained.
 
     Images are resized so that a row has ``side`` patches (REPA: 16 patches of 14 pixels).
     """
 
     def __init__(self, config: TransformersTeacherConfig, side: int) -> None:
-        self.module = runtime.freeze(_load(config, "teacher", config.module, _OTHER_HALF, {}), config.dtype)
-        self._side, self._size = side, side * config.number("patch_size")
-        mean, std = (torch.tensor(values)[:, None, None] for values in config.pixels)  # (3, 1, 1) each
-        self._mean, self._std = runtime.to_runtime_device(mean), runtime.to_runtime_device(std)
+        super().__init__(config, side * config.number("patch_size"))
+        self._side = side
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> last states of the patches, (B, side * side, width)."""
-        with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
-            pixels = ((images.float() + 1) / 2 - self._mean) / self._std  # (B, 3, H, W)
-            pixels = torch.nn.functional.interpolate(pixels, (self._size, self._size), mode="bicubic")
-            pixels = pixels.to(next(self.module.parameters()).dtype)
-            states = self.module(pixels, **self._interpolated).last_hidden_state  # (B, N after class and registers, D)
+        states = self._asked(images, **self._interpolated).last_hidden_state  # (B, N after class and registers, D)
         return states[:, -(self._side**2) :].float()  # (B, N, D)
 
     @property
@@ -93,7 +116,7 @@ class TransformersTeacher:
 
 
 def _load(
-    config: TransformersTextConfig | TransformersTeacherConfig,
+    config: TransformersTextConfig | TransformersVisionConfig,
     section: str,
     module: str,
     spare: tuple[str, ...],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -84,7 +85,7 @@ class Memory:
     gathered: int
     """Gathered, or cast, copies of weights and gradients that a block computes with."""
     vae: int
-    """Weights of the autoencoder, and of teachers whose files exist."""
+    """Weights of the autoencoder, and of teachers and an image encoder whose files exist."""
     activations_per_image: int
     """Kept from forward to backward."""
     workspace_per_image: int
@@ -109,6 +110,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     """Return the memory of a rank; ``online_vae``: images are encoded in the step, not read from a cache."""
     parameters, S = parameters_of(model), placement.shard_ranks
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
+    encoders: list[Any] = [model.ae, *model.teachers, *([model.image_encoder] if model.image_encoder else [])]
     activations, workspace = activation_bytes(model, placement)
     return Memory(
         weights=4 * everything,
@@ -116,7 +118,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
         optimizer=optimizer_bytes(parameters, placement.optimizer, S),
         ema=4 * trained * placement.averages,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
-        vae=model.ae.weight_bytes() + sum(t.weight_bytes() for t in model.teachers) if online_vae else 0,
+        vae=sum(own.weight_bytes() for own in encoders) if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )

@@ -94,8 +94,12 @@ def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None
     """Raise ConfigError unless each sample has the frames it begins and ends with, of a clip's size."""
     wanted, size = 2 if frames.with_last else 1, (config.ae.channels, *config.sample_size[1:])
     for images in asked.values.get("image", [None]):
-        if images is None and frames.mask_channels == 1:
+        if images is None and 1 in (frames.mask_channels, frames.shape[1]):
             continue
+        if frames.shape[1] == 1:
+            raise ConfigError(
+                "--image", "would be the whole of a clip of one frame", "drop it, or ask for more --frames"
+            )
         if images is None or len(images) != wanted:
             flag = "--image" if images is None or wanted == 1 else "--last-image"
             raise ConfigError(flag, "is needed: the model begins a clip with an image" + " and ends it" * (wanted > 1))

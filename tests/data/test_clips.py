@@ -194,6 +194,36 @@ def test_a_caption_that_the_text_encoder_cannot_read_is_a_problem_of_its_line(tm
     assert len(open_rows(param(tmp_path, entries, skip_bad_clips=True), caption_problems=[problems])) == 1
 
 
+def test_images_beside_clips_come_with_them_at_their_size(tmp_path):
+    entries = [video(tmp_path, name) | {"end": f"{name}.png"} for name in ("a.mp4", "b.mp4")]
+    for number, entry in enumerate(entries):
+        Image.new("RGB", (24, 16), (90 + number,) * 3).save(tmp_path / entry["end"])
+    half = param(tmp_path, entries, last_frame_key="end", max_height=8, max_width=12)
+    read = ClipReader(open_rows(half), half).read(np.array([1, 0]), np.zeros(2)).arrays
+    assert read["last_image"].shape == (2, 3, 8, 12) and read["pixels"].shape == (2, 3, 5, 8, 12)
+    assert read["last_image"].mean((1, 2, 3)).tolist() == [91, 90] and "first_image" not in read
+    before = open_rows(half).digest
+    Image.new("RGB", (24, 16), (1, 2, 3)).save(tmp_path / entries[0]["end"], compress_level=0)
+    assert open_rows(half).digest != before
+
+
+def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path):
+    good = video(tmp_path, "a.mp4") | {"start": "good.png"}
+    Image.new("RGB", (24, 16)).save(tmp_path / "good.png")
+    Image.new("RGB", (24, 24)).save(tmp_path / "tall.png")
+    faults = {
+        None: "line 1 has no start",
+        "gone.png": f"line 2 {tmp_path}/a.mp4 begins or ends with {tmp_path}/gone.png, its start, which is listed but",
+        "tall.png": f"line 3 {tmp_path}/a.mp4 has frames of 16 x 24, and its start, {tmp_path}/tall.png, 24 x 24",
+        "../up.png": "line 4 names ../up.png, which leaves dataset_param.data_folder",
+    }
+    wrong = [good | {"start": path} for path in faults]
+    with pytest.raises(DataError) as raised:
+        open_rows(param(tmp_path, [*wrong, good], first_frame_key="start"))
+    assert all(fault in str(raised.value) for fault in faults.values()), raised.value
+    assert "4 of 5 clips cannot be used" in str(raised.value)
+
+
 def test_clips_that_share_a_line_are_told_apart(tmp_path):
     asked = param(tmp_path, [video(tmp_path, "a.mp4"), {"path": "a.mp4"}, {"path": "b.mp4", "cap": "b"}])
     Path(asked.json_path).write_text(json.dumps(json.loads(Path(asked.json_path).read_text())))
@@ -285,6 +315,7 @@ def test_the_objectives_draws_come_along_for_the_latents(tmp_path):
         ({"max_width": 0}, "dataset_param.max_width = 0"),
         ({"train_fps": 0.0}, "dataset_param.train_fps = 0.0"),
         ({"caption_dropout_prob": 1.5}, "dataset_param.caption_dropout_prob = 1.5"),
+        ({"first_frame_key": "image", "clip_start": "random"}, "dataset_param.first_frame_key: names one image"),
     ],
 )
 def test_settings_out_of_range_are_named(tmp_path, changes, message):

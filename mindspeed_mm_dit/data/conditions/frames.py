@@ -7,23 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
+from mindspeed_mm_dit.configs.condition import FirstFrame, ImageCondition
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
-from mindspeed_mm_dit.errors import ConfigError
 
 IMAGES = ("first_image", "last_image")
 """Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of samples that are asked for."""
 
 
 class OwnFrames:
-    """Feeds nothing: the frames are taken from the clips of the batch, where they are encoded."""
+    """Feeds nothing: the frames are those of the clips of the batch or lie beside them, and are encoded there."""
 
-    def __init__(self, condition: FirstFrame, fed: Fed) -> None:
-        if fed.cache is not None and condition.mask_channels > 1:
-            raise ConfigError(
-                "dataset_param.features", "keeps no latents of clips that are grey but for their given frames",
-                "train from the clips themselves",
-            )  # fmt: skip
+    def __init__(self, condition: ImageCondition, fed: Fed) -> None:
+        self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         """Return no arrays."""
@@ -31,29 +26,19 @@ class OwnFrames:
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return what is given of each clip."""
-        return [("its first frame", False)] * len(rows)
+        return [(self._words, False)] * len(rows)
 
 
-def _asked(condition: FirstFrame, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
+def _asked(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return images by name, or for samples that begin with none the network's input, zeros."""
     if values[0] is None:
-        return {"frames": np.repeat(condition.hollow()["frames"], len(values), 0)}
+        return {name: np.repeat(array, len(values), 0) for name, array in condition.hollow().items()}
     return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
 
 
-FRAMES = ConditionKind(
-    OwnFrames,
-    _asked,
-    null=lambda condition, instead, tokenizers: {},
-    encode=lambda condition, batch, model: (model.frames(condition, batch),),
-)
+def _kind(encode: Any) -> ConditionKind:
+    return ConditionKind(OwnFrames, _asked, null=lambda condition, instead, tokenizers: {}, encode=encode)
 
 
-def _refuse(condition: ImageTokens, *given: Any) -> Any:
-    raise ConfigError(
-        f"predictor.image_dim = {condition.width}", "needs CLIP's features of the first frame, which are not made here",
-        "train a network without them, as Wan 2.2's are",
-    )  # fmt: skip
-
-
-IMAGE_TOKENS = ConditionKind(_refuse, _refuse, _refuse, _refuse)
+FRAMES = _kind(lambda condition, batch, model: (model.frames(condition, batch),))
+IMAGE_TOKENS = _kind(lambda condition, batch, model: (model.image_features(condition, batch),))

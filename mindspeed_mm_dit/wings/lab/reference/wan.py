@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig, shifted
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.models.frames import latents_of
+from mindspeed_mm_dit.models.frames import grey_between
 from mindspeed_mm_dit.models.video_transformer import Wan
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
@@ -138,7 +138,7 @@ class WanFile:
         images = [self.given.tensor(name) for name in ("image", *(["last_image"] if last else []))]
         autoencoder = TextToVideo(self.given, self.weights).autoencoder
         frames = 1 if self.by_token else int(self.given["num_frames"])
-        latents = ops.numpy(answer(latents_of, autoencoder, images, frames))
+        latents = ops.numpy(autoencoder.scaled(answer(grey_between, autoencoder, images, frames)))
         if self.by_token:
             return latents
         mask = FirstFrame(latents.shape[1:], 4, bool(last)).mask(latents.shape[2])[None, :, :, None, None]
