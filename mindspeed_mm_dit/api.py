@@ -18,6 +18,9 @@ def load(
     model: str | Path | None = None,
     weights: Literal["ema", "model"] = "ema",
     lora: Sequence[str] = (),
+    low_noise_checkpoint: str | Path | None = None,
+    boundary: float | None = None,
+    low_noise_lora: Sequence[str] = (),
     framework: Framework = "pytorch",
     bf16: bool = False,
 ) -> Pipeline:
@@ -26,6 +29,8 @@ def load(
     checkpoint: the folder of a run or of its checkpoints (the newest is used), a .pt, .safetensors or MindSpore .ckpt
     file, or a diffusers folder. model: its model.json, if the checkpoint does not contain it. weights: "ema" for the
     EMA, or "model" for the weights being trained. lora: adapters to add to them, each "FILE" or "FILE:STRENGTH".
+    low_noise_checkpoint: the second expert of Wan 2.2, if ``checkpoint`` is the first, with its adapters; a diffusers
+    folder with transformer_2 is both. boundary: the noise level that parts them, if the checkpoints do not say it.
 
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
@@ -40,13 +45,17 @@ def load(
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    adapters = [lora] if isinstance(lora, (str, Path)) else lora
+    def paths(name: str, given: Sequence[str]) -> list[str]:
+        return [path_of(name, own) for own in ([given] if isinstance(given, (str, Path)) else given)]
+
     return Pipeline.of_checkpoint(
         path_of("checkpoint", checkpoint),
         None if model is None else path_of("model", model),
         weights == "ema",
         switch("bf16", bf16),
-        [path_of("lora", own) for own in adapters],
+        (paths("lora", lora), paths("low_noise_lora", low_noise_lora)),
+        None if low_noise_checkpoint is None else path_of("low_noise_checkpoint", low_noise_checkpoint),
+        boundary,
     )
 
 

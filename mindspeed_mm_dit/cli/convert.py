@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import say
+
+if TYPE_CHECKING:
+    from mindspeed_mm_dit.checkpoint.targets import Summary
 
 DESCRIPTION = """\
 Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
@@ -19,6 +26,7 @@ weights, or to use yours in other programs.
   mm-dit convert outputs/run/checkpoints model.safetensors --weights ema
   mm-dit convert sd-vae-ft-ema sd-vae.ckpt
   mm-dit convert outputs/lora/checkpoints FOLDER --to diffusers                      adapters (LoRA) for other programs
+  mm-dit convert outputs/high/checkpoints FOLDER --low-noise-checkpoint outputs/low/checkpoints     two experts
   mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
 
 The ending of TARGET chooses a file format: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's). --to chooses a
@@ -53,6 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE[:S]",
         help="merge adapters (LoRA) into the weights with strength S; may be given several times",
     )
+    parser.add_argument(
+        "--low-noise-checkpoint",
+        metavar="PATH",
+        help="the second expert of Wan 2.2, if SOURCE is the one of high noise: TARGET is a diffusers folder of both",
+    )
+    parser.add_argument(
+        "--boundary",
+        type=float,
+        metavar="LEVEL",
+        help="noise level that parts the experts (default: as trained)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 
 
@@ -62,11 +81,14 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.strict import read_json
 
     started = time.perf_counter()
-    description = read_json(args.model, "--model") if args.model else None
-    done = convert(
-        args.source, args.target, args.to, args.weights, description, args.overwrite,
-        say=lambda line: say(line, file=sys.stderr), loras=args.merge_lora,
-    )  # fmt: skip
+    aloud = lambda line: say(line, file=sys.stderr)  # noqa: E731
+    if args.low_noise_checkpoint is not None:
+        done = _convert_both(args, aloud)
+    else:
+        description = read_json(args.model, "--model") if args.model else None
+        done = convert(
+            args.source, args.target, args.to, args.weights, description, args.overwrite, aloud, args.merge_lora
+        )
     for note in done.notes:
         say(f"note: {note}")
     say(
@@ -74,3 +96,18 @@ def run(args: argparse.Namespace) -> int:
         f"{done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
     )
     return 0
+
+
+def _convert_both(args: argparse.Namespace, aloud: Callable[[str], object]) -> Summary:
+    """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
+    from mindspeed_mm_dit.checkpoint.convert_experts import convert_experts
+    from mindspeed_mm_dit.sampling.load import boundary_of
+
+    for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
+        if value:
+            raise ConfigError(f"{flag} = {shown(value)}", "does not go with --low-noise-checkpoint",
+                              "drop it, or convert one after the other")  # fmt: skip
+    boundary = boundary_of(args.source, args.low_noise_checkpoint, args.model, args.boundary)
+    return convert_experts(
+        args.source, args.low_noise_checkpoint, args.target, boundary, args.weights, args.overwrite, aloud
+    )

@@ -65,7 +65,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
-    from mindspeed_mm_dit.sampling.request import Asked, check_amount, check_asked, together
+    from mindspeed_mm_dit.sampling.request import Asked, asked_images, check_amount, check_asked, together
 
     items = config.predictor.conditions.items
     frames = config.predictor.conditions.frames
@@ -81,7 +81,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
     if "vector" in items:
         values["vector"] = _vectors(args)
     if frames:
-        values["image"] = [_images(args, config)]
+        values["image"] = asked_images(config, args.image, args.last_image)
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
     asked = Asked(together(values), instead)
@@ -103,24 +103,6 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
                 raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
     if args.fps is not None and len(config.sample_size) == 2:
         raise ConfigError(f"--fps = {args.fps}", "this model draws images, not videos", "leave it out")
-
-
-def _images(args: argparse.Namespace, config: ModelConfig) -> tuple[np.ndarray, ...] | None:
-    """Return the images that the flags name, each (3 or 1, H, W) uint8; None if they name none."""
-    from mindspeed_mm_dit.configs.files import UnusableFile
-    from mindspeed_mm_dit.data.transforms import open_image
-
-    found = []
-    for flag, path in (("--image", args.image), ("--last-image", args.last_image)):
-        if path is None:
-            continue
-        try:
-            with open_image(path, 1) as image:
-                pixels = np.asarray(image.convert("L" if config.ae.channels == 1 else "RGB"))
-        except UnusableFile as problem:
-            raise ConfigError(f"{flag} = {path}", str(problem)) from None
-        found.append(np.moveaxis(pixels.reshape(*pixels.shape[:2], -1), 2, 0))
-    return tuple(found) or None
 
 
 # --- classes -----------------------------------------------------------------------------------------------------
@@ -171,8 +153,6 @@ def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | N
 
 
 def _vectors(args: argparse.Namespace) -> list[Any]:
-    import numpy as np
-
     from mindspeed_mm_dit.configs.files import UnusableFile
     from mindspeed_mm_dit.configs.numpy_file import read_npy
 

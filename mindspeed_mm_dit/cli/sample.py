@@ -150,7 +150,9 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the expert of low noise."""
     experts = parser.add_argument_group("two experts (Wan 2.2)")
     experts.add_argument(
-        "--low-noise-checkpoint", metavar="PATH", help="the expert of low noise; --checkpoint is that of high noise"
+        "--low-noise-checkpoint",
+        metavar="PATH",
+        help="the expert of low noise; --checkpoint is that of high noise, or a diffusers folder of both",
     )
     experts.add_argument(
         "--boundary", type=float, metavar="LEVEL", help="noise level from which on the expert of high noise answers "
@@ -214,7 +216,7 @@ class _Work:
         from mindspeed_mm_dit.sampling.outputs import Output
         from mindspeed_mm_dit.sampling.video_files import FPS
 
-        settings = settings_of(args, config, _experts_of(args))
+        settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
         output = Output(args.output, FPS if args.fps is None else args.fps)
         asked = asked_of(args, config, names)
         titles = asked.titles(names)
@@ -262,7 +264,7 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     return {
         "checkpoint": f"{without_places(args.checkpoint)} ({which})",
         **({"adapters": ", ".join(map(without_places, args.lora))} if args.lora else {}),
-        **(_low_noise(args, work.settings.experts) if work.settings.experts else {}),
+        **(_low_noise(work.settings, work.settings.experts) if work.settings.experts else {}),
         **({"guided by": without_places(args.guidance_checkpoint)} if args.guidance_checkpoint else {}),
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}"
@@ -271,13 +273,15 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     }
 
 
-def _low_noise(args: argparse.Namespace, experts: Experts) -> dict[str, str]:
-    there = without_places(args.low_noise_checkpoint)
-    return {"low noise": f"{there}, below {experts.boundary:g}, guidance {experts.low_scale:g}"}
+def _low_noise(settings: SampleSettings, experts: Experts) -> dict[str, str]:
+    there = without_places(experts.low)
+    return {"low noise": f"{there}, below {experts.boundary:g}, guidance {settings.scale_of_low:g}"}
 
 
-def settings_of(args: argparse.Namespace, config: ModelConfig, experts: Experts | None = None) -> SampleSettings:
-    """Return the sampling settings of the flags for a model of ``config``.
+def settings_of(
+    args: argparse.Namespace, config: ModelConfig, experts: Experts | None = None, low_scale: float | None = None
+) -> SampleSettings:
+    """Return the sampling settings of the flags for a model of ``config``; low_scale: guidance of the second expert.
 
     Raises ConfigError or PlatformError for flags that do not fit the model or this machine.
     """
@@ -305,26 +309,25 @@ def settings_of(args: argparse.Namespace, config: ModelConfig, experts: Experts 
         bf16=args.bf16,
         weaker=weaker,
         experts=experts,
+        low_scale=low_scale,
     )
 
 
 def _experts_of(args: argparse.Namespace) -> Experts | None:
     """Return the two experts that the flags name; raises ConfigError for flags of experts if there is one network."""
-    from mindspeed_mm_dit.sampling.load import experts
+    from mindspeed_mm_dit.sampling.experts import ONE_NETWORK
+    from mindspeed_mm_dit.sampling.load import experts, other_expert
 
-    if args.low_noise_checkpoint is None:
-        for flag in ("boundary", "low_noise_cfg_scale", "low_noise_lora"):
+    low = other_expert(args.checkpoint, args.low_noise_checkpoint)
+    if low is None:
+        for flag in ("boundary", "low_noise_lora"):
             if getattr(args, flag) not in (None, []):
-                raise ConfigError(f"--{flag.replace('_', '-')} = {shown(getattr(args, flag))}", "is for two experts",
-                                  "name the other with --low-noise-checkpoint")  # fmt: skip
+                raise ConfigError(f"--{flag.replace('_', '-')} = {shown(getattr(args, flag))}", *ONE_NETWORK)
         return None
     if args.guidance_checkpoint is not None:
         raise ConfigError("--guidance-checkpoint", "does not go with --low-noise-checkpoint", "drop one of them")
-    scale = args.cfg_scale if args.low_noise_cfg_scale is None else args.low_noise_cfg_scale
-    return experts(
-        args.checkpoint, args.low_noise_checkpoint, args.model, args.weights == "ema",
-        (args.lora, args.low_noise_lora), boundary=args.boundary, low_scale=scale,
-    )  # fmt: skip
+    adapters = args.lora, args.low_noise_lora
+    return experts(args.checkpoint, low, args.model, args.weights == "ema", adapters, args.boundary)
 
 
 def parse_interval(text: str) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -149,6 +149,12 @@ class WanConfig(VideoTransformerConfig):
             return super().begun_from(name, offer)
         zeros = np.zeros((len(offer.value), missing, *offer.shape[2:]), offer.value.dtype)
         return Begun(np.concatenate([offer.value, zeros], 1), f"zeros for the {missing} channels of the given frames")
+
+    def to_diffusers(self) -> dict[str, Any]:
+        """Return the config.json of a WanTransformer3DModel."""
+        own = ("latent_size", "expand_timesteps", "last_frame", "model_id")
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        return {"_class_name": "WanTransformer3DModel", **kept}
 
     def may_lack(self, name: str) -> bool:
         """Return whether ``name`` belongs to CLIP's features, which a network from a text does not take."""

@@ -50,8 +50,6 @@ class Entry(NamedTuple):
     """(H, W) of a frame, in pixels."""
     label: int | str | None = None
     """Class of the clip, if labels are requested."""
-    beside: tuple[str, ...] = ()
-    """Normalized paths of the images that the clip begins and ends with, if they are requested."""
 
 
 class Line(NamedTuple):
@@ -78,11 +76,10 @@ def read_annotation(path: Path) -> list[Line]:
     return lines
 
 
-def entry_of(line: Line, captioned: bool = True, label_key: str | None = None, image_keys: Iterable[str] = ()) -> Entry:
+def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -> Entry:
     """Parse an object of the annotation; raises UnusableEntry.
 
-    captioned: whether captions are requested; label_key: key of the class, if labels are requested; image_keys: keys
-    of the images beside a clip.
+    captioned: whether captions are requested; label_key: key of the class, if labels are requested.
     """
     content = line.content
     if not isinstance(content, dict):
@@ -98,8 +95,12 @@ def entry_of(line: Line, captioned: bool = True, label_key: str | None = None, i
         _rate_of(content),
         _size_of(content.get("resolution")),
         None if label_key is None else _label_of(content, label_key),
-        tuple(_path_of(content, key) for key in image_keys),
     )
+
+
+def images_beside(line: Line, keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the normalized paths of the images that an object names under ``keys``; raises UnusableEntry."""
+    return tuple(_path_of(line.content, key) for key in keys)
 
 
 def _objects_by_line(path: Path, text: str) -> Iterator[Line]:

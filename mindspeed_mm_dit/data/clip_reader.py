@@ -68,7 +68,7 @@ class ClipReader:
 
     def _beside(self, row: int, place: int) -> np.ndarray:
         """Return an image beside a clip, (3 or 1, H, W)."""
-        path = Path(self._param.data_folder) / self._rows.facts[row].entry.beside[place]
+        path = Path(self._param.data_folder) / self._rows.facts[row].beside[place]
         return self._fitted(row, path, lambda: self._still(path))[:, 0]
 
     def _fitted(self, row: int, path: Path, frames: Callable[[], np.ndarray]) -> np.ndarray:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES
-from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, images_beside, read_annotation
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import CLIPS, provide
 from mindspeed_mm_dit.data.captions import first_problems
@@ -50,6 +50,9 @@ class Clip(NamedTuple):
     """(H, W) of a frame, in pixels."""
     due: np.ndarray | None = None
     """If frames are chosen by time: when each is due and the last ends, in frames of the clip, (num_frames + 1,)."""
+
+    beside: tuple[str, ...] = ()
+    """Paths of the images that it begins and ends with, relative to ``data_folder``, if the annotation names them."""
 
     @property
     def longest(self) -> int:
@@ -167,32 +170,34 @@ def _listed(problems: tuple[str, ...]) -> str:
 def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) -> _Look:
     captioned, label_key = "caption" in wanted or not wanted, param.label_key if "label" in wanted else None
     try:
-        entry = entry_of(line, captioned, label_key, param.beside.values())
+        entry = entry_of(line, captioned, label_key)
+        beside = images_beside(line, param.beside.values())
     except UnusableEntry as problem:
         return _Look(None, problem=str(problem))
     path = Path(param.data_folder) / entry.path
     try:
         facts = _facts_of(path, param, decode)
         colours = _colours_of(path, param) if is_still(path) else Colours.SRGB
-        return _Look(_clip_of(entry, facts, param), sum(map(check_file, _files(entry, param))), "", facts, colours)
+        clip = _clip_of(entry, facts, param)._replace(beside=beside)
+        return _Look(clip, check_file(path) + _bytes_beside(clip, param), facts=facts, colours=colours)
     except UnusableFile as problem:
         return _Look(None, problem=f"{path} {problem}")
 
 
-def _files(entry: Entry, param: ClipsParam) -> list[Path]:
-    """Return the files of a clip: itself, and the images beside it."""
-    return [Path(param.data_folder) / path for path in (entry.path, *entry.beside)]
-
-
-def _check_beside(entry: Entry, size: Size, param: ClipsParam) -> None:
-    """Raise UnusableFile unless the images beside a clip are of its ``size``."""
-    for key, path in zip(param.beside.values(), _files(entry, param)[1:]):
+def _bytes_beside(clip: Clip, param: ClipsParam) -> int:
+    """Return the bytes of the images beside a clip; raises UnusableFile unless they are of the size of its frames."""
+    total = 0
+    for key, name in zip(param.beside.values(), clip.beside):
+        path = Path(param.data_folder) / name
         try:
             found = load_still(path, max(param.frame)).shape[:2]
         except UnusableFile as problem:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
-        if found != size:
-            raise UnusableFile(f"has frames of {size[0]} x {size[1]}, and its {key}, {path}, {found[0]} x {found[1]}")
+        if found != clip.size:
+            (h, w), (high, wide) = clip.size, found
+            raise UnusableFile(f"has frames of {h} x {w}, and its {key}, {path}, {high} x {wide}")
+        total += check_file(path)
+    return total
 
 
 def _facts_of(path: Path, param: ClipsParam, decode: bool) -> VideoFacts:
@@ -226,7 +231,6 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
         due = facts.times[: num_frames + 1] * param.train_fps
     clip = Clip(entry, step, num_frames, facts.size, due)
     _check_long_enough(clip, param)
-    _check_beside(entry, facts.size, param)
     check_proportions(facts.size, param.frame)
     return clip
 
@@ -298,9 +302,7 @@ def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, 
 
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     sizes = [look.bytes for look in looks if look.clip is not None]
-    said = (
-        (*c.entry.beside, *c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips
-    )
+    said = ((*c.beside, *c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips)
     texts = ("\0".join((clip.entry.path, str(size), *own)) for clip, size, own in zip(clips, sizes, said))
     digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number
+from mindspeed_mm_dit.configs.limits import number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError
@@ -20,6 +20,8 @@ from mindspeed_mm_dit.framework import runtime
 
 Arrays = dict[str, np.ndarray]
 FLAG = "--low-noise-checkpoint"
+ONE_NETWORK = ("is for two experts", f"name the other with {FLAG}")
+"""Reason and cure of an error about a setting of experts where there is one network."""
 
 
 @dataclass
@@ -28,8 +30,8 @@ class Experts:
 
     boundary: float
     """Noise level from which on the expert of high noise answers."""
-    low_scale: float
-    """Guidance of the expert of low noise."""
+    low: str
+    """The checkpoint of the expert of low noise, as it was named."""
     read: tuple[Callable[[], Arrays], Callable[[], Arrays]]
     """Read the weights of the expert of high noise, and of low noise."""
     loaded: int = field(default=0, init=False)
@@ -37,7 +39,6 @@ class Experts:
 
     def __post_init__(self) -> None:
         self.boundary = number("--boundary", self.boundary, 0.0, 1.0)
-        self.low_scale = number("--low-noise-cfg-scale", self.low_scale, 0.0, MOST_GUIDANCE)
 
     def networks(self, network: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return both experts as functions; each makes ``network`` its own before it answers."""

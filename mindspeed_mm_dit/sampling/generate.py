@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.limits import shown, switch, whole_number
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, shown, switch, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.models.frames import in_place
 from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-from mindspeed_mm_dit.sampling.experts import Experts
+from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
 from mindspeed_mm_dit.sampling.request import Asked, check_asked
 
 Arrays = Mapping[str, np.ndarray]
@@ -50,17 +50,28 @@ class SampleSettings:
     """Loads the network that guidance leads away from, once (``load.weaker_network``); None: the null condition."""
     experts: Experts | None = None
     """The expert of low noise beside the model (``load.experts``), which then is the one of high noise."""
+    low_scale: float | None = None
+    """Guidance of the expert of low noise; None: that of the other."""
 
     @property
     def words(self) -> str:
         """The settings that decide the samples, as a line of text above them."""
         return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
 
+    @property
+    def scale_of_low(self) -> float:
+        """Guidance of the expert of low noise, if there is one."""
+        return self.guidance.scale if self.low_scale is None else self.low_scale
+
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("steps", 1), ("batch_size", 1)):
             found = whole_number(f"--{name.replace('_', '-')}", getattr(self, name), low)
             object.__setattr__(self, name, found)
         switch("--bf16", self.bf16)
+        if self.low_scale is not None:
+            if self.experts is None:
+                raise ConfigError(f"--low-noise-cfg-scale = {shown(self.low_scale)}", *ONE_NETWORK)
+            number("--low-noise-cfg-scale", self.low_scale, 0.0, MOST_GUIDANCE)
         if not isinstance(self.options, Mapping):
             raise ConfigError(f"options = {shown(self.options)}", "are no options by name", 'write {"eta": 0.5}')
         plain = {name: own.tolist() if hasattr(own, "tolist") else own for name, own in self.options.items()}
@@ -82,6 +93,7 @@ def settings_for(
     bf16: bool = False,
     weaker: Callable[[], Any] | None = None,
     experts: Experts | None = None,
+    low_scale: float | None = None,
 ) -> SampleSettings:
     """Return the settings to sample a model of ``config``; the model decides those that are None.
 
@@ -106,6 +118,7 @@ def settings_for(
         bf16=bf16,
         weaker=weaker,
         experts=experts,
+        low_scale=low_scale,
     )
     runtime.low_precision(bf16)  # raises if it cannot do that
     own = sampler_options(config.diffusion, settings.sampler, settings.options)
@@ -176,8 +189,11 @@ def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
 def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
     """Raise ConfigError for guidance if the model has no null class and there is no weaker network."""
     guidance = settings.guidance
-    scales = {guidance.scale, settings.experts.low_scale if settings.experts else guidance.scale}
-    if scales != {1.0} and settings.weaker is None and not config.predictor.conditions.has_null:
+    if (
+        {guidance.scale, settings.scale_of_low} != {1.0}
+        and settings.weaker is None
+        and not config.predictor.conditions.has_null
+    ):
         raise ConfigError(
             f"--cfg-scale = {guidance.scale}",
             "this model was trained without dropped labels: it has no null class",
@@ -254,7 +270,7 @@ def states(
         ask = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
     else:
         networks = map(precise, settings.experts.networks(model.predictor))
-        guidances = settings.guidance, replace(settings.guidance, scale=settings.experts.low_scale)
+        guidances = settings.guidance, replace(settings.guidance, scale=settings.scale_of_low)
         asks = (guided_network(own, given, without, guidance) for own, guidance in zip(networks, guidances))
         ask = by_noise_level(settings.experts.boundary, *asks)
     shape = config.latent_shape

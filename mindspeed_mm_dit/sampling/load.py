@@ -15,6 +15,7 @@ from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorc
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.files import content_of
 from mindspeed_mm_dit.configs.limits import check_path
@@ -170,9 +171,7 @@ def experts(
     model_json: str | Path | None,
     use_ema: bool = True,
     adapters: tuple[Sequence[str], Sequence[str]] = ((), ()),
-    *,
     boundary: float | None = None,
-    low_scale: float = 1.0,
 ) -> Experts:
     """Return the experts of high and of low noise in two checkpoints, after checking that they belong together.
 
@@ -188,13 +187,29 @@ def experts(
 
         return read
 
+    ours, theirs, level = _both(high, low, model_json, boundary)
+    sides = ((high, "--checkpoint", ours, adapters[0]), (low, FLAG, theirs, adapters[1]))
+    first, second = (reader(*side) for side in sides)
+    return Experts(level, str(low), (first, second))
+
+
+def boundary_of(high: str | Path, low: str | Path, model_json: str | Path | None, asked: float | None) -> float:
+    """Return the noise level that parts two experts, after checking that they belong together."""
+    return _both(high, low, model_json, asked)[2]
+
+
+def _both(
+    high: str | Path, low: str | Path, model_json: str | Path | None, asked: float | None
+) -> tuple[ModelConfig, ModelConfig, float]:
     check_path(FLAG, str(low))
     ours = describe(high, model_json).config
     theirs = of_newest(low, FLAG, lambda path: _described(path, None if "model" in _facts(path) else model_json)).config
-    where = boundary_between(ours, theirs, boundary, f"{FLAG} = {low}")
-    sides = ((high, "--checkpoint", ours, adapters[0]), (low, FLAG, theirs, adapters[1]))
-    first, second = (reader(*side) for side in sides)
-    return Experts(where, low_scale, (first, second))
+    return ours, theirs, boundary_between(ours, theirs, asked, f"{FLAG} = {low}")
+
+
+def other_expert(checkpoint: str | Path, low: str | Path | None) -> str | Path | None:
+    """Return the expert of low noise: the one that is named, or the second in a diffusers folder, or None."""
+    return second_of(Path(checkpoint)) if low is None else low
 
 
 def _is_of_diffusers(path: Path) -> bool:
@@ -229,7 +244,8 @@ def _facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run that a checkpoint keeps, from run.json or from the file itself."""
     if path.is_dir():
         _check_folder(path)
-        return read_facts(path)
+        described = model_of(path)
+        return {"model": described} if described else read_facts(path)
     return _facts_in(path, path.stat().st_mtime_ns)
 
 

@@ -24,12 +24,21 @@ from mindspeed_mm_dit.models.data import check_text_widths
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
 from mindspeed_mm_dit.sampling.grid import image_of
 from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
-from mindspeed_mm_dit.sampling.load import describe, load_adapters, load_model
+from mindspeed_mm_dit.sampling.load import describe, experts, load_adapters, load_model, other_expert
 from mindspeed_mm_dit.sampling.outputs import Output
-from mindspeed_mm_dit.sampling.request import Asked, check_amount, check_asked, labels_of, resized, together
+from mindspeed_mm_dit.sampling.request import (
+    Asked,
+    asked_images,
+    check_amount,
+    check_asked,
+    labels_of,
+    resized,
+    together,
+)
 from mindspeed_mm_dit.sampling.video_files import FPS
 
 Tensor = Any
@@ -122,15 +131,27 @@ class Pipeline:
     """Its model.json."""
     classes: tuple[str, ...] = ()
     """Name of each label; empty if unknown."""
+    experts: Experts | None = None
+    """The expert of low noise beside ``model``, which then is the one of high noise."""
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool, loras: Sequence[str] = ()
-    ) -> Pipeline:
-        """Load a checkpoint of any format; raises CheckpointError or ConfigError if that fails."""
+        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool,
+        loras: tuple[Sequence[str], Sequence[str]] = ((), ()), low: str | Path | None = None,
+        boundary: float | None = None,
+    ) -> Pipeline:  # fmt: skip
+        """Load a checkpoint of any format, and ``low``, the expert of low noise; ``loras``: adapters of each.
+
+        Raises CheckpointError or ConfigError if that fails.
+        """
         _, config, classes = describe(checkpoint, model_json)
-        adapters = load_adapters(loras, config)
-        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes)
+        low, both = other_expert(checkpoint, low), None
+        if low is not None:
+            both = experts(checkpoint, low, model_json, use_ema, loras, boundary)
+        elif boundary is not None or loras[1]:
+            raise ConfigError("low_noise_lora" if boundary is None else f"boundary = {boundary}", *ONE_NETWORK)
+        adapters = load_adapters(loras[0], config)
+        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes, both)
 
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:
@@ -152,9 +173,12 @@ class Pipeline:
         *,
         prompts: Sequence[str] | str | None = None,
         vectors: np.ndarray | None = None,
+        image: Any = None,
+        last_image: Any = None,
         num: int = 1,
         steps: int | None = None,
         guidance: float = 4.0,
+        low_noise_guidance: float | None = None,
         sampler: str | None = None,
         seed: int = 0,
         negative_prompt: str | None = None,
@@ -172,9 +196,11 @@ class Pipeline:
 
         classes: names that the checkpoint knows, or labels; a list says which as ``mm-dit sample --classes`` does, an
         array holds labels. A single class or prompt needs no list. steps, sampler: None for the objective's defaults.
-        guidance: 1 is none, larger follows the condition more closely; ``channels`` and ``interval`` limit it. frames,
-        size (H, W) or "HxW": generate videos or images of another size. options: further options of the sampler, by
-        name. path: number of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
+        image, last_image: what a video begins and ends with, if the model takes it: a file, a PIL image, or an array
+        (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is none, larger follows
+        the condition more closely; ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert.
+        frames, size (H, W) or "HxW": draw another size. options: further options of the sampler, by name. path: number
+        of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
         after every step with the number of samples it worked on.
 
         Raises:
@@ -183,9 +209,12 @@ class Pipeline:
         config = resized(self.config, frames, _written(size))
         settings = settings_for(
             config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
-            batch_size=batch_size, options=options, bf16=bf16,
+            batch_size=batch_size, options=options, bf16=bf16, experts=self.experts, low_scale=low_noise_guidance,
         )  # fmt: skip
-        asked = Asked(together(self._values(classes, prompts, vectors)), self._instead(negative_prompt))
+        values = self._values(classes, prompts, vectors)
+        if image is not None or last_image is not None or config.predictor.conditions.frames:
+            values["image"] = asked_images(config, image, last_image)
+        asked = Asked(together(values), self._instead(negative_prompt))
         check_asked(asked, config)
         num, path = whole_number("num", num, 1), whole_number("path", path, 1)
         total = len(asked) * num * path
@@ -213,6 +242,8 @@ class Pipeline:
         Raises:
             ConfigError: the model cannot learn from these pixels, or a sample has no class, prompt or vector.
         """
+        if self.experts is not None:
+            raise ConfigError("loss", "is of one expert, and this pipeline has two", "load the one that you train")
         pixels, shape = self._checked(np.asarray(pixels))
         step, seed = whole_number("step", step, 0, LARGEST // len(pixels) - 1), whole_number("seed", seed, 0)
         places = step * len(pixels) + np.arange(len(pixels))
@@ -244,8 +275,8 @@ class Pipeline:
     def _given(self, values: Mapping[str, Sequence[Any]], places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return the arrays of the conditions of a training batch, some of them dropped."""
         conditions, tokenizers = self.config.predictor.conditions, [own.tokenizer for own in self.model.text_encoders]
-        given, numbers = dict(arrays_asked(conditions, values, tokenizers)), conditions.coins()
-        for condition in conditions:
+        given, numbers = dict(arrays_asked(conditions.guided, values, tokenizers)), conditions.coins()
+        for condition in conditions.guided:  # (a clip's own frames are among its pixels)
             dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
             drops = coins(seed, Stream.LABEL_DROP, places, dropout, numbers[condition.coin])
             for name, null in kind_of(condition).null(condition, None, tokenizers).items():

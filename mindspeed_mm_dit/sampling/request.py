@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,8 +13,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.data.clip_reader import grey
+from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.terminal import plain
@@ -90,6 +94,47 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
             )
 
 
+def asked_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
+    """Return the images that each sample begins and ends with, a tuple of (3 or 1, H, W) uint8, or None without any.
+
+    first, last: a file, a PIL image, an array (H, W, 3 or 1) uint8, or a list of these; None: not given. Raises
+    ConfigError for a model that takes none, and for what is no image.
+    """
+    frames = config.predictor.conditions.frames
+    if frames is None or (last is not None and not frames.with_last):
+        flag, takes = ("--image", "begins no clip") if last is None else ("--last-image", "ends no clip")
+        raise ConfigError(flag, f"this model {takes} with an image", "leave it out")
+    if first is None:
+        if last is not None:
+            raise ConfigError("--image", "is needed beside --last-image")
+        return [None]
+    sides = [
+        [_pixels(one, flag, config.ae.channels) for one in (own if isinstance(own, (list, tuple)) else [own])]
+        for flag, own in (("--image", first), ("--last-image", last))
+        if own is not None
+    ]
+    if len({*map(len, sides)}) > 1:
+        raise ConfigError(f"--last-image: {len(sides[1])} images", f"go with {len(sides[0])} of --image")
+    return list(zip(*sides))
+
+
+def _pixels(image: Any, flag: str, channels: int) -> np.ndarray:
+    """Return an image, or that in a file, as (channels, H, W) uint8."""
+    try:
+        if isinstance(image, (str, os.PathLike)):
+            image = load_still(Path(image), 1)
+        elif not isinstance(image, np.ndarray):
+            image = np.asarray(image.convert("RGB"))
+    except UnusableFile as problem:
+        raise ConfigError(f"{flag} = {image}", str(problem)) from None
+    except AttributeError:
+        raise ConfigError(f"{flag} = {shown(image)}", "is no image", "pass a file, a PIL image or an array") from None
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
+        raise ConfigError(f"{flag}: {image.dtype} of shape {shown(image.shape)}", f"is not (H, W, {channels}) of uint8")
+    found = np.moveaxis(image, 2, 0)
+    return found if len(found) == channels else grey(found[:, None])[:, 0]
+
+
 def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None:
     """Raise ConfigError unless each sample has the frames it begins and ends with, of a clip's size."""
     wanted, size = 2 if frames.with_last else 1, (config.ae.channels, *config.sample_size[1:])
@@ -101,7 +146,7 @@ def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None
                 "--image", "would be the whole of a clip of one frame", "drop it, or ask for more --frames"
             )
         if images is None or len(images) != wanted:
-            flag = "--image" if images is None or wanted == 1 else "--last-image"
+            flag = "--image" if images is None else "--last-image"
             raise ConfigError(flag, "is needed: the model begins a clip with an image" + " and ends it" * (wanted > 1))
         for flag, image in zip(("--image", "--last-image"), images):
             if image.shape != size:

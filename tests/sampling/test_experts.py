@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.checkpoint.formats import safetensors
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.clips_fixtures import clip_configs, write_clips
-from tests.conftest import FRAMEWORK
+from tests.conftest import FRAMEWORK, GOLDEN
 
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the text encoder runs on PyTorch")
 HIGH, LOW, WHOLE = [0.6, 1.0], [0.0, 0.6], [0.0, 1.0]
@@ -91,3 +94,33 @@ def test_experts_of_different_configs_are_refused(clips, capsys):
     )
     assert main(["sample", *both, "--prompt", "a", "--output", "unused.npz"]) == 2
     assert "is of another model than --checkpoint: predictor.ffn_dim is 25, and there 24" in capsys.readouterr().err
+
+
+def test_a_diffusers_folder_of_both_needs_neither_a_model_json_nor_a_boundary(clips, tmp_path):
+    diffusers = pytest.importorskip("diffusers", reason="requirements/video.txt")
+    place, model = clips
+    text, vae = Path(model["text_encoder"]["from_pretrained"]), GOLDEN / "wan_vae_tiny"
+    wide = {**model, "ae": {"model_id": "wan_video_vae", "from_pretrained": str(vae)}}
+    wide["text_encoder"] = {"from_pretrained": str(text), "zero_padding": True}
+    wide["diffusion"] = {**model["diffusion"], "shift": 5.0, "sigma_min": 0.0, "extra_one_step": True}
+    latents = {"in_channels": 16, "out_channels": 16, "patch_size": [1, 2, 2], "latent_size": [3, 4, 4]}
+    high, low = (expert((place, wide), name, window, **latents) for name, window in (("high", HIGH), ("low", LOW)))
+    folder = tmp_path / "both"
+    assert main(["convert", high, str(folder), "--low-noise-checkpoint", low]) == 0
+    for name, target in (("vae", vae), ("text_encoder", text), ("tokenizer", text.parent / "tokenizer")):
+        (folder / name).symlink_to(target)
+    (folder / "scheduler").mkdir()
+    (folder / "scheduler/scheduler_config.json").write_text(json.dumps({"flow_shift": 5.0}))
+    size = ("--frames", "9", "--size", "32x32", "--low-noise-cfg-scale", "2")
+    wanted = sampled(tmp_path, "--checkpoint", high, "--low-noise-checkpoint", low, *size)
+    assert np.array_equal(sampled(tmp_path, "--checkpoint", str(folder), *size), wanted)
+    pipe = dit.load(folder)
+    asked = {"prompts": "a seven moves left", "num": 2, "steps": 5, "sampler": "unipc", "frames": 9, "size": (32, 32)}
+    assert np.array_equal(pipe.sample(low_noise_guidance=2.0, **asked).arrays, wanted)
+    assert np.array_equal(pipe.sample(low_noise_guidance=2.0, **asked).arrays, wanted)
+    with pytest.raises(ConfigError, match="loss: is of one expert, and this pipeline has two"):
+        pipe.loss(wanted, prompts="a seven moves left")
+    theirs = diffusers.WanTransformer3DModel.from_pretrained(folder, subfolder="transformer_2").state_dict()
+    ours = safetensors.read(Path(low)).weights
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name].numpy()) for name in ours)
+    assert json.loads((folder / "model_index.json").read_text())["boundary_ratio"] == 0.6

@@ -1,5 +1,4 @@
-"""A diffusers folder: ``config.json`` and weights of a DiT, an image transformer such as FLUX, Wan (which is read only)
-or an AutoencoderKL."""
+"""A diffusers folder: ``config.json`` and weights of a DiT, Wan, an image transformer (FLUX) or an AutoencoderKL."""
 
 from __future__ import annotations
 
@@ -25,6 +24,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
@@ -215,7 +215,7 @@ def write(path: Path, state: State) -> None:
         arrays, config = state.weights, with_vae_config(state)[0].config
     else:
         network = predictor_of(shapes, state.facts, state.config)
-        if isinstance(network, JointConfig):
+        if isinstance(network, (JointConfig, WanConfig)):  # (their names are diffusers')
             arrays, config = state.weights, state.config or joint_of(state, network).to_diffusers()
         else:
             dit = _published(network, state)
@@ -224,11 +224,11 @@ def write(path: Path, state: State) -> None:
     _write_parts(path, arrays)
 
 
-def joint_of(state: State, found: JointConfig) -> JointConfig:
+def joint_of(state: State, found: JointConfig | WanConfig) -> JointConfig | WanConfig:
     """Return the network of model.json, if that is known, or what the shapes tell."""
     if "model" not in state.facts:
         return found
-    told: JointConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
+    told: JointConfig | WanConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
     return told
 
 
