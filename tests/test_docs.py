@@ -75,7 +75,9 @@ def prepared(tmp_path_factory, digits_folder):
         (here / name).symlink_to(ROOT / name)
     configs = Configs.create(here / "c", digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     place = f"{here}/outputs/digits"
-    shutil.copy(ROOT / "examples/dit/model.json", here)
+    (here / "my_config").mkdir()
+    for folder in (here, here / "my_config"):
+        shutil.copy(ROOT / "examples/dit/model.json", folder)
     flags = f"--train-iters 2 --micro-batch-size 8 --lr 1e-3 --log-interval 1 --tensorboard-dir {place}/tensorboard"
     assert configs.run(f"{flags} --save {place}/checkpoints").code == 0
     for folder in ("my_images", "data/my_images"):
