@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.training.flags import whole_parser
 from tests.conftest import FRAMEWORK, ROOT
-from tests.training.launch import Configs
+from tests.training.launch import Configs, mm_dit
 
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="runs commands on PyTorch")
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -80,12 +80,14 @@ def prepared(tmp_path_factory, digits_folder):
         shutil.copy(ROOT / "examples/dit/model.json", folder)
     flags = f"--train-iters 2 --micro-batch-size 8 --lr 1e-3 --log-interval 1 --tensorboard-dir {place}/tensorboard"
     assert configs.run(f"{flags} --save {place}/checkpoints").code == 0
-    for folder in ("my_images", "data/my_images"):
+    for folder in ("my_images", "data/my_images", "my_captioned_images"):
         for name, level in (("cat", 40), ("dog", 200)):
             (here / folder / name).mkdir(parents=True)
             for number in range(20):
                 pixels = np.full((32, 32, 3), level + number, np.uint8)
                 Image.fromarray(pixels).save(here / folder / name / f"{number}.png")
+                if folder == "my_captioned_images":
+                    (here / folder / name / f"{number}.txt").write_text(f"a red {name}")
     return here
 
 
@@ -112,11 +114,33 @@ def test_a_command_of_the_docs_runs_or_is_understood(prepared, command, monkeypa
             assert (ROOT / file).is_file()
 
 
+IN_ORDER = {
+    "train": "--train-iters 2 --report-steps 1 --report always --host standalone", "sample": "--steps 1",
+    "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1", "data": "",
+}  # fmt: skip
+"""Commands of a page's beginning, and what makes them short."""
+
+
+@pytest.mark.parametrize("page", ["first_hour", "own_images", "text_to_image"])
+def test_the_commands_with_which_a_page_begins_can_be_typed_in_order(prepared, page, monkeypatch, tmp_path):
+    for name in ("my_images", "my_captioned_images", "data", "outputs"):
+        shutil.copytree(prepared / name, tmp_path / name, ignore=shutil.ignore_patterns("my_c*"))
+    monkeypatch.chdir(tmp_path)
+    typed = [command for command in commands(ROOT / f"docs/{page}.md") if command.startswith("mm-dit")]
+    for command in typed[: 4 if page == "text_to_image" else None]:  # (what follows wants weights of others)
+        words = [*shlex.split(command)[1:], *IN_ORDER[command.split()[1]].split()]
+        if words[0] == "train":
+            done = mm_dit(*words, folder=tmp_path)
+            assert done.code == 0, done.output
+        else:
+            assert main(words) == 0, command
+
+
 def read(words: list[str]) -> None:
     """Read the flags of a command as it would."""
     if words[1] == "train" or words[1].endswith("pretrain.sh"):
         config, flags = (words[2], words[3:]) if words[1] == "train" else ("digits", words[2:])
-        folder = config_folder("digits" if config == "my_config" else config)
+        folder = config_folder("digits" if config.startswith("my_") else config)
         if "mindspeed-mm-native" not in flags:
             files = ["--mm-model", str(folder / "model.json"), "--mm-data", str(folder / "data.json")]
             whole_parser().parse_strictly([*files, *read_train_args(folder / "train.args"), *flags])

@@ -93,6 +93,17 @@ def _text_bytes(chunk: Any) -> int:
     return int(compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0)
 
 
+def columns_of_texts(path: Path) -> list[str]:
+    """Return the columns of texts or of lists of texts."""
+    from pyarrow import types
+
+    def is_text(kind: Any) -> bool:
+        nested = types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind)
+        return is_text(kind.value_type) if nested else types.is_string(kind) or types.is_large_string(kind)
+
+    return [field.name for field in _open(path).schema_arrow if is_text(field.type)]
+
+
 class ParquetReader:
     """Reads images by their place; safe to call from several threads, each with its own open files."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.words_encoder import WordsConfig
-from mindspeed_mm_dit.data.captions import Tokens
+from mindspeed_mm_dit.data.captions import Tokens, caption_problems
 from mindspeed_mm_dit.models.text_encoder import Encoded, TextEncoderKind
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -46,6 +46,11 @@ class WordsTokenizer:
             ids[row, : len(words)] = [zlib.crc32(word.encode()) % _ROWS**_TABLES for word in words]
             mask[row, : len(words) + 1] = 1
         return Tokens(ids, mask)
+
+
+def has_words(captions: Sequence[str]) -> list[str]:
+    """Return what is wrong with each of ``captions``, as ``caption_problems`` does: that it has no words."""
+    return caption_problems(WordsTokenizer(WordsConfig(truncate=True)), captions)
 
 
 def _words(caption: str) -> list[str]:

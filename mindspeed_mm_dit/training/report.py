@@ -99,7 +99,7 @@ def report(args: RunConfig) -> None:
         ai_framework=active(),
         sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
         steps=args.report_steps,
-        cfg_scale=args.report_cfg_scale,
+        cfg_scale=args.report_cfg_scale if args.mm.model.predictor.conditions.has_null else 1.0,
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,

@@ -79,10 +79,11 @@ def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
 
 
 def _next_command(job: ReportJob) -> str:
-    """Return the command that draws more samples, with the sampler of the report."""
+    """Return the command that draws more samples, with the sampler and the guidance of the report."""
+    folder = Path(job.save).parent
     asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
-    how = ["--sampler", job.sampler, "--steps", str(job.steps), "--output", f"{Path(job.save).parent}/more.png"]
-    return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how])
+    how = ["--sampler", job.sampler, "--steps", str(job.steps), "--cfg-scale", f"{job.cfg_scale:g}"]
+    return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how, "--output", f"{folder}/more.png"])
 
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:
@@ -99,9 +100,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
         asked = Asked(judge.asked)
     else:
         asked = Asked(job.examples).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
-    guidance = Guidance(
-        job.cfg_scale if conditions.has_null else 1.0, channels="3" if conditions.items == ("label",) else "all"
-    )
+    guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
     shown = judge.shown if judge else slice(None)
     grids, lines = [], []

@@ -56,6 +56,7 @@ def test_a_key_that_names_code_is_named(tmp_path, file, content, key):
 def test_a_folder_that_names_no_code_of_others_is_read(tmp_path):
     own = {"auto_map": {}, "_attn_implementation": "sdpa", "quantization_config": None, "_name_or_path": "a/b"}
     (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "data_config.json").write_text('[{"name": "a list, as MiniLM has"}]')
     (tmp_path / "other.json").write_text(json.dumps({"auto_map": {"AutoModel": "own.Model"}}))
     (tmp_path / "data_config.json").write_text(json.dumps([{"name": "what MiniLM was trained on"}]))
     check_names_no_code("a.folder", tmp_path)

@@ -21,7 +21,7 @@ SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "
 
 @dataclass(frozen=True)
 class FolderClasses:
-    """How the images encode their classes: the fields are keys of dataset_param in data.json."""
+    """How the images encode their classes or captions: the fields are keys of dataset_param in data.json."""
 
     data_folder: str
     index: str | None
@@ -30,6 +30,7 @@ class FolderClasses:
     """Why: what the folder contains."""
     dataset_type: ImageFiles = "image_folder"
     split: str | None = None
+    captions: str | None = None
 
 
 def classes_of_folder(images: str) -> FolderClasses:
@@ -43,7 +44,7 @@ def classes_of_folder(images: str) -> FolderClasses:
         if not is_index(path):
             raise ConfigError(f"IMAGES = {images}", _reason(path), _nearest(path) + "name a folder of images")
         return FolderClasses(str(path.parent), path.name, False, f"{path.name} names the class of each image")
-    if shards := _shards_in(path):
+    if shards := shards_in(path):
         return shards
     found = indices_in(path)
     if LABELS in found or len(found) == 1:
@@ -69,7 +70,7 @@ def classes_of_folder(images: str) -> FolderClasses:
     return FolderClasses(images, None, True, "no folder in it holds images, so all are of one class")
 
 
-def _shards_in(path: Path) -> FolderClasses | None:
+def shards_in(path: Path) -> FolderClasses | None:
     """Return the layout of a folder with shards in it or, as on the hub, in its folder ``data``."""
     for name, kind in KINDS.items():
         suffix = kind.suffix

@@ -135,26 +135,29 @@ def note_of_uneven(rows: Rows, noun: str = "image") -> str | None:
     )
 
 
-def first_of_each_class(
+def first_taken(
     data: DataConfig, train: Rows, channels: int, seed: int, per_class: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first images of each class that a run with ``seed`` takes, as they enter a step.
+    """Return the first images that a run with ``seed`` takes, as they enter a step.
 
-    They are scaled, cut and mirrored as in the first epoch. Returns pixels (n, H, W, channels) uint8 and labels (n,)
-    int64, ordered by label: at most ``per_class`` of each of the first ``num_classes`` classes that have images.
+    They are scaled, cut and mirrored as in the first epoch. Returns pixels (n, H, W, channels) uint8 and their rows
+    (n,) int64. Of images with labels, ordered by these: at most ``per_class`` of each of the first ``num_classes``
+    classes that have images. Of others, as many as of two classes.
     """
     param = data.dataset_param
     order = order_of(train, param, seed, data.dataloader_param.shuffle)
     sample_indices = np.arange(len(order), dtype=np.int64)
     images = order.images(sample_indices)
-    labels = train.labels[images]
-    shown = np.unique(labels)[:num_classes]
-    chosen = np.concatenate([sample_indices[labels == label][:per_class] for label in shown])
+    chosen = sample_indices[: 2 * per_class]
+    if "label" in train.items:
+        labels = train.labels[images]
+        shown = np.unique(labels)[:num_classes]
+        chosen = np.concatenate([sample_indices[labels == label][:per_class] for label in shown])
     reader = source_of(param).visuals(train, param, channels)
     views = reader.views_at(seed, chosen)
     found = [reader.read(images[chosen[[n]]], views[[n]]) for n in range(len(chosen))]
     pixels = [framed(read.arrays["pixels"][0], *param.frame) for read in found]
-    return rearrange(pixels, "n c h w -> n h w c"), train.labels[[int(read.rows[0]) for read in found]]
+    return rearrange(pixels, "n c h w -> n h w c"), np.array([int(read.rows[0]) for read in found])
 
 
 def framed(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

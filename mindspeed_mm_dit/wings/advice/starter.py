@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from mindspeed_mm_dit.configs.buckets import Budget, Shape, size_words
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.data.buckets import counted, shapes_of
+from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.memory import memory
@@ -34,6 +42,12 @@ SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
 CPU_STEPS, FEWEST_STEPS = (2_000, 4_000), 500
 """Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
 FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
+WORTH_BUCKETS = 0.1
+"""Images keep their shapes if squares cut more than this part off them."""
+GROUPS, GROUPS_OF_ALL = (32, 16, 8, 4, 2, 1), 5
+"""Images of one shape in a row, the most first, and how many such groups all images must make."""
+RUN_SEED = 1234
+"""Default of --seed, which decides what is held out."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +77,51 @@ DIFFUSIONS = {
 
 
 @dataclass(frozen=True)
+class Text:
+    """A text encoder for captions."""
+
+    section: dict[str, Any]
+    """Section text_encoder of model.json."""
+    config: TextEncoderConfig
+    """The same, parsed."""
+    reason: str
+    tells_sides: bool = False
+    """Whether captions say left or right."""
+
+    @property
+    def name(self) -> str:
+        """Its kind, and its folder if it has one."""
+        return str(self.section.get("from_pretrained", self.section["model_id"]))
+
+    @property
+    def predictor(self) -> dict[str, Any]:
+        """Keys of the predictor that take what it says."""
+        pooled = self.config.pooled_width()
+        states = {"text_dim": self.config.states_width(), "text_length": self.config.max_length}
+        return states | ({"pooled_dim": pooled} if pooled else {})
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it costs about as much as a small predictor, so that a CPU encodes once."""
+        return self.config.model_id != "words"
+
+
+@dataclass(frozen=True)
 class ImageFacts:
     """Facts about the images to learn from."""
 
     count: int
     """Number of images."""
     num_classes: int
-    """Number of classes; labels are 0 ... num_classes - 1."""
+    """Number of classes; labels are 0 ... num_classes - 1. 0: captions instead."""
     median_side: int
     """Median of their shorter sides, in pixels."""
     all_grey: bool
     """Whether all of them are grey."""
+    text: Text | None = None
+    """The encoder of their captions."""
+    sizes: np.ndarray | None = None
+    """(N, 2) int64: height and width of each, if they may keep their shapes."""
 
     @property
     def valid_fraction(self) -> float:
@@ -195,8 +243,11 @@ def _with_network(
     part: float = 1.0,
 ) -> Starter:
     """Choose all other settings for the network ``name``; ``part``: fraction of the usual steps to train for."""
-    patch = _patch_size(size.value, machine, ae)
+    patch, factor = _patch_size(size.value, machine, ae), ae["downsample_factor"] if ae else 1
+    buckets, usual = _buckets(images, size.value, patch.value * factor)
     model_json = _model_json(name, size.value, patch.value, images, ae, diffusion)
+    if usual[0] != usual[1]:
+        model_json["predictor"]["latent_size"] = [side // factor for side in usual]
     if _has_blocks(machine, diffusion):
         model_json["predictor"] |= BLOCKS
     model = model_config_from_mapping(model_json, "model.json")
@@ -207,11 +258,13 @@ def _with_network(
     sharding = recommend(model, request)
     design = {
         "ae": _way(ae),
+        **({"text_encoder": Choice(images.text.name, images.text.reason)} if images.text else {}),
         "image_size": size,
+        **buckets,
         "patch_size": patch,
         "network": _network(name, images, machine, diffusion),
         "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
-        "class_dropout_prob": _dropout(images),
+        f"{'caption' if images.text else 'class'}_dropout_prob": _dropout(images),
         "random_flip": _flip(images),
         "valid_fraction": Choice(
             images.valid_fraction,
@@ -223,7 +276,7 @@ def _with_network(
     flags = {
         "--train-iters": steps,
         "--global-batch-size": batch,
-        "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None),
+        "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None, buckets),
         **_learning(model, machine, steps.value),
         **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **_precision_and_sharding(machine, sharding),
@@ -253,6 +306,27 @@ def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | No
     )
 
 
+def _buckets(images: ImageFacts, size: int, unit: int) -> tuple[dict[str, Choice], Shape]:
+    """Return the buckets of at most ``size`` squared pixels with their group, {} for squares; and the usual shape."""
+    if images.sizes is None:
+        return {}, (size, size)
+    cut = float((1 - images.sizes.min(1) / images.sizes.max(1)).mean())
+    train, _ = split(images.count, images.valid_fraction, RUN_SEED)
+    budget = Budget(size**2, unit)
+    for group in GROUPS if cut > WORTH_BUCKETS else ():
+        shapes = shapes_of(images.sizes, DatasetParam("images", buckets=budget, bucket_group=group))
+        found = counted(shapes[train])
+        if group * GROUPS_OF_ALL <= images.count and min(count for _, count in found) >= group:
+            kept = Choice(
+                {"area": budget.area, "multiple_of": unit},
+                f"images keep their shapes, here {size_words([shape for shape, _ in found])}; squares would cut "
+                f"{cut:.0%} off them",
+            )
+            usual = max(found, key=lambda own: own[1])[0]
+            return {"buckets": kept, "bucket_group": Choice(group, "images of one shape in a row")}, usual
+    return {}, (size, size)
+
+
 def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None) -> Choice:
     factor, most = ae["downsample_factor"] if ae else 1, TOKENS if machine.accelerators else CPU_TOKENS
     fitting = [patch for patch in (2, 4, 8) if image_size % (factor * patch) == 0]
@@ -276,16 +350,20 @@ def _model_json(
         sizes: dict[str, Any] = {"preset": preset}
     else:
         sizes = {"patch_size": patch, **dict(zip(("num_layers", "hidden_size", "num_heads"), SMALL[name]))}
+    if images.text:
+        steered = images.text.predictor
+    else:
+        steered = {"num_classes": images.num_classes, "class_dropout_prob": _dropout(images).value}
     return {
         "ae": section,
+        **({"text_encoder": images.text.section} if images.text else {}),
         "diffusion": {"model_id": diffusion, **DIFFUSIONS[diffusion].section},
         "predictor": {
             "model_id": "dit",
             "input_size": image_size // section.get("downsample_factor", 1),
             "in_channels": section["channels"] if ae is None else section["latent_channels"],
             **sizes,
-            "num_classes": images.num_classes,
-            "class_dropout_prob": _dropout(images).value,
+            **steered,
             "learn_sigma": DIFFUSIONS[diffusion].learn_sigma,
         },
     }
@@ -306,12 +384,16 @@ def _network(name: str, images: ImageFacts, machine: Machine, diffusion: str) ->
 
 
 def _dropout(images: ImageFacts) -> Choice:
+    if images.text:
+        return Choice(0.1, "captions left out, so that samples can be guided")
     if images.num_classes == 1:
         return Choice(0.0, "one class: there is nothing to guide towards")
     return Choice(0.1, "labels left out, as published, so that samples can be guided")
 
 
 def _flip(images: ImageFacts) -> Choice:
+    if images.text and images.text.tells_sides:
+        return Choice(False, "captions say left or right, which mirroring would make wrong")
     if images.all_grey:
         return Choice(False, "grey images are often letters, digits or scans, which mirroring spoils")
     return Choice(True, "twice the images; set it to false where left and right matter (letters, signs)")
@@ -348,8 +430,12 @@ def _two_digits(number: float) -> int:
     return max(1, int(number // scale * scale))
 
 
-def _micro_batch(model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool) -> Choice:
+def _micro_batch(
+    model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool, buckets: Mapping[str, Choice]
+) -> Choice:
     size = sharding.micro_batch_size
+    if buckets:  # (a micro-batch has images of one shape)
+        size = math.gcd(size, buckets["bucket_group"].value)
     need = memory(model, sharding.placement, online_vae).total(size) / GIB
     return Choice(size, f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}")
 
@@ -378,7 +464,8 @@ def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[s
     if images.held_out:
         flags["--eval-interval"] = Choice(max(1, steps // 10), "on the images held out")
         flags["--eval-iters"] = Choice(min(8, max(1, images.held_out // batch)), "batches of them")
-    guidance = Choice(2, "of the samples") if images.num_classes > 1 else Choice(1, "none: there is one class")
+    scale = 3 if images.text else 2
+    guidance = Choice(1, "none: there is one class") if images.num_classes == 1 else Choice(scale, "of the samples")
     return {
         **flags,
         "--save-interval": Choice(max(1, steps // 5)),

@@ -10,7 +10,8 @@ from typing import Any
 from mindspeed_mm_dit.wings.advice.recommend import fsdp2_yaml
 from mindspeed_mm_dit.wings.advice.starter import Starter
 
-_OF_MODEL = ("ae", "image_size", "patch_size", "network", "diffusion", "class_dropout_prob")
+_OF_MODEL = ("ae", "text_encoder", "image_size", "patch_size", "network", "diffusion", "class_dropout_prob")
+_OF_DATA = ("buckets", "bucket_group", "caption_dropout_prob", "random_flip", "valid_fraction")
 
 
 def files_of(starter: Starter, dataset: Mapping[str, Any], found: str, outputs: str) -> dict[str, str]:
@@ -32,14 +33,17 @@ def _json(content: Mapping[str, Any]) -> str:
 
 
 def _note(starter: Starter, names: tuple[str, ...]) -> str:
-    return ". ".join(f"{name} {shown(starter.design[name].value)}: {starter.design[name].reason}" for name in names)
+    return ". ".join(f"{name} {shown(starter.design[name].value)}: {starter.design[name].reason}"
+                     for name in names if name in starter.design)  # fmt: skip
 
 
 def _data(starter: Starter, dataset: Mapping[str, Any], found: str) -> dict[str, Any]:
-    chosen = {name: starter.design[name].value for name in ("image_size", "random_flip", "valid_fraction")}
-    by_class = {"valid_by_class": True} if chosen["valid_fraction"] and not dataset.get("single_class") else {}
+    names = _OF_DATA if "buckets" in starter.design else ("image_size", *_OF_DATA)
+    chosen = {name: starter.design[name].value for name in names if name in starter.design}
+    labelled = not (dataset.get("single_class") or dataset.get("captions"))
+    by_class = {"valid_by_class": True} if chosen["valid_fraction"] and labelled else {}
     return {
-        "note": f"{found}. {_note(starter, ('random_flip', 'valid_fraction'))}",
+        "note": f"{found}. {_note(starter, _OF_DATA)}",
         "dataset_param": {"dataset_type": "image_folder", **dataset, **chosen, **by_class},
         "dataloader_param": {"shuffle": True, "prefetch_batches": 4},
     }
@@ -59,4 +63,6 @@ def _train_args(starter: Starter, found: str, outputs: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a chosen value as written in its file."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {own:g}" for name, own in value.items())
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

