@@ -171,17 +171,6 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
             _harmless(str(path), path)
 
 
-def check_entries(path: Path, prefixes: tuple[str, ...]) -> None:
-    """Check the entries of the checkpoint ``path`` that are no tensors and whose names begin with ``prefixes``.
-
-    Raises:
-        CheckpointError: its index, or one of them, names anything but plain values.
-    """
-    for name, file, content in _byte_entries(path):
-        if name.startswith(prefixes):
-            _harmless(f"{path / file}: {name}", content)
-
-
 def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
     """Yield name, file and bytes of every entry of the checkpoint ``path`` that is no tensor."""
     index = read_metadata(path)

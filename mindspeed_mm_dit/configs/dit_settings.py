@@ -195,11 +195,6 @@ class DiTSettings(PredictorConfig):
         return math.prod(side // self.patch_size for side in self.latent_shape[1:])
 
     @property
-    def num_positions(self) -> int:
-        """Positions of the square that positional embeddings are made for."""
-        return (self.input_size // self.patch_size) ** 2
-
-    @property
     def num_embeddings(self) -> int:
         """Rows of the label table: the classes and, if labels are ever dropped, the null class; 0 without classes."""
         if not self.num_classes:

@@ -59,10 +59,6 @@ class TextEncoder:
         tokens = self.tokenizer(captions)
         return self.network(ops.tensor(tokens.ids), ops.tensor(tokens.mask))
 
-    def encode_null(self) -> Encoded:
-        """Encode the null condition, the empty caption; B is 1."""
-        return self.encode([""])
-
 
 def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> None:
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""

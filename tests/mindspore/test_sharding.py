@@ -37,7 +37,7 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
     vector = layout.from_arrays({"a": np.arange(231.0).reshape(7, 33), "b": np.arange(231.0, 236.0)})
     slices = [worker_of(rank, world, "auto")[0].own(vector) for rank in range(world)]
     np.testing.assert_array_equal(np.concatenate(slices), vector)
-    assert {len(part) for part in slices} == {layout.slice_length}
+    assert {len(part) for part in slices} == {layout.length // world}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -47,7 +47,7 @@ def test_dit_xl_2_divides_evenly(mindspore, world):
     parameters = parameters_of(DiTConfig(input_size=32, num_classes=1000, **PRESETS["DiT-XL/2"]))
     trained = parameters.shapes(trained_only=True)
     layout = FlatLayout(tuple(trained), tuple(trained.values()), world)
-    assert 0 <= layout.slice_length * world - parameters.num_elements(trained_only=True) < world
+    assert layout.length % world == 0 <= layout.length - parameters.num_elements(trained_only=True) < world
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -69,16 +69,6 @@ class Schedule:
         return np.append(1.0, self.alphas_cumprod[:-1])
 
     @cached_property
-    def alphas_cumprod_next(self) -> np.ndarray:
-        """alpha-bar_{t+1}, with 0 after the last step."""
-        return np.append(self.alphas_cumprod[1:], 0.0)
-
-    @cached_property
-    def log_one_minus_alphas_cumprod(self) -> np.ndarray:
-        """Logarithm of the variance of x_t given x_0."""
-        return np.log(1.0 - self.alphas_cumprod)
-
-    @cached_property
     def sqrt_alphas_cumprod(self) -> np.ndarray:
         """Signal scale of x_t."""
         return np.sqrt(self.alphas_cumprod)

@@ -46,11 +46,6 @@ class FlatLayout:
         """Elements of the vector, padding included."""
         return -(-sum(self.sizes) // self.shards) * self.shards
 
-    @property
-    def slice_length(self) -> int:
-        """Elements of one worker's slice."""
-        return self.length // self.shards
-
     def vector(self, tensors: Sequence[Any]) -> Tensor:
         """Join tensors, in the order of the names, into a vector (length,) float32."""
         padding = ops.zeros(self.length - sum(self.sizes))
