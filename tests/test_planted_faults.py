@@ -83,7 +83,7 @@ FAULTS = {
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "tokens of a step": Fault(
-        "training/batches.py", "own / step.mean()", "own / own.mean()", "tests/training/test_batches.py",
+        "training/batches.py", "tokens / step.mean()", "tokens / tokens.mean()", "tests/training/test_batches.py",
     ),
     "shares of sources": Fault(
         "data/mixed.py", "int((plan[:place] == source).sum())", "place", "tests/data/test_mixed.py -k has_its_share",

@@ -98,7 +98,7 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
     for item, others in FLAGS.items():
         for flag in others:
             if item not in items and getattr(args, flag.strip("-").replace("-", "_")) is not None:
-                by = " and ".join(_WORDS.get(own, own) for own in items)
+                by = " and ".join(_WORDS.get(asked, asked) for asked in items)
                 cure = f"use {flags[0]}" if flags else "leave it out"
                 raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
     if args.fps is not None and len(config.sample_size) == 2:

@@ -347,12 +347,12 @@ class Conditions(tuple[Condition, ...]):
     @property
     def items(self) -> tuple[str, ...]:
         """Items of a sample that they are made from, each once; its own frames are none."""
-        return tuple(dict.fromkeys(own.item for own in self if not isinstance(own, ImageCondition)))
+        return tuple(dict.fromkeys(condition.item for condition in self if not isinstance(condition, ImageCondition)))
 
     @property
     def guided(self) -> Conditions:
         """Those that guidance leads away from."""
-        return Conditions(*(own for own in self if not isinstance(own, ImageCondition)))
+        return Conditions(*(condition for condition in self if not isinstance(condition, ImageCondition)))
 
     def check_draws_alone(self, what: str) -> None:
         """Raise ConfigError, naming the setting ``what``, if samples need an image, which a run does not name."""

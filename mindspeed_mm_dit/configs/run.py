@@ -404,9 +404,9 @@ class RunConfig(WhatToTrain, Length, Optimization, FineTuning, Distribution, Kee
     def of(cls, given: Mapping[str, Any], **known: Any) -> RunConfig:
         """Return the run with the flags ``given`` by name, from any host's parser, and the ``known`` other fields."""
         names = {each.name for each in fields(cls)}
-        own = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in names}
+        flags = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in names}
         parts = {name: value for name, value in given.items() if name not in names}
-        return cls(**{"parts": parts, **own, **known})
+        return cls(**{"parts": parts, **flags, **known})
 
     def chosen_optimizer(self) -> Chosen:
         """Return the optimizer with its settings; raises ConfigError for an invalid one."""

@@ -106,8 +106,8 @@ class TransformersTextConfig(TextEncoderConfig):
         """Folder of the tokenizer."""
         if self.tokenizer is not None:
             return folder_of("text_encoder.tokenizer", self.tokenizer)
-        own = self.folder
-        return own if (own / "tokenizer_config.json").is_file() else own.parent / "tokenizer"
+        folder = self.folder
+        return folder if (folder / "tokenizer_config.json").is_file() else folder.parent / "tokenizer"
 
     @property
     def config_file(self) -> Path:
@@ -140,9 +140,9 @@ class TransformersTextConfig(TextEncoderConfig):
         return None
 
     def identity(self) -> str:
-        own = digest_of_files(str(self.folder), "text_encoder.from_pretrained")
+        encoder = digest_of_files(str(self.folder), "text_encoder.from_pretrained")
         tokenizer = digest_of_files(str(self.tokenizer_folder), "text_encoder.tokenizer")
-        return f"{own}, tokenizer {tokenizer}, {self.dtype}"
+        return f"{encoder}, tokenizer {tokenizer}, {self.dtype}"
 
 
 def folder_of(setting: str, path: str) -> Path:

@@ -127,8 +127,8 @@ def notes_on_colours(paths: Sequence[str], found: Sequence[Colours], color_profi
     ignored = ', which dataset_param.color_profiles = "ignore" leaves alone'
     profiles = Colours.PROFILE.value + (converted if color_profiles == "convert" else ignored)
     words = {Colours.PROFILE: profiles, Colours.BROKEN: Colours.BROKEN.value, Colours.UNCLEAR: Colours.UNCLEAR.value}
-    notes = (_note_of_lost(paths, [own is kind for own in found], said) for kind, said in words.items())
-    return tuple(note for own in notes for note in own)
+    notes = (_note_of_lost(paths, [colours is kind for colours in found], said) for kind, said in words.items())
+    return tuple(note for lines in notes for note in lines)
 
 
 def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:

@@ -37,8 +37,8 @@ def load_batches(
     pool = ThreadPoolExecutor(num_workers, thread_name_prefix="batch")
     ready: deque[Future[Batch]] = deque()
     try:
-        for own in sample_indices:
-            ready.append(pool.submit(samples.batch, own))
+        for indices in sample_indices:
+            ready.append(pool.submit(samples.batch, indices))
             if len(ready) > prefetch_batches:
                 yield ready.popleft().result()
         while ready:

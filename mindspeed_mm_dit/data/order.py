@@ -31,8 +31,8 @@ def _places_in_class(labels: np.ndarray) -> np.ndarray:
     """Return each sample's relative place in its class, in (0, 1): the first tenth of all is a tenth of each class."""
     places = np.empty(len(labels))
     for label in np.unique(labels):
-        own = labels == label
-        places[own] = (np.arange(own.sum()) + 0.5) / own.sum()
+        of_class = labels == label
+        places[of_class] = (np.arange(of_class.sum()) + 0.5) / of_class.sum()
     return places
 
 
@@ -97,7 +97,7 @@ def micro_batches(
     In every round the ranks take consecutive slices, so a global batch has the same samples for any rank
     count and micro-batch size, however many ``rounds`` a step has.
     """
-    own = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
+    indices = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
     while True:
-        yield own
-        own = own + micro_batch_size * world_size
+        yield indices
+        indices = indices + micro_batch_size * world_size

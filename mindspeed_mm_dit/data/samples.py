@@ -101,7 +101,7 @@ class Opened:
         """Return the first caption of each row, without repeats; the empty caption if a cache keeps no text."""
         if self.cache is not None and not self.cache.knows_captions:
             return [""]
-        return list(dict.fromkeys(own[0] for own in self.rows.captions))
+        return list(dict.fromkeys(captions[0] for captions in self.rows.captions))
 
     def visuals(self, rows: Rows) -> Visuals:
         """Return the reader of the images or videos of ``rows``, or of their latents."""

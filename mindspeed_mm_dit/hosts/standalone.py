@@ -113,14 +113,14 @@ class Standalone:
         claim: Claim | None,
     ) -> Stop | None:
         args, started = self.get_args(), time.monotonic()
-        own = engine_module()
+        module = engine_module()
         _announce(args)
-        start = find_start(args, own.checkpoints)
+        start = find_start(args, module.checkpoints)
         first = first_weights(args, start)
         args = with_base(args, first)
-        engine = build_engine(args, own, model_provider, first)
+        engine = build_engine(args, module, model_provider, first)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, own.checkpoints, claim, start)
+        progress = open_progress(args, engine, module.checkpoints, claim, start)
         self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         try:
@@ -160,10 +160,10 @@ def with_base(args: RunConfig, first: First) -> RunConfig:
     return replace(args, mm=replace(args.mm, base=first.base))
 
 
-def build_engine(args: RunConfig, own: EngineModule, model_provider: Callable[..., Any], first: First) -> Engine:
+def build_engine(args: RunConfig, module: EngineModule, model_provider: Callable[..., Any], first: First) -> Engine:
     """Return the engine of a run, with the weights ``first``; a checkpoint may be loaded later."""
     assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
-    return own.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
+    return module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 
 def _announce(args: RunConfig) -> None:

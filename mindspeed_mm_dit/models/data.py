@@ -88,7 +88,7 @@ def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
 
 def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
     """Return ``model`` for the sample shape of data.json that takes the most arithmetic."""
-    return max(models_of(model, param), key=lambda own: own.predictor.num_tokens)
+    return max(models_of(model, param), key=lambda each: each.predictor.num_tokens)
 
 
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
@@ -159,7 +159,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
     check_same(what, cache.index.made_by, wanted)
-    taken = {own.latent_shape for own in models_of(model, param)}
+    taken = {each.latent_shape for each in models_of(model, param)}
     for shape in cache.latent_shapes:
         if shape not in taken:
             raise ConfigError(

@@ -136,12 +136,13 @@ class CacheWriter:
         rows = np.array(self.index.rows_of(shard), np.int64)
         batches = self._batches(rows)
         reader = _Pixels(self._visuals, self.index.views)
-        for own, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
-            latents = self._latents(autoencoder, batch, own)
-            features = self._features(teachers, batch["pixels"], own) | self._image_features(image_encoder, batch, own)
-            for name, array in {**latents, **features, **self._vectors(own)}.items():
+        for batch_rows, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
+            latents = self._latents(autoencoder, batch, batch_rows)
+            features = self._features(teachers, batch["pixels"], batch_rows)
+            features |= self._image_features(image_encoder, batch, batch_rows)
+            for name, array in {**latents, **features, **self._vectors(batch_rows)}.items():
                 parts.setdefault(name, []).append(array)
-            on_rows(len(own))
+            on_rows(len(batch_rows))
         if self.index.ragged:
             tensors = _ragged(parts, np.argsort(np.concatenate(batches)))
         else:
@@ -156,8 +157,8 @@ class CacheWriter:
         shapes, size, found = self._opened.rows.shapes, self.settings.batch_size, list[np.ndarray]()
         buckets = np.zeros(len(rows)) if shapes is None else np.unique(shapes[rows], axis=0, return_inverse=True)[1]
         for bucket in np.unique(buckets):
-            own = rows[buckets.reshape(-1) == bucket]
-            found += np.array_split(own, range(size, len(own), size))
+            of_bucket = rows[buckets.reshape(-1) == bucket]
+            found += np.array_split(of_bucket, range(size, len(of_bucket), size))
         return found
 
     def _latents(self, autoencoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
@@ -204,15 +205,15 @@ class CacheWriter:
 
     def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
         """Return the encoded captions of ``rows``; a caption that several rows share is encoded once."""
-        own = [self._opened.rows.captions[row] for row in rows.tolist()]
-        captions = [caption for some in own for caption in some]
+        of_rows = [self._opened.rows.captions[row] for row in rows.tolist()]
+        captions = [caption for some in of_rows for caption in some]
         places = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
         encoded = self._encoded(list(places), text_encoders)
         for name, array in encoded.items():
             if first_not_finite(array) is not None:
                 raise self._not_finite(int(rows[0]), f"{name}, or those of a sample after it, are")
         chosen = np.array([places[caption] for caption in captions])
-        return {"captions": np.array([len(some) for some in own]), **self._repeated(encoded, chosen)}
+        return {"captions": np.array([len(some) for some in of_rows]), **self._repeated(encoded, chosen)}
 
     def _repeated(self, encoded: Arrays, chosen: np.ndarray) -> Arrays:
         """Return the arrays of the captions ``chosen`` (n,) from ``encoded``."""
@@ -244,7 +245,7 @@ class CacheWriter:
             states, tokens = ops.numpy(encoded.states), ops.numpy(encoded.mask).sum(1).astype(np.int64)
             counts = self.index.texts[condition.name].kept(tokens).tolist()
             found[f"{condition.name}.tokens"] = tokens
-            kept = [own[:count] for own, count in zip(states, counts)]
+            kept = [state[:count] for state, count in zip(states, counts)]
             found[f"{condition.name}.states"] = self._rounded(np.concatenate(kept))
         return found
 

@@ -28,7 +28,7 @@ NoiseAt = Callable[[int], Tensor]
 """Step of the chain, counted from the start of sampling -> standard normal in the shape of x."""
 
 
-NOISE_LEVEL = "noise_share"
+NOISE_LEVEL = "noise_level"
 """Name of the noise levels in a batch of held-out samples, (B,) float32: 0 for data, towards 1 for noise."""
 
 

@@ -63,15 +63,15 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
     Raises:
         ConfigError: there is none, or it belongs to another objective.
     """
-    own = objective_of(config).samplers
+    samplers = objective_of(config).samplers
     if not isinstance(name, str):
-        raise ConfigError(f"{flag} = {shown(name)}", "is no name of a sampler", f"use one of {', '.join(own)}")
-    if name not in own:
+        raise ConfigError(f"{flag} = {shown(name)}", "is no name of a sampler", f"use one of {', '.join(samplers)}")
+    if name not in samplers:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
         reason = f"is for {' and '.join(others)}, and this model learned {config.model_id}"
-        reason, hint = (reason, "") if others else ("unknown sampler", nearest(name, own))
-        raise ConfigError(f"{flag} = {name!r}", reason, f"{hint}For {config.model_id}: {', '.join(own)}")
-    return own[name]
+        reason, hint = (reason, "") if others else ("unknown sampler", nearest(name, samplers))
+        raise ConfigError(f"{flag} = {name!r}", reason, f"{hint}For {config.model_id}: {', '.join(samplers)}")
+    return samplers[name]
 
 
 def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:

@@ -24,14 +24,14 @@ def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
 
     All are made before the step, so an error while reading leaves the weights unchanged. ``stop`` notes the error.
     """
-    count, own = runtime.num_microbatches(), []
+    count, made = runtime.num_microbatches(), []
     try:
-        own = list(itertools.islice(batches, count))
-        if len(own) < count:
+        made = list(itertools.islice(batches, count))
+        if len(made) < count:
             raise DataError("the batches of this run", "have come to an end")
     except Exception as error:  # (a reader may raise any kind)
         stop.note(error)
-    return own
+    return made
 
 
 class WeighedByToken:
@@ -50,8 +50,8 @@ class WeighedByToken:
         """Return the samples at ``sample_indices`` (B,) int64, all of one step."""
         first = sample_indices[0] - (sample_indices[0] - self._start) % self._size
         step = self._tokens[self.order.images(np.arange(first, first + self._size))]
-        own = self._tokens[self.order.images(sample_indices)]
-        return {**self._samples.batch(sample_indices), "loss_weights": (own / step.mean()).astype(np.float32)}
+        tokens = self._tokens[self.order.images(sample_indices)]
+        return {**self._samples.batch(sample_indices), "loss_weights": (tokens / step.mean()).astype(np.float32)}
 
 
 class BatchStream:

@@ -126,7 +126,7 @@ class DataSet:
     def shapes(self) -> list[Shape]:
         """Return the shapes of training samples, the most frequent first; empty without buckets."""
         found = [] if self._train.shapes is None else counted(self._train.shapes)
-        return [shape for shape, _ in sorted(found, key=lambda own: -own[1])]
+        return [shape for shape, _ in sorted(found, key=lambda shape_and_count: -shape_and_count[1])]
 
     def named(self, sample_indices: np.ndarray) -> list[Sample]:
         """Return the training samples at ``sample_indices`` (B,), with their conditions in words."""
@@ -134,8 +134,10 @@ class DataSet:
         paths = [self._train.paths[row] for row in samples.order.images(sample_indices).tolist()]
         words = samples.words(sample_indices)
         return [
-            Sample(sample_index, path, ", ".join(own[number][0] for own in words), any(own[number][1] for own in words))
-            for number, (sample_index, path) in enumerate(zip(sample_indices.tolist(), paths))
+            Sample(
+                sample_index, path, ", ".join(word for word, _ in of_sample), any(dropped for _, dropped in of_sample)
+            )
+            for sample_index, path, *of_sample in zip(sample_indices.tolist(), paths, *words)
         ]
 
     def say(self) -> None:

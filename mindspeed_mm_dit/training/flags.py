@@ -62,7 +62,7 @@ def words_of(run: RunConfig) -> list[str]:
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if value is not None and value != action.default and action.dest not in words:
             words[action.dest] = [spelled(action.dest), *(map(str, several) if action.nargs != 0 else ())]
-    return [word for own in words.values() for word in own]
+    return [word for of_flag in words.values() for word in of_flag]
 
 
 def quiet(args: RunConfig) -> RunConfig:

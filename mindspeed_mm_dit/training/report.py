@@ -60,7 +60,7 @@ class ReportJob:
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return ``examples`` in JSON's types: vectors become lists."""
     return {
-        item: [own.tolist() if isinstance(own, np.ndarray) else own for own in some] for item, some in examples.items()
+        item: [one.tolist() if isinstance(one, np.ndarray) else one for one in some] for item, some in examples.items()
     }
 
 

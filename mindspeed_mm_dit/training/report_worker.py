@@ -104,11 +104,11 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
     shown = judge.shown if judge else slice(None)
     grids, lines = [], []
-    for own in [sized(config, tuple(shape)) for shape in job.shapes] or [config]:
-        samples = generate_spread(picture, (model, own), asked, settings)
+    for drawn in [sized(config, tuple(shape)) for shape in job.shapes] or [config]:
+        samples = generate_spread(picture, (model, drawn), asked, settings)
         assert samples is not None, "the one process of a report has the samples"
         grids.append(draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN))
-        prefix = f"{size_words([own.sample_size])}: " if job.shapes else ""
+        prefix = f"{size_words([drawn.sample_size])}: " if job.shapes else ""
         lines += [prefix + judge.score(samples, asked.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
     captioned(stacked(grids), settings.words).save(picture)

@@ -21,7 +21,7 @@ FLAGS = dict(
     train_iters=5, log_interval=2, eval_interval=4, eval_iters=1, save_interval=3, global_batch_size=8, save="here",
     lr=1e-3, lr_decay_style="constant",
 )  # fmt: skip
-HELD_OUT = [{"noise_share": np.zeros(1)}]
+HELD_OUT = [{"noise_level": np.zeros(1)}]
 
 
 class Device:

@@ -87,7 +87,7 @@ def run(monkeypatch):
         args = run_config(**{**FLAGS, **flags})
         training = iter(range(1000))
         noise_levels = np.array([0.0, 0.25, 0.5, 0.99])
-        held_out = [{"labels": 100.0 * n + np.arange(4), "noise_share": noise_levels} for n in range(5)]
+        held_out = [{"labels": 100.0 * n + np.arange(4), "noise_level": noise_levels} for n in range(5)]
         recorder.args = args
         recorder.ended = loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
         return recorder

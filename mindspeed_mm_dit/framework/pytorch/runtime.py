@@ -254,12 +254,12 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
     parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever wraps them)
     with torch.no_grad():
         for name, array in arrays.items():
-            own, value = parameters[name], torch.as_tensor(array)
-            assert own.shape == value.shape, (name, own.shape, value.shape)
-            if is_sharded(own):
-                value = _part_of(value.to(device()), own)
-                own = own.to_local()
-            own.copy_(value)
+            parameter, value = parameters[name], torch.as_tensor(array)
+            assert parameter.shape == value.shape, (name, parameter.shape, value.shape)
+            if is_sharded(parameter):
+                value = _part_of(value.to(device()), parameter)
+                parameter = parameter.to_local()
+            parameter.copy_(value)
 
 
 def _part_of(whole: torch.Tensor, sharded: Any) -> torch.Tensor:

@@ -119,8 +119,8 @@ class Part:
 
     def step(self, gradient: Any, lr: float) -> None:
         """Take one step with ``gradient``, the whole vector, and let the parameters hold the new weights."""
-        own = self.optimizer.step(self._shards.own(gradient), lr)
-        self._layout.assign(self._parameters, self._shards.whole(own))
+        part = self.optimizer.step(self._shards.own(gradient), lr)
+        self._layout.assign(self._parameters, self._shards.whole(part))
 
     def hold(self, vector: Any) -> None:
         """Let the parameters hold a vector of which this worker has a slice."""

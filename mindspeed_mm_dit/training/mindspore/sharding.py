@@ -68,12 +68,12 @@ class Shards:
         length = vector.shape[0] // self.count
         return vector[self.number * length : (self.number + 1) * length]
 
-    def whole(self, own: Tensor) -> Tensor:
+    def whole(self, part: Tensor) -> Tensor:
         """Join the slices of all workers of the group."""
         if self.group is None:
-            return own
+            return part
         if self.group == communication.GlobalComm.WORLD_COMM_GROUP or runtime.device_type() != "cpu":
-            return ops.AllGather(self.group)(own)
+            return ops.AllGather(self.group)(part)
         # On a CPU only the group of all workers can gather: add up slices that are zero elsewhere.
-        before, after = self.number * own.shape[0], (self.count - 1 - self.number) * own.shape[0]
-        return ops.AllReduce(ops.ReduceOp.SUM, self.group)(ops.cat([ops.zeros(before), own, ops.zeros(after)], 0))
+        before, after = self.number * part.shape[0], (self.count - 1 - self.number) * part.shape[0]
+        return ops.AllReduce(ops.ReduceOp.SUM, self.group)(ops.cat([ops.zeros(before), part, ops.zeros(after)], 0))

@@ -86,9 +86,9 @@ def check_averages(mesh: DeviceMesh) -> None:
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # (its new name, its old)
     for dimension in range(mesh.ndim):
         group = mesh.get_group(dimension)
-        own = torch.zeros(1)
-        reduce_scatter(own, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
-        if own.item() != 1:
+        received = torch.zeros(1)
+        reduce_scatter(received, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
+        if received.item() != 1:
             error = PlatformError(
                 "--use-torch-fsdp2",
                 f"gloo of PyTorch {torch.__version__} adds gradients up where FSDP2 asks for their average",

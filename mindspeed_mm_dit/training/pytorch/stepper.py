@@ -39,9 +39,9 @@ class Stepper:
         self._owners: dict[str, torch.optim.Optimizer] = {}
         kinds = {name: (rule, lr_scales.get(name, 1.0)) for name, rule in self._rules.items()}
         for rule, scale in dict.fromkeys(kinds.values()):
-            own = [name for name in self._trained if kinds[name] == (rule, scale)]
-            found = groups((self._trained[name] for name in own), weight_decay)
-            matrices = {self._trained[name]: declared[name].matrices for name in own}
+            names = [name for name in self._trained if kinds[name] == (rule, scale)]
+            found = groups((self._trained[name] for name in names), weight_decay)
+            matrices = {self._trained[name]: declared[name].matrices for name in names}
             optimizer = (
                 own_optimizer(rule, chosen.config, found)
                 if rule.pytorch
@@ -49,7 +49,7 @@ class Stepper:
             )
             self.optimizers.append(optimizer)
             self._scales.append(scale)
-            self._owners |= dict.fromkeys(own, optimizer)
+            self._owners |= dict.fromkeys(names, optimizer)
 
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
@@ -124,14 +124,14 @@ def _own(tensor: Any) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def _whole(own: Tensor, p: Any) -> Tensor:
-    """Gather the tensor with elements ``own`` here, sharded like ``p``, on the device that the ranks send from."""
+def _whole(part: Tensor, p: Any) -> Tensor:
+    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that the ranks send from."""
     if not is_sharded(p):
-        return own
+        return part
     from torch.distributed.tensor import DTensor
 
-    own = own.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
-    return DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+    part = part.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
+    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
 
 
 def _part(whole: Tensor, p: Any) -> Tensor:

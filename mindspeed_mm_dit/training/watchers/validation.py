@@ -33,13 +33,13 @@ def validate(run: Run) -> ValidationLoss | None:
     assert run.held_out is not None
     batches, losses, levels = iter(run.held_out), [], []
     for _ in range(run.args.eval_iters):
-        own = next_batches(batches, run.stop)
+        micro_batches = next_batches(batches, run.stop)
         if run.stop.agree():
             return None
         try:
             with named_step("the validation"):
-                losses.append(run.engine.eval_step(run.forward_step, iter(own)))
-                levels += [batch[NOISE_LEVEL] for batch in own]
+                losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
+                levels += [batch[NOISE_LEVEL] for batch in micro_batches]
         except StepError as error:
             if runtime.world_size() > 1:
                 raise
