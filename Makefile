@@ -22,14 +22,14 @@ MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-m
 SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussian/test_loss_in_float32.py tests/golden \
   tests/objectives/flow/test_path.py tests/objectives/test_any_latents.py tests/objectives/test_outside_objective.py \
   tests/models/test_autoencoder_kl.py tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py \
-  tests/models/test_video_transformer.py tests/models/test_lora.py tests/data/test_outside_source.py \
+  tests/models/test_video_transformer.py tests/models/test_lora.py \
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/sampling/test_autoguidance.py \
   tests/models/test_dit_shapes.py
 # What is run on a device apart (tests/device_apart) beside what is written for it.
 DEVICE_TESTS := tests/device tests/test_cross_product.py tests/before/test_examples.py tests/sampling \
   tests/training/test_run.py tests/wings/lab/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
-  tests/training/test_power_ema_run.py tests/training/test_profile.py tests/training/test_repa_run.py \
+  tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_profile.py tests/training/test_repa_run.py \
   tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \
   tests/cli/test_sample.py tests/wings/scores/test_evaluate.py tests/wings/lab/test_prove_run.py tests/test_api.py \
   tests/test_planted_faults.py::test_a_fault_that_no_cpu_sees_is_caught_on_a_device

@@ -57,6 +57,20 @@ def run_config(**flags: Any) -> RunConfig:
     return RunConfig.of({**defaults, **flags})
 
 
+@pytest.fixture(params=[None, pytest.param(2000, marks=pytest.mark.campaign)], ids=["", "campaign"])
+def every(request):
+    """Return what runs a function on ``few`` examples that hypothesis draws, or with --campaign on 2,000."""
+    hypothesis = pytest.importorskip("hypothesis", reason="pip install hypothesis")
+    quiet = {"derandomize": True, "deadline": None, "database": None}
+    quiet["suppress_health_check"] = list(hypothesis.HealthCheck)
+
+    def every(*strategies, few=50):
+        settings = hypothesis.settings(max_examples=request.param or few, **quiet)
+        return lambda check: settings(hypothesis.given(*strategies)(check))()
+
+    return every
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_running():
     """End what a test has started and left running, having failed perhaps."""
@@ -95,6 +109,22 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) ->
         os.link(digits_folder / name, folder / name)
     (folder / "labels.csv").write_text("".join([header, *rows[:400]]))
     return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, few_digits: Path) -> Any:
+    """Configs of a predictor small enough to run many steps in no time, and in auto.yaml a way to shard it."""
+    from tests.training.launch import Configs
+
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
+    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
+    return configs
+
+
+@pytest.fixture(scope="module")
+def validated(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same with images held out."""
+    return tiny.copy(tmp_path_factory.mktemp("validated")).hold_out(0.1)
 
 
 @pytest.fixture

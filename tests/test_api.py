@@ -181,17 +181,14 @@ NAMES = ("classes", "prompts", "vectors", "num", "steps", "guidance", "sampler",
          "size", "channels", "interval", "batch_size", "bf16", "options", "path")  # fmt: skip
 
 
-def ask_anything(examples):
-    pytest.importorskip("hypothesis", reason="pip install hypothesis")
-    from hypothesis import given, settings
+def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch, every):
     from hypothesis import strategies as st
 
+    monkeypatch.chdir(tmp_path)
     pipe = dit.create("digits")
-    pixels = np.zeros((2, 1, 8, 8), np.uint8)
+    pixels, values = np.zeros((2, 1, 8, 8), np.uint8), st.sampled_from(VALUES)
 
-    @settings(max_examples=examples, derandomize=True, deadline=None, database=None)
-    @given(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES), min_size=1, max_size=3),
-           st.sampled_from(VALUES), st.sampled_from(VALUES))  # fmt: skip
+    @every(st.dictionaries(st.sampled_from(NAMES), values, min_size=1, max_size=3), values, values)
     def each(asked, step, seed):
         with suppress(UserError):
             samples = pipe.sample(**{"classes": [1], "steps": 1, "guidance": 1.0, **asked})
@@ -201,19 +198,6 @@ def ask_anything(examples):
         for make in (lambda: dit.load(step, model=seed), lambda: dit.create(step, seed=seed)):
             with suppress(UserError):
                 make()
-
-    each()
-
-
-def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ask_anything(50)
-
-
-@pytest.mark.campaign
-def test_whatever_else_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ask_anything(2000)
 
 
 def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(trained):

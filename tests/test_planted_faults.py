@@ -72,11 +72,11 @@ FAULTS = {
     ),
     "sharding": Fault(
         "training/pytorch/engine.py", "        average_ignored(self.model)\n", "",
-        "tests/training/test_run.py -k recomputed",
+        "tests/training/test_same_numbers.py -k noise-ignoring",
     ),
     "replication": Fault(
         "training/pytorch/parallel.py", "if runtime.world_size() == 1:", "if runtime.world_size() >= 1:",
-        "tests/training/test_run.py -k replicated",
+        "tests/training/test_same_numbers.py -k noise-replicated",
     ),
     "stretched positions": Fault(
         "models/positions.py", "rows * (base / height)", "rows * (base / width)",

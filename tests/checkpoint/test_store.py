@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -221,11 +222,32 @@ def test_what_a_killed_save_left_is_no_part_of_the_next(tmp_path):
     assert list(store.begin(4).iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", "null", "{", ""])
+NO_FACTS = [b"[1, 2]", b"null", b"{", b"", b"[" * 100_000, '{"a": 2}'.encode("utf-16"), b'{"n": ' + b"9" * 5000 + b"}"]
+
+
+@pytest.mark.parametrize("content", NO_FACTS)
 def test_facts_that_are_none_are_empty(tmp_path, content):
     assert read_facts(tmp_path) == {}
-    (tmp_path / RUN_FACTS).write_text(content)
+    (tmp_path / RUN_FACTS).write_bytes(content)
     assert read_facts(tmp_path) == {}
+
+
+ALPHA = {"base": "a", "--lora-target-modules": ["qkv"], "--lora-r": 8, "--lora-alpha": 16}
+ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", True), ("consumed_samples", "x"),
+       ("consumed_samples", 10**30), ("consumed_samples", -5), ("model", [1]), ("model", None), ("classes", 5),
+       ("classes", {"a": 1}), ("classes", [1, 2]), ("seed", -1), ("seed", 1.5),
+       ("adapters", ALPHA | {"--lora-alpha": "many"}), ("adapters", ALPHA | {"--lora-alpha": 10**400}),
+       ("adapters", ALPHA | {"--lora-alpha": -1}), ("adapters", ALPHA | {"--lora-r": [8]}), ("adapters", {"base": "a"}),
+       ("settings", []), ("command", "train"), ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), ODD)
+def test_a_fact_that_cannot_be_is_named_with_its_key(tmp_path, key, value):
+    path = tmp_path / "iter_0000002"
+    path.mkdir()
+    (path / RUN_FACTS).write_text(json.dumps({"iteration": 2, "consumed_samples": 16, key: value}))
+    with pytest.raises(CheckpointError, match=rf"run\.json: {key} = "):
+        read_facts(path)
 
 
 class Writer(BackgroundWriter):

@@ -279,14 +279,26 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--num-per-prompt", "2"], "--num-per-prompt: this model is steered by classes"),
         (["--negative-prompt", "a"], "--negative-prompt: this model is steered by classes"),
         (["--fps", "8"], "--fps = 8.0: this model draws images, not videos"),
+        (["--classes", "0-99999999999"], "--classes: 0-99999999999: is outside 0 ... 9"),
+        (["--classes", "9" * 5000], "neither a label nor a range"),
+        (["--num-per-class", "200000"], "2,000,000 images: at most 1,000,000 are drawn at once"),
+        (["--num-per-class", "9" * 5000], "argument --num-per-class"),
+        (["--steps", "x"], "command line: argument --steps: invalid int value: 'x'"),
+        (["--cfg-scale", "1e30"], "--cfg-scale = 1e+30: must be a number of at most 1,000"),
+        (["--model", "huge.json"], "predictor.hidden_size = 100000000: "),
+        (["--checkpoint", "a" * 300], "--checkpoint"),
+        (["--output", "a" * 300 + ".npz"], "longer than a path"),
     ],
 )
 def test_a_mistake_is_named_before_weights_are_read(trained, tmp_path, capsys, monkeypatch, flags, message):
     monkeypatch.setattr("mindspeed_mm_dit.sampling.load.read_weights", None)
     monkeypatch.chdir(tmp_path)
+    Configs(trained).copy(tmp_path).change("model.json", predictor={"hidden_size": 10**8})
+    (tmp_path / "model.json").rename("huge.json")
     given = ["--checkpoint", f"{trained}/checkpoints", "--output", f"{tmp_path}/o.npz", *flags]
     assert sample(*given) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and len(said) < 1500 and not (tmp_path / "o.npz").exists()
 
 
 def test_a_folder_is_no_output(trained, tmp_path, capsys):

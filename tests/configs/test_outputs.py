@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,8 @@ def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
     (tmp_path / "old").write_text("kept")
     check_output_file("--output", tmp_path / "old")
     assert (tmp_path / "old").read_text() == "kept"
+    check_output_folder("--save", tmp_path / "looked/at", make=False)
+    assert not (tmp_path / "looked").exists()
 
 
 @pytest.mark.parametrize(
@@ -28,11 +31,14 @@ def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
         (check_output_file, "file/x.png", "cannot be made"),
         (check_output_folder, "file", "is a file"),
         (check_output_folder, "file/below", "cannot be made"),
+        (partial(check_output_folder, make=False), "file/below", "cannot be made: .*file is a file"),
+        (check_output_file, "link.png", "the folder /proc/nowhere cannot be made"),
     ],
 )
 def test_a_place_of_the_wrong_kind_is_refused_by_flag_and_path(tmp_path, check, name, reason):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "link.png").symlink_to("/proc/nowhere/x.png")
     with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
         check("--flag", tmp_path / name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 
 import numpy as np
@@ -25,6 +24,7 @@ from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.buckets_fixtures import CLIPS, VIDEO_SHAPES, write_clip_configs, write_clips
 from tests.conftest import GOLDEN
+from tests.training.launch import Configs
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,7 @@ def test_the_command_shows_buckets_of_videos_and_names_what_is_short(tmp_path, c
         2,
     ]
     assert "100.0% of each frame's area is kept; a square would keep 73.9%; 96.7% of the frames are" in said
-    data = json.loads((tmp_path / "data.json").read_text())
-    data["dataset_param"]["buckets"] = [[1, 8, 8], [9, 8, 12], [9, 12, 8]]
-    (tmp_path / "data.json").write_text(json.dumps(data))
+    Configs(tmp_path).change("data.json", dataset_param={"buckets": [[1, 8, 8], [9, 8, 12], [9, 12, 8]]})
     assert main(["data", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert "a run would stop there" in said.out and "skip_bad_clips" in said.out
@@ -137,9 +135,8 @@ def test_losses_of_a_cache_of_images_and_videos_are_those_of_encoding_online(tmp
     shapes = [[1, 8, 8], [5, 8, 16]]
     network = {"in_channels": 16, "out_channels": 16, "patch_size": [1, 1, 1], "latent_size": [2, 1, 2]}
     write_clip_configs(tmp_path, clips, network, buckets=shapes, bucket_group=2)
-    content = json.loads((tmp_path / "model.json").read_text())
-    content["ae"] = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny")}
-    (tmp_path / "model.json").write_text(json.dumps(content))
+    ae = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny")}
+    Configs(tmp_path).change("model.json", ae=ae)
     argv = ["--model", f"{tmp_path}/model.json", "--data", f"{tmp_path}/data.json", "--output", f"{tmp_path}/cache"]
     assert main(["cache-latents", *argv, "--shard-images", "3"]) == 0
     model, param = load_model_config(tmp_path / "model.json"), load_data_config(tmp_path / "data.json").dataset_param

@@ -265,21 +265,6 @@ def test_a_video_that_is_damaged_after_the_check_is_named_with_its_line(tmp_path
         reader.read(np.zeros(1, int), np.zeros(1))
 
 
-def test_a_phones_video_stands_upright(tmp_path):
-    frames = np.zeros((2, 16, 24, 3), np.uint8)
-    frames[:, :8, :8] = 255  # bright at the upper left
-    write_video(tmp_path / "a.mp4", frames, 8)
-    content = (tmp_path / "a.mp4").read_bytes()
-    matrix = [0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000]
-    turned = [0, 0x10000, 0, 0xFFFF0000, 0, 0, 0, 0, 0x40000000]  # clockwise by 90 degrees when it is shown
-    old, new = (b"".join(number.to_bytes(4, "big") for number in numbers) for numbers in (matrix, turned))
-    track = content.index(b"tkhd")
-    (tmp_path / "a.mp4").write_bytes(content[:track] + content[track:].replace(old, new, 1))
-    asked = param(tmp_path, [{"path": "a.mp4", "cap": "a"}], num_frames=2, max_height=24, max_width=16)
-    shown = pixels_of(asked, np.zeros(1, int), np.zeros(1))[0, 0, 0]
-    assert shown[:8, 8:].min() > 240 and shown[8:].max() < 16  # the upper right
-
-
 def test_draws_follow_the_position_and_not_the_batch(tmp_path):
     entries = [video(tmp_path, f"{n}.mp4") | {"cap": [f"{n}a", f"{n}b"]} for n in range(3)]
     made = samples(param(tmp_path, entries, clip_start="random", caption_dropout_prob=0.3), seed=7)

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_mm_dit.data import tar_rows
@@ -42,19 +41,8 @@ ENDINGS = st.sampled_from([".png", ".jpg", ".PNG", ".cls", ".json", ".txt", ""])
 MEMBERS = st.lists(st.builds("{}{}{}".format, FOLDERS, KEYS, ENDINGS), max_size=12)
 
 
-def every(examples, *strategies):
-    """Run a function on so many examples."""
-    quiet = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-    return lambda check: settings(max_examples=examples, **quiet)(given(*strategies)(check))()
-
-
-@pytest.fixture(params=[25, pytest.param(2000, marks=pytest.mark.campaign)])
-def examples(request):
-    return request.param
-
-
-def test_labels_are_numbers_or_names_in_order_or_refused_and_order_of_rows_does_not_matter(examples):
-    @every(examples, WORDS, st.randoms(use_true_random=False))
+def test_labels_are_numbers_or_names_in_order_or_refused_and_order_of_rows_does_not_matter(every):
+    @every(WORDS, st.randoms(use_true_random=False), few=25)
     def check(words, random):
         try:
             found = labels_of(words, "here", str)
@@ -73,8 +61,8 @@ def test_labels_are_numbers_or_names_in_order_or_refused_and_order_of_rows_does_
         assert [kept[number] for number in labels_of(words, "here", str, kept=kept).numbers] == list(words)
 
 
-def test_every_source_gives_the_same_labels(examples):
-    @every(examples, st.one_of(st.lists(SAFE, min_size=1, max_size=4), st.lists(NUMBERS, min_size=1, max_size=4)))
+def test_every_source_gives_the_same_labels(every):
+    @every(st.one_of(st.lists(SAFE, min_size=1, max_size=4), st.lists(NUMBERS, min_size=1, max_size=4)), few=25)
     def check(words):
         told = {}
         for name, write in SOURCES.items():
@@ -88,11 +76,11 @@ def test_every_source_gives_the_same_labels(examples):
         assert len({isinstance(own, tuple) for own in told.values()}) == 1, told
 
 
-def test_shards_that_number_names_in_any_order_are_read_by_name(examples):
+def test_shards_that_number_names_in_any_order_are_read_by_name(every):
     pytest.importorskip("pyarrow")
     names = st.permutations(["cat", "dog", "emu", "fox"])
 
-    @every(examples, st.lists(st.tuples(names, st.integers(0, 3)), min_size=1, max_size=4))
+    @every(st.lists(st.tuples(names, st.integers(0, 3)), min_size=1, max_size=4), few=25)
     def check(shards):
         words = [listed[number] for listed, number in shards]
         with tempfile.TemporaryDirectory() as folder:
@@ -117,8 +105,8 @@ def grouped(names):
     return samples
 
 
-def test_a_tar_is_grouped_as_webdataset_does_and_every_file_is_used_or_counted(examples):
-    @every(examples, MEMBERS)
+def test_a_tar_is_grouped_as_webdataset_does_and_every_file_is_used_or_counted(every):
+    @every(MEMBERS, few=25)
     def check(names):
         names = [name for name in names if name.rpartition("/")[2]]
         with tempfile.TemporaryDirectory() as folder:
@@ -141,21 +129,21 @@ def test_a_tar_is_grouped_as_webdataset_does_and_every_file_is_used_or_counted(e
         assert 2 * len(whole) + sum(found.left_out.values()) == len(names), Counter(names)
 
 
-def test_a_caption_is_a_line_whatever_stands_in_it(examples):
+def test_a_caption_is_a_line_whatever_stands_in_it(every):
     letters = st.characters(blacklist_categories=("Cs",), blacklist_characters="\n\0\ufeff")
 
-    @every(examples, st.lists(st.text(letters, max_size=8)), st.sampled_from(["\n", "\r\n"]))
+    @every(st.lists(st.text(letters, max_size=8)), st.sampled_from(["\n", "\r\n"]), few=25)
     def check(lines, end):
         told = told_by("a.txt", end.join(lines).encode(), ".txt")
         assert list(told.captions) == [line.strip() for line in lines if line.strip()]
 
 
-def test_classes_that_are_written_in_a_list_are_those_that_are_asked_for(examples):
+def test_classes_that_are_written_in_a_list_are_those_that_are_asked_for(every):
     names = st.text(LETTERS, min_size=1, max_size=5).filter(str.strip)
     odd = st.sampled_from(["7-9", "a, b", '"', 'a",b', '"a"', " edge ", "0-1", ","])
     classes = st.lists(st.one_of(names, odd, NUMBERS), min_size=1, max_size=12, unique_by=lambda name: composed([name]))
 
-    @every(examples, classes)
+    @every(classes, few=25)
     def check(classes):
         names = composed(classes)
         quoted = ['"' + name.replace('"', '""') + '"' for name in names if f'"{name}"' not in names]

@@ -104,15 +104,6 @@ def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
         np.testing.assert_array_equal(batch[name], draws.normals(7, stream, sample_indices, (1, 8, 8)))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_workers_keep_the_order(samples, num_workers):
-    sample_indices = [np.arange(s, s + 4) for s in range(0, 40, 4)]
-    loaded = list(load_batches(samples, iter(sample_indices), num_workers, prefetch_batches=2))
-    assert len(loaded) == 10
-    for own, batch in zip(sample_indices, loaded):
-        np.testing.assert_array_equal(batch["noise"], samples.batch(own)["noise"])
-
-
 def test_an_error_in_a_worker_reaches_the_training_thread(configs):
     rows = open_rows(configs[1].dataset_param)
     samples = open_samples(*configs, rows=dataclasses.replace(rows, paths=("gone.png",) * NUM_IMAGES))

@@ -260,12 +260,6 @@ def test_of_many_rows_none_is_opened_before_it_is_drawn(tmp_path, kind, monkeypa
     )
 
 
-def test_names_in_cls_files_are_classes(tmp_path):
-    write_tars(tmp_path, label=lambda number: ("dog", "cat")[number % 2])
-    index = open_rows(param(tmp_path, "webdataset"), 2)
-    assert index.classes == ("cat", "dog") and index.labels[:2].tolist() == [1, 0]
-
-
 def test_splits_are_chosen_by_name(tmp_path):
     write_tars(tmp_path)
     write_tar(tmp_path / "test-00000.tar", [("x", {".png": png(99), ".cls": b"1"})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -65,6 +66,12 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
+def half_of_a_png() -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64), np.uint8)).save(content, "PNG")
+    return content.getvalue()[: len(content.getvalue()) // 2]
+
+
 # --- files -----------------------------------------------------------------------------------------------------
 
 FILES = {
@@ -77,6 +84,7 @@ FILES = {
     "text": (lambda path: path.write_text("no image"), "cannot be decoded: it is no image"),
     "SVG": (lambda path: path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>'), "it is no image"),
     "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "it is no image"),
+    "an image cut short": (lambda path: path.write_bytes(half_of_a_png()), "cannot be decoded"),
     "a bomb": (lambda path: path.write_bytes(png_of(20_000, 20_000)), "decompression bomb DOS attack. Scale it down"),
     "no pixels": (lambda path: path.write_bytes(png_of(8, 8)), "cannot be decoded: "),
     "a thread": (lambda path: Image.new("L", (1, 60_000)).save(path), "is too narrow for image_size 64: 1 x 6"),
@@ -240,9 +248,7 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
 @pytest.mark.ranks
 def test_a_run_with_a_copied_config_ends_with_one_line_and_writes_nothing(tmp_path):
     configs = Configs.create(tmp_path / "configs", Path("my_imags"))
-    data = json.loads((configs.folder / "data.json").read_text())
-    data["dataset_param"]["source"] = "digits"  # left in it
-    (configs.folder / "data.json").write_text(json.dumps(data))
+    configs.change("data.json", dataset_param={"source": "digits"})  # left in it
     before = content_of(tmp_path)
     outcome = configs.run("--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save saved")
     assert outcome.code == 2 and "Traceback" not in outcome.output
@@ -295,12 +301,17 @@ INDICES = {
     "UTF-16": ((HEADER + "cat/0.png,cat\n").encode("utf-16"), "line 1: is not UTF-8"),
     "Latin-1": ((HEADER + "cat/0.png,\xe9").encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),
     "a huge field": (HEADER + "cat/0.png," + "x" * 200_000, "field larger than field limit"),
-    "label 1.0": (HEADER + "cat/0.png,0.0\ndog/0.png,1.0\n", "line 2: label '0.0': is neither a whole number nor"),
-    "label nan": (HEADER + "cat/0.png,0\ndog/0.png,nan\n", "line 3: label 'nan': is neither a whole number nor"),
-    "label 1e3": (HEADER + "cat/0.png,1e3\n", "is neither a whole number nor a name"),
-    "label -1": (HEADER + "cat/0.png,-1\n", "label -1: is outside 0 ... 2"),
+    "a mix of labels": (
+        HEADER + "cat/0.png,cat\ncat/1.png,dog\ncat/2.png,1\n",
+        "line 4: label '1': is a number",
+    ),
+    "label ²": (HEADER + "cat/0.png,²\ndog/0.png,0\ndog/1.png,1\n", "line 2: label '²': is a name"),
     "label 9...9": (HEADER + "cat/0.png," + "9" * 5000, "is neither a whole number nor a name"),
-    "no label": (HEADER + "cat/0.png,\n", "line 2: has no label"),
+    "no label": (HEADER + "cat/0.png,cat\ncat/1.png\n", "line 3: has no label"),
+    "a blank label": (HEADER + "cat/0.png, \n", "line 2: has no label"),
+    "no path": (HEADER + ",cat\n", "line 2: has no image_path"),
+    "a comma in a name": (HEADER + "cat/a,b.png,cat\n", "line 2: has more fields than the first line: cat"),
+    "a missing file": (HEADER + "cat/9.png,cat\n", "cat/9.png is listed but missing"),
     "two labels": (HEADER + "cat/0.png,cat\n./cat//0.png,dog\n", "has the label 'dog', and in line 2 'cat'"),
     "an absolute path": (HEADER + "/etc/passwd,cat\n", "line 2: /etc/passwd: leaves dataset_param.data_folder"),
     "a way out": (HEADER + "cat/../../x.png,cat\n", "leaves dataset_param.data_folder"),

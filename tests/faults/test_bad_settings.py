@@ -1,11 +1,13 @@
-"""A wrong setting is named, with code 2, before anything is built or written, and within seconds."""
+"""A wrong setting is named, with code 2, before anything is built or written; no huge number is counted to."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import time
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -28,11 +30,7 @@ from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.flags import parse, whole_parser
 from mindspeed_mm_dit.training.resume import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
-from tests.conftest import ROOT
-from tests.training.launch import Configs
-
-SECONDS = 20
-"""What an error may take at most; here it takes a fraction of one."""
+from tests.conftest import GOLDEN, ROOT
 
 EXTREMES = [
     -1, 0, 1, 2**31, 2**63, 10**12, 10**30, -(10**30), 10**4000, 1.5, -0.5, 1e-300, 1e308, math.nan, math.inf, True,
@@ -58,7 +56,6 @@ def test_every_field_takes_an_extreme_value_or_refuses_it_by_name(section):
     """Fields that are not checked against the machine here are checked against it when the model is."""
     for field in dataclasses.fields(section):
         for value in EXTREMES:
-            started = time.monotonic()
             try:
                 built = from_mapping(section, {**SECTIONS[section], field.name: value}, "file.json: section")
                 if isinstance(built, DiTConfig):
@@ -67,7 +64,6 @@ def test_every_field_takes_an_extreme_value_or_refuses_it_by_name(section):
             except ConfigError as error:
                 assert field.name in str(error), (field.name, value)
                 assert len(str(error)) < 1000, (field.name, value)
-            assert time.monotonic() - started < 2, (field.name, value)
 
 
 NUMBERS = ["-1", "0", "1e30", "nan", "inf", "-inf", "1.5", "1" + "0" * 30, "1" + "0" * 5000, "", " ", "x", "é", "0x10"]
@@ -151,10 +147,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_setting_is_named_with_its_value_and_cure_and_nothing_is_written(check, tmp_path, name):
     changes, *fragments = BAD[name]
-    started = time.monotonic()
     with pytest.raises(UserError) as caught:
         check(**changes)
-    assert time.monotonic() - started < SECONDS
     assert [fragment for fragment in fragments if fragment not in str(caught.value)] == [], str(caught.value)
     assert not any((tmp_path / "saved").glob("*"))
 
@@ -188,12 +182,10 @@ TEXTS = {
 def test_a_file_that_is_no_config_is_named_in_time(tmp_path, name):
     file = tmp_path / "config"
     file.write_text(TEXTS[name])
-    started = time.monotonic()
     for read in (load_model_config, load_fsdp2_config):
         with pytest.raises(ConfigError) as caught:
             read(file)
         assert str(file) in str(caught.value) and len(str(caught.value)) < 2000
-    assert time.monotonic() - started < SECONDS
 
 
 # --- the checkpoint to resume from -----------------------------------------------------------------------
@@ -286,16 +278,6 @@ def with_vae(check, tmp_path):
     return with_vae
 
 
-@pytest.mark.parametrize("data", [{"image_size": 64}, {"image_size": 32, "latents": "cache"}], ids=["online", "cached"])
-@pytest.mark.parametrize(("key", "value", "told"), [("downsample_factor", 4, 8), ("scaling_factor", 1.0, 0.18215)])
-def test_another_autoencoder_than_model_json_says_is_named_with_a_cache_too(with_vae, data, key, value, told):
-    with pytest.raises(ConfigError) as caught:
-        with_vae(data, **{key: value})
-    assert f"ae.{key} = {value}: contradicts the autoencoder, whose vae/config.json makes it {told}" in str(
-        caught.value
-    )
-
-
 def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_path):
     args = with_vae({"image_size": 64})[1]
     assert args.mm.model_json["ae"]["downsample_factor"] == 8  # and so do the checkpoints of the run remember it
@@ -316,52 +298,6 @@ def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_pat
 # --- the commands, and whole processes -----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """Weights and model.json of a tiny model, and one of a model that cannot be."""
-    from safetensors.numpy import save_file
-
-    folder = tmp_path_factory.mktemp("weights")
-    content = json.loads((ROOT / "examples/dit/model.json").read_text())
-    for name, changes in (("model", {}), ("huge", {"hidden_size": 10**8})):
-        content["predictor"] = {**TINY, "model_id": "dit", **changes}
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    save_file({name: np.zeros(shape, np.float32) for name, shape in parameters_of(DiTConfig(**TINY)).shapes().items()},
-              folder / "w.safetensors")  # fmt: skip
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--classes 0-99999999999", "--classes: 0-99999999999: is outside 0 ... 9"),
-        ("--classes " + "9" * 5000, "neither a label nor a range"),
-        (
-            "--num-per-class 10000000",
-            "--num-per-class = 10000000: 100,000,000 images: at most 1,000,000 are drawn at once",
-        ),
-        ("--num-per-class 200000", "2,000,000 images: at most 1,000,000 are drawn at once"),
-        ("--num-per-class " + "9" * 5000, "argument --num-per-class"),
-        ("--steps 1000000000", "--steps = 1000000000: is more than the 1000 timesteps"),
-        ("--steps x", "command line: argument --steps: invalid int value: 'x'"),
-        (f"--seed {2**63}", "--seed = 9223372036854775808: must be a number of at most"),
-        ("--cfg-scale 1e30", "--cfg-scale = 1e+30: must be a number of at most 1,000"),
-        ("--model huge.json", "predictor.hidden_size = 100000000: the weights of"),
-        ("--checkpoint " + "a" * 300, "--checkpoint"),
-        ("--output " + "a" * 300 + ".npz", "longer than a path"),
-    ],
-)
-def test_mm_dit_sample_refuses_in_time_what_it_cannot_draw(weights, tmp_path, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(weights)
-    monkeypatch.setattr("mindspeed_mm_dit.sampling.load.read_weights", None)
-    started = time.monotonic()
-    argv = ["--checkpoint", "w.safetensors", "--model", "model.json", "--output", f"{tmp_path}/o.npz", *flags.split()]
-    assert main(["sample", *argv]) == 2
-    said = capsys.readouterr().err
-    assert message in said and len(said) < 1500
-    assert time.monotonic() - started < SECONDS and not (tmp_path / "o.npz").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -371,26 +307,25 @@ def test_mm_dit_sample_refuses_in_time_what_it_cannot_draw(weights, tmp_path, mo
         ("--model huge.json", "image(s) need"),
     ],
 )
-def test_mm_dit_plan_refuses_in_time_what_nobody_has(weights, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(weights)
-    started = time.monotonic()
+def test_mm_dit_plan_refuses_what_nobody_has(tmp_path, model_json, monkeypatch, capsys, flags, message):
+    monkeypatch.chdir(tmp_path)
+    for name, width in (("model", 32), ("huge", 10**8)):
+        model_json["predictor"] = {**TINY, "model_id": "dit", "hidden_size": width}
+        (tmp_path / f"{name}.json").write_text(json.dumps(model_json))
     argv = ["--model", "model.json", "--world-size", "8", "--device-memory-gib", "80", *flags.split()]
     assert main(["plan", *argv]) == 2
-    assert message in capsys.readouterr().err and time.monotonic() - started < SECONDS
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (" --bf16", "ConfigError: --bf16: contradicts fsdp2.yaml, whose param_dtype is fp32"),
-        ("", "ConfigError: predictor.num_classes = 1000000000000: the weights of"),
-    ],
-)
-def test_a_whole_process_ends_with_one_error_and_code_2(tmp_path, digits_folder, flags, message):
-    configs = Configs.create(tmp_path, digits_folder, num_classes=10**12)
-    (tmp_path / "f.yaml").write_text("param_dtype: fp32\n")
-    given = "--micro-batch-size 2 --train-iters 2 --lr 1e-3 --save saved --use-torch-fsdp2 --fsdp2-config-path f.yaml"
-    outcome = configs.run(given + flags)
-    assert outcome.code == 2 and outcome.output.count("Error: ") == 1 and message in outcome.output
-    assert "building DiT model" not in outcome.output and not (tmp_path / "saved").exists()
+def test_a_data_json_is_no_model_json(tmp_path, capsys):
+    words = ["convert", str(GOLDEN / "dit_tiny_p2.pt"), str(tmp_path / "x.safetensors"), "--model"]
+    assert main([*words, str(ROOT / "examples/dit/data.json")]) == 2
+    assert "ConfigError: --model: " in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("redirect", "code"), [("> /dev/full", 2), ("| true", 0)])
+def test_an_output_that_takes_nothing_is_no_traceback(tmp_path, redirect, code):
+    command = f"{sys.executable} -m mindspeed_mm_dit.cli.main plan --model {ROOT}/examples/dit/model.json {redirect}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr

@@ -321,15 +321,6 @@ def test_a_checkpoint_of_which_a_file_lies_on_another_disk_is_not_published(tmp_
     assert store.iterations() == []
 
 
-def test_a_checkpoint_that_was_set_aside_comes_back_where_none_took_its_place(tmp_path):
-    path = save(tmp_path, "pytorch")
-    path.rename(tmp_path / ".iter_0000001.old.partial")
-    CheckpointStore(tmp_path).begin(1)
-    CheckpointStore(tmp_path).remove_unfinished()
-    assert torch_dcp.problem_of(path) is None
-    assert [entry.name for entry in tmp_path.glob(".iter_*")] == []
-
-
 @pytest.mark.parametrize("content", ["", "12 bytes", "-1"])
 def test_a_damaged_size_of_an_old_mindspore_checkpoint_is_a_damaged_checkpoint(tmp_path, content):
     path = save(tmp_path, "mindspore")

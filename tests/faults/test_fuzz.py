@@ -22,7 +22,6 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindspeed_mm_dit.checkpoint.claim import Owner
@@ -57,7 +56,6 @@ from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
-EXAMPLES, CAMPAIGN = 50, 2000
 DIT = ROOT / "examples/dit"
 ODD = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([]), st.just({}),
@@ -354,27 +352,9 @@ def once(folder: Path, name: str, content: bytes) -> None:
     assert os.listdir(folder) == [file.name]
 
 
-def hunt(folder: Path, name: str, examples: int) -> None:
-    @settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(SURFACES[name][0]())
-    def each(content):
-        once(folder, name, content)
-
-    each()
-
-
 @pytest.mark.parametrize("name", SURFACES)
-def test_a_file_is_read_or_named(tmp_path, name):
-    hunt(tmp_path, name, EXAMPLES)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", SURFACES)
-def test_a_file_is_read_or_named_however_it_is_written(tmp_path, name):
-    hunt(tmp_path, name, CAMPAIGN)
+def test_a_file_is_read_or_named(tmp_path, every, name):
+    every(SURFACES[name][0]())(lambda content: once(tmp_path, name, content))
 
 
 FOUND: dict[str, tuple[str, bytes]] = {

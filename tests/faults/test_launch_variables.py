@@ -134,20 +134,6 @@ def test_a_node_says_for_whom_it_waits_and_stops_waiting_when_asked(tmp_path, fe
     assert run.end() in (130, -signal.SIGINT) and "Traceback" not in run.said
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"--lr 1e-3 # a comment\r\n--report\r\n", ["--lr", "1e-3", "--report"]),
-        (b"--save runs/a#1 #--load b\n", ["--save", "runs/a#1"]),
-        (b"--save 'my runs # 2' \"c#\"d\n", ["--save", "my runs # 2", "c#d"]),
-        (b"\xef\xbb\xbf--report\n\n   # nothing\n", ["--report"]),
-    ],
-)
-def test_train_args_are_the_words_of_a_shell(tmp_path, content, words):
-    (tmp_path / "train.args").write_bytes(content)
-    assert read_train_args(tmp_path / "train.args") == words
-
-
 def test_a_quote_without_a_partner_is_named_with_its_line(tmp_path, launch):
     (tmp_path / "train.args").write_text('--train-iters 1\n--lr "1e-3\n--save out\n')
     code, said = launch(str(tmp_path))

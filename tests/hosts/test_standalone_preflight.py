@@ -56,10 +56,8 @@ def test_a_run_goes_on_with_the_numbers_that_its_classes_had_and_says_so(check, 
 
 
 def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
-    model = json.loads((tmp_path / "model.json").read_text())
-    model["diffusion"] = {"model_id": "wan_flow_match_scheduler"}
-    model["predictor"]["learn_sigma"] = False
-    (tmp_path / "model.json").write_text(json.dumps(model))
+    flow = {"model_id": "wan_flow_match_scheduler"}
+    Configs(tmp_path).change("model.json", diffusion=flow, predictor={"learn_sigma": False})
     for asked, window in (("0.875,1", (0.875, 1.0)), ("0,0.875", (0.0, 0.875))):
         mm = check(f"--timestep-window {asked}").mm
         assert mm.model.diffusion.timestep_window == tuple(mm.model_json["diffusion"]["timestep_window"]) == window
@@ -75,6 +73,7 @@ def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
         ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
         ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),
         ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
+        ("--report --save s --report-sampler euler", "--report-sampler = 'euler': is for flow_matching"),
         ("--report-cfg-scale nan", "--report-cfg-scale: 'nan' is not a number"),
         ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
         ("--save=", "--save = '': is empty"),

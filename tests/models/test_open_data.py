@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +12,16 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import PooledText
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
 from mindspeed_mm_dit.models.data import _check_kept, open_data
 from mindspeed_mm_dit.wings.scores.demo import moving_digits
-from tests.conftest import GOLDEN
+from tests.clips_fixtures import clip_configs
+from tests.conftest import GOLDEN, ROOT
+
+IMAGES = {"data_folder": "data", "image_size": 8}
+DIT = json.loads((ROOT / "examples/dit/model.json").read_text()) | {"text_encoder": None}
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +92,28 @@ def test_texts_that_a_cache_does_not_keep_or_of_another_width_are_named(name, wi
         return
     with pytest.raises(ConfigError, match=message):
         _check_kept("latents = cache", cache, PooledText(6))
+
+
+@pytest.mark.parametrize(
+    ("sections", "param", "message"),
+    [
+        ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, {}, "makes no latents of videos, which"),
+        (
+            {"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}}, {},
+            "makes latents of 9 x 32 x 32, and the predictor takes 8 x 32 x 32: videos of 8 x 32 x 32 pixels",
+        ),
+        ({}, {"json_path": "nowhere.json"}, "dataset_param.json_path = nowhere.json"),
+        ({}, {"dataset_type": "films"}, "dataset_param.dataset_type = 'films': unknown kind of data set"),
+        ({}, {"features": "nowhere"}, "nowhere: holds no finished cache"),
+        ({}, IMAGES, "its samples are images, and predictor 'custom_dit' learns videos"),
+        (DIT, {}, "its samples are videos, and predictor 'dit' learns images"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_go_together_are_named(folder, tmp_path, sections, param, message):
+    configs = clip_configs(tmp_path, folder).change("model.json", **sections)
+    if param is IMAGES:
+        (tmp_path / "data.json").write_text(json.dumps({"dataset_param": IMAGES}))
+    configs.change("data.json", dataset_param=param)
+    with pytest.raises(UserError, match=re.escape(message)):
+        model = load_model_config(tmp_path / "model.json")
+        open_data(model, load_data_config(tmp_path / "data.json").dataset_param)

@@ -1,4 +1,7 @@
-"""A predictor and an objective from outside the package: trained, sampled, planned and converted by every command."""
+"""A predictor and an objective from outside the package: trained, sampled, planned and converted by every command.
+
+With every part that fits them they are trained and sampled in tests/test_cross_product.py.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,9 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes
-from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
-from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
 from mindspeed_mm_dit.wings.lab.task import Task
@@ -46,30 +48,6 @@ def joined():
 @pytest.fixture
 def config(joined, model_json):
     return model_config_from_mapping({**model_json, "predictor": PREDICTOR, "diffusion": FLOW}, "model.json")
-
-
-def test_it_is_trained_and_sampled(framework, config):
-    from mindspeed_mm_dit.framework import optim, runtime
-    from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-    from mindspeed_mm_dit.sampling.request import Asked
-
-    model = DiTModel(config)
-    runtime.load_arrays(model.predictor, model.initial_weights(0))
-    draws = draw_of(config.diffusion)(0, np.arange(8), config.latent_shape)
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
-    given = runtime.to_device({"labels": np.arange(8), "pixels": pixels, **draws})
-
-    def losses():
-        return model(**given)
-
-    first, gradients = optim.gradients(model.predictor, losses)
-    assert gradients.keys() == parameters_of(config.predictor).shapes(trained_only=True).keys()
-    for _ in range(6):
-        optim.adamw_step(model.predictor, losses, 1e-2)
-    last, _ = optim.gradients(model.predictor, losses)
-    assert last.mean() < 0.9 * first.mean()
-    assert generate(model, config, Asked({"label": [1, 2]}), SampleSettings("heun", 4)).shape == (2, 8, 8, 1)
 
 
 def test_its_name_is_its_own(joined):

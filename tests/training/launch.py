@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,11 +70,25 @@ class Configs:
         (folder / "data.json").write_text(json.dumps(data))
         return cls(folder)
 
-    def hold_out(self, fraction: float) -> None:
+    def change(self, name: str, **sections: Any) -> Configs:
+        """Replace sections of a file, or with a dict that names no model_id some of their settings."""
+        path = self.folder / name
+        content = json.loads(path.read_text())
+        for section, new in sections.items():
+            is_part = isinstance(new, dict) and "model_id" not in new
+            content[section] = {**content.get(section, {}), **new} if is_part else new
+        path.write_text(json.dumps(content))
+        return self
+
+    def copy(self, folder: Path) -> Configs:
+        """Copy the files, to be changed."""
+        for name in ("model.json", "data.json"):
+            shutil.copyfile(self.folder / name, folder / name)
+        return Configs(folder)
+
+    def hold_out(self, fraction: float) -> Configs:
         """Keep a part of the images for validation."""
-        data = json.loads((self.folder / "data.json").read_text())
-        data["dataset_param"]["valid_fraction"] = fraction
-        (self.folder / "data.json").write_text(json.dumps(data))
+        return self.change("data.json", dataset_param={"valid_fraction": fraction})
 
     def command(self, flags: str, ranks: int = 1) -> list[str]:
         """Return the command line of a run."""

@@ -1,4 +1,4 @@
-"""Runs on samples of several shapes: what ranks, micro-batches, sharding and resumes do not change."""
+"""Runs on samples of several shapes: how their losses are weighed, what is drawn, and what is refused."""
 
 from __future__ import annotations
 
@@ -24,58 +24,14 @@ def configs(tmp_path_factory):
     return Configs(write_configs(folder / "configs", write_pictures(folder / "pictures"), valid_fraction=0.2))
 
 
-@pytest.fixture(scope="module")
-def one_process(configs):
-    outcome = configs.run(STEPS + "--train-iters 6 --micro-batch-size 4 --eval-interval 3 --eval-iters 2")
-    assert outcome.code == 0, outcome.output
-    assert re.search(
-        r"buckets   8 x 8: \d+, 8 x 12: \d+, 12 x 8: \d+, 4 in a row; of each epoch \d+ are", outcome.output
-    )
-    return outcome
-
-
-@pytest.mark.parametrize(
-    ("ranks", "micro", "fsdp2", "sharing"),
-    [
-        (1, 1, None, 1), (2, 4, None, 1), pytest.param(4, 2, None, 1, marks=pytest.mark.campaign),
-        (2, 2, "sharding_size: auto\n", 1), (4, 2, "sharding_size: 2\n", 1), (2, 4, None, 2),
-    ],
-    ids=["micro-batches", "two ranks", "four ranks", "sharded", "hybrid", "sharing images"],
-)  # fmt: skip
-def test_ranks_sharding_and_micro_batches_train_on_the_same_numbers(configs, one_process, ranks, micro, fsdp2, sharing):
-    flags = f"--train-iters 6 --micro-batch-size {micro} --eval-interval 3 --eval-iters 2 "
-    flags += f"--context-parallel-size {sharing} "
-    if fsdp2:
-        path = configs.folder / f"fsdp2-{ranks}.yaml"
-        path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)
-        flags += f"--use-torch-fsdp2 --fsdp2-config-path {path} "
-    outcome = configs.run(STEPS + flags, ranks)
-    assert outcome.code == 0, outcome.output
-    assert outcome.losses.keys() == one_process.losses.keys() and len(one_process.losses) == 6
-    for iteration, loss in one_process.losses.items():
-        assert outcome.losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE), iteration
-    found = outcome.validations
-    assert found.keys() == {3, 6}
-    for iteration, values in one_process.validations.items():
-        assert [*map(float, found[iteration])] == pytest.approx([*map(float, values)], rel=LOSS_TOLERANCE)
-
-
-def test_by_token_ranks_train_on_the_same_numbers_which_are_others(configs, one_process):
-    flags = "--train-iters 3 --loss-by token "
-    alone, ranks = (
-        configs.run(STEPS + flags + f"--micro-batch-size {size}", count) for size, count in ((4, 1), (2, 2))
-    )
+def test_by_token_ranks_train_on_the_same_numbers_which_are_others(configs):
+    flags = STEPS + "--train-iters 3 --micro-batch-size "
+    alone, ranks = (configs.run(f"{flags}{4 // count} --loss-by token", count) for count in (1, 2))
+    by_sample = configs.run(flags + "4")
     assert alone.code == ranks.code == 0, alone.output + ranks.output
+    assert re.search(r"buckets   8 x 8: \d+, 8 x 12: \d+, 12 x 8: \d+, 4 in a row; of each epoch \d+ are", alone.output)
     assert ranks.losses == pytest.approx(alone.losses, rel=LOSS_TOLERANCE) and len(alone.losses) == 3
-    assert all(abs(loss - one_process.losses[step]) > 1e-4 for step, loss in alone.losses.items())
-
-
-def test_a_resumed_run_prints_the_same_lines(configs, one_process, tmp_path):
-    flags = STEPS + f"--micro-batch-size 4 --save {tmp_path} --load {tmp_path} "
-    configs.run(flags + "--train-iters 3")
-    resumed = configs.run(flags + "--train-iters 6")
-    assert "resumed from" in resumed.output and "changed since" not in resumed.output
-    assert resumed.lines == {iteration: line for iteration, line in one_process.lines.items() if iteration > 3}
+    assert all(abs(loss - by_sample.losses[step]) > 1e-4 for step, loss in alone.losses.items())
 
 
 def test_samples_of_any_shape_are_drawn_from_a_run_on_buckets(configs, tmp_path, capsys):
@@ -113,15 +69,3 @@ def test_other_buckets_are_said_where_a_run_goes_on(configs, tmp_path):
     other = Configs(write_configs(tmp_path / "other", configs.folder.parent / "pictures", bucket_group=2))
     outcome = other.run(flags + "--train-iters 2")
     assert outcome.code == 0 and "dataset_param.buckets" in outcome.output and "2 in a row" in outcome.output
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--micro-batch-size 8 --global-batch-size 16", "--micro-batch-size = 8: does not divide"),
-        ("--micro-batch-size 4 --global-batch-size 64", "fewer than --global-batch-size 64"),
-    ],
-)
-def test_a_batch_that_buckets_cannot_give_is_refused_before_the_run(configs, flags, message):
-    outcome = configs.run(f"--train-iters 2 --lr 1e-3 --lr-decay-style constant {flags}")
-    assert outcome.code == 2 and message in outcome.output

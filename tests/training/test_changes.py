@@ -59,21 +59,15 @@ def test_a_fact_that_no_resume_would_read_is_named_before_the_run(facts, name, v
         facts(**{name: value})
 
 
-def keep_anything(facts, folder, examples):
-    pytest.importorskip("hypothesis", reason="pip install hypothesis")
-    from hypothesis import HealthCheck, given, settings
+def test_what_a_run_keeps_is_what_its_resume_reads(facts, tmp_path, every):
     from hypothesis import strategies as st
 
     odd = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=3))
     names = st.lists(st.one_of(st.text(max_size=9), st.text(max_size=9), odd), max_size=4).map(tuple)
     notes = st.one_of(odd, st.text(max_size=9), st.dictionaries(st.text(max_size=3), odd, max_size=3))
-    fractions = st.floats(0.001, 0.288)
+    stds = st.lists(st.floats(0.001, 0.288), max_size=3, unique=True)
 
-    @settings(max_examples=examples, derandomize=True, deadline=None, database=None,
-              suppress_health_check=list(HealthCheck))  # fmt: skip
-    @given(
-        names, notes, st.integers(0, 2**63 - 1), st.floats(1e-38, 3e38), st.lists(fractions, max_size=3, unique=True)
-    )
+    @every(names, notes, st.integers(0, 2**63 - 1), st.floats(1e-38, 3e38), stds)
     def each(classes, note, seed, lr, stds):
         flags = f"--seed {seed} --lr {lr!r} " + (f"--power-ema-stds {' '.join(map(repr, stds))}" if stds else "")
         model_json = {**json.loads((ROOT / "examples/dit/model.json").read_text()), "note": note}
@@ -81,23 +75,12 @@ def keep_anything(facts, folder, examples):
             kept = facts(flags, classes=classes, model_json=model_json)
         except ConfigError:
             return
-        store = CheckpointStore(folder, keep_last=1)
+        store = CheckpointStore(tmp_path, keep_last=1)
         store.begin(3)
         again = read_facts(store.commit(3, kept))
         assert json.dumps(again) == json.dumps(kept) and again["classes"] == list(classes)
-        check_classes(again, classes, folder)
+        check_classes(again, classes, tmp_path)
         assert changes(again, kept) == []
-
-    each()
-
-
-def test_what_a_run_keeps_is_what_its_resume_reads(facts, tmp_path):
-    keep_anything(facts, tmp_path, 50)
-
-
-@pytest.mark.campaign
-def test_whatever_a_run_keeps_is_what_its_resume_reads(facts, tmp_path):
-    keep_anything(facts, tmp_path, 2000)
 
 
 FINE = [

@@ -1,4 +1,4 @@
-"""Text to video as a run and its user meet it: files, features, ranks, resume, clips drawn, and what does not fit."""
+"""Text to video as its user meets it: data and models of others, clips drawn, and what does not fit."""
 
 from __future__ import annotations
 
@@ -47,79 +47,11 @@ def whole(configs, saved):
     return outcome
 
 
-def same(outcome, whole):
-    assert outcome.losses.keys() == whole.losses.keys(), outcome.output
-    for iteration, loss in whole.losses.items():
-        assert outcome.losses[iteration] == pytest.approx(loss, rel=TOLERANCE), iteration
-    assert list(map(float, outcome.validations[6])) == pytest.approx(list(map(float, whole.validations[6])), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def features(tmp_path_factory, configs, clips):
-    """Configs that name a cache, and no clips."""
-    place = tmp_path_factory.mktemp("features")
-    files = ("--model", str(configs.folder / "model.json"), "--data", str(configs.folder / "data.json"))
-    assert main(["cache-latents", *files, "--output", str(place / "cache"), "--shard-images", "10"]) == 0
-    found = clip_configs(place, clips, valid_fraction=0.2, features=str(place / "cache"))
-    data = json.loads((place / "data.json").read_text())
-    data["dataset_param"] |= {"data_folder": "nowhere", "json_path": "nowhere/annotation.json"}
-    (place / "data.json").write_text(json.dumps(data))
-    return found
-
-
-@pytest.mark.parametrize(("ranks", "flags"), [(1, ""), (2, "--micro-batch-size 2")])
-def test_features_teach_what_the_files_do(features, whole, ranks, flags):
-    same(features.run(STEPS + flags, ranks), whole)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "sharded"), [(1, False), (2, False), (2, True), pytest.param(4, True, marks=pytest.mark.campaign)]
-)
-def test_ranks_and_micro_batches_do_not_change_what_is_learned(configs, whole, ranks, sharded):
-    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
-    fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
-    same(configs.run(STEPS + f"--micro-batch-size 2{fsdp2}", ranks), whole)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "shared", "sharded"),
-    [(2, 2, False), (4, 2, True), pytest.param(4, 4, False, marks=pytest.mark.campaign)],
-)
-def test_ranks_that_share_clips_learn_what_one_learns(configs, whole, ranks, shared, sharded):
-    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
-    fsdp2 = f" --use-torch-fsdp2 --fsdp2-config-path {configs.folder}/auto.yaml" if sharded else ""
-    outcome = configs.run(STEPS + f"--micro-batch-size 4 --context-parallel-size {shared}{fsdp2}", ranks)
-    same(outcome, whole)
-    for iteration, (_, _, norm) in whole.lines.items():
-        assert float(outcome.lines[iteration][2]) == pytest.approx(float(norm), abs=1.5e-3), iteration
-    assert f"4 x {ranks // shared} group(s) of {shared} ranks that share a sample" in outcome.output
-
-
-@pytest.mark.parametrize(
-    ("flags", "ranks", "message"),
-    [
-        ("--context-parallel-size 3", 3, "--context-parallel-size = 3: does not divide predictor.num_heads: 4 % 3 = 1"),
-        ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
-    ],
-)
-def test_ranks_that_cannot_share_a_clip_are_named(configs, flags, ranks, message):
-    outcome = configs.run(f"--train-iters 1 --lr 1e-3 --micro-batch-size 1 {flags}", ranks)
-    assert outcome.code != 0 and message in outcome.output, outcome.output
-
-
-def test_a_resumed_run_prints_the_same_lines(configs, whole, tmp_path):
-    first = configs.run(STEPS.replace("--train-iters 6", "--train-iters 3") + f"--save {tmp_path}")
-    last = configs.run(STEPS + f"--save {tmp_path} --load {tmp_path}")
-    assert last.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 3}, first.output
-
-
 def test_a_data_json_of_mindspeed_mm_trains_once_its_paths_are_set(tmp_path, clips):
     configs, content = clip_configs(tmp_path, clips), copy.deepcopy(WAN)
     (tmp_path / "data.txt").write_text(f"{clips},{clips}/annotation.json\n")
     content["dataset_param"]["basic_parameters"]["data_path"] = str(tmp_path / "data.txt")
-    model = json.loads((tmp_path / "model.json").read_text())
-    model["predictor"]["patch_size"] = [1, 8, 8]
-    (tmp_path / "model.json").write_text(json.dumps(model))
+    configs.change("model.json", predictor={"patch_size": [1, 8, 8]})
     content["dataset_param"]["preprocess_parameters"] |= {"num_frames": 9, "max_hxw": 32 * 32, "min_num_frames": 9}
     (tmp_path / "data.json").write_text(json.dumps(content))
     outcome = configs.run("--train-iters 2 --global-batch-size 4 --lr 1e-3")
@@ -135,12 +67,10 @@ def test_wan_learns_them_too(tmp_path, clips):
 
 def test_the_tutorials_model_is_trained_and_drawn_through_its_autoencoder_and_text_encoder(tmp_path, clips):
     configs = clip_configs(tmp_path, clips)
-    model = json.loads((tmp_path / "model.json").read_text())
     vae = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny"), "norm_latents": True}
     flow = {"model_id": "wan_flow_match_scheduler", "shift": 5, "sigma_min": 0.0, "extra_one_step": True}
     sizes = {"patch_size": [1, 2, 2], "in_channels": 16, "out_channels": 16, "latent_size": [3, 4, 4]}
-    content = {**model, "ae": vae, "diffusion": flow, "predictor": model["predictor"] | sizes}
-    (tmp_path / "model.json").write_text(json.dumps(content))
+    configs.change("model.json", ae=vae, diffusion=flow, predictor=sizes)
     yaml = "sub_modules_to_wrap: ['predictor.blocks.{*}']\nignored_modules: [ae, text_encoder]\n"
     (tmp_path / "fsdp2.yaml").write_text(yaml + "recompute_modules: ['predictor.blocks.{*}']\nsharding_size: auto\n")
     steps = "--train-iters 2 --global-batch-size 4 --lr 1e-3"
@@ -226,49 +156,3 @@ def test_a_command_for_images_says_so(whole, saved, configs, tmp_path, capsys, c
     assert main(words) == 2
     error = capsys.readouterr().err
     assert "is for images with labels" in error or "has no pipeline here" in error, error
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"text_encoder": None}, "text_encoder: this section is missing: predictor 'custom_dit' is steered by texts"),
-        ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, "makes no latents of videos, which predictor"),
-        (
-            {"predictor": {"latent_size": [9, 16, 32]}},
-            "max_width = 9, 32, 32: makes latents of 9 x 32 x 32, and the predictor takes 9 x 16 x 32",
-        ),
-        (
-            {"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}},
-            "makes latents of 9 x 32 x 32, and the predictor takes 8 x 32 x 32: videos of 8 x 32 x 32 pixels",
-        ),
-        ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 64"),
-        ({"data": {"json_path": "nowhere.json"}}, "dataset_param.json_path = nowhere.json"),
-        ({"data": {"dataset_type": "films"}}, "dataset_param.dataset_type = 'films': unknown kind of data set"),
-        ({"data": {"valid_fraction": 1.0}}, "dataset_param.valid_fraction = 1.0: must lie in [0, 1)"),
-        ({"data": {"features": "nowhere"}}, "nowhere: holds no finished cache"),
-    ],
-)
-def test_what_does_not_fit_is_named_before_any_work(clips, tmp_path, changes, message):
-    configs = clip_configs(tmp_path, clips, **changes.get("data", {}))
-    path = tmp_path / "model.json"
-    model = json.loads(path.read_text())
-    for name, value in changes.items():
-        if name in model:
-            model[name] = value if name == "ae" or value is None else model[name] | value
-    path.write_text(json.dumps({name: section for name, section in model.items() if section is not None}))
-    outcome = configs.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
-    assert outcome.code == 2 and message in outcome.output, outcome.output
-    assert "building DiT model" not in outcome.output
-
-
-def test_images_and_clips_are_not_mixed_up(configs, tmp_path, clips, digits_folder):
-    from tests.training.launch import Configs
-
-    images = Configs.create(tmp_path, digits_folder)
-    (tmp_path / "data.json").write_text((configs.folder / "data.json").read_text())
-    outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
-    assert outcome.code == 2 and "its samples are videos, and predictor 'dit' learns images" in outcome.output
-    (tmp_path / "model.json").write_text((configs.folder / "model.json").read_text())
-    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": {"data_folder": "data", "image_size": 8}}))
-    outcome = images.run("--train-iters 1 --global-batch-size 4 --lr 1e-3")
-    assert outcome.code == 2 and "its samples are images, and predictor 'custom_dit' learns videos" in outcome.output

@@ -17,7 +17,6 @@ from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.training.watchers.grids import check_grids
 from tests.conftest import run_config
-from tests.training.launch import Configs
 
 STEPS = "--train-iters 6 --global-batch-size 16 --lr 1e-2 --num-workers 0 --ema-decay 0.5 --eval-interval 2 "
 GRIDS = "--save {0}/checkpoints --tensorboard-dir {0}/board --sample-interval 3"
@@ -25,17 +24,10 @@ SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
-    configs.hold_out(0.1)
-    return configs
-
-
-@pytest.fixture(scope="module")
-def alone(tiny, tmp_path_factory):
+def alone(validated, tmp_path_factory):
     """A run of one process that draws, and its folder."""
     folder = tmp_path_factory.mktemp("alone")
-    outcome = tiny.run(STEPS + GRIDS.format(folder))
+    outcome = validated.run(STEPS + GRIDS.format(folder))
     assert outcome.code == 0, outcome.output
     return outcome, folder
 
@@ -61,19 +53,19 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
 
 
 @pytest.mark.ranks
-def test_drawing_moves_no_printed_digit(tiny, alone):
-    without = tiny.run(STEPS)
+def test_drawing_moves_no_printed_digit(validated, alone):
+    without = validated.run(STEPS)
     assert alone[0].lines == without.lines and alone[0].validations == without.validations and len(without.lines) == 6
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("reshard", [None, "false"], ids=["replicated", "kept gathered"])
-def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(tiny, alone, tmp_path, reshard):
+def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(validated, alone, tmp_path, reshard):
     flags = STEPS
     if reshard:
         (tmp_path / "fsdp2.yaml").write_text(SHARDED.format(reshard))
         flags += f"--use-torch-fsdp2 --fsdp2-config-path {tmp_path}/fsdp2.yaml "
-    drawing, without = tiny.run(flags + GRIDS.format(tmp_path), 2), tiny.run(flags, 2)
+    drawing, without = validated.run(flags + GRIDS.format(tmp_path), 2), validated.run(flags, 2)
     assert drawing.code == without.code == 0, drawing.output
     assert drawing.lines == without.lines and drawing.validations == without.validations
     for iteration in (3, 6):  # sums in another order move a rounding of a pixel, no more

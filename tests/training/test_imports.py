@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import ROOT
-from tests.training.launch import Configs
 
 SHARDING = {"torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
 COMPILER = {"torch._dynamo", "sympy"}
@@ -31,11 +28,6 @@ def imported(command: list[str], folder) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.partition("IMPORTED ")[2].split())
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=1, num_heads=2)
 
 
 def test_help_needs_no_framework(tiny):

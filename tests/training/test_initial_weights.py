@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -37,9 +36,7 @@ def source(tmp_path_factory, few_digits):
     """The checkpoints of a short run on digits in patches of 2, which learns its variance."""
     folder = tmp_path_factory.mktemp("source")
     configs = Configs.create(folder / "configs", few_digits, **SIZES, patch_size=2, learn_sigma=True)
-    model = json.loads((configs.folder / "model.json").read_text())
-    model["diffusion"] = {"model_id": "gaussian_diffusion"}
-    (configs.folder / "model.json").write_text(json.dumps(model))
+    configs.change("model.json", diffusion={"model_id": "gaussian_diffusion"})
     outcome = configs.run(STEPS + f"--train-iters 3 --ema-decay 0.5 --save {folder / 'checkpoints'}")
     assert outcome.code == 0, outcome.output
     return folder / "checkpoints"
@@ -133,9 +130,7 @@ def test_cat_dog_fine_tunes_published_weights(tmp_path):
     """With small weights of the published names and a small VAE, made here."""
     config, weights = tmp_path / "config", tmp_path / "weights"
     shutil.copytree(ROOT / "examples/dit/cat_dog", config)
-    model = json.loads((config / "model.json").read_text())
-    model["predictor"].update(SIZES)
-    (config / "model.json").write_text(json.dumps(model))
+    Configs(config).change("model.json", predictor=SIZES)
     published = DiTConfig(input_size=32, num_classes=1000, **SIZES)
     shapes = parameters_of(published).shapes()
     weights.mkdir()

@@ -7,17 +7,10 @@ import re
 import pytest
 
 from tests.outside.plugin import install
-from tests.training.launch import Configs, mm_dit
+from tests.training.launch import mm_dit
 
 FLAGS = "--train-iters 6 --global-batch-size 16 --num-workers 0 --eval-interval 1 --eval-iters 1 "
 UNMOVED = "--lr 1e-30 --weight-decay 0 "
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
-    configs.hold_out(0.1)
-    return configs
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +19,9 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.ranks
-def test_a_tracker_keeps_what_is_printed_and_a_watcher_ends_the_run_on_all_ranks(tiny, path, tmp_path):
+def test_a_tracker_keeps_what_is_printed_and_a_watcher_ends_the_run_on_all_ranks(validated, path, tmp_path):
     """The weights do not move, so that no validation finds a smaller loss than the first."""
-    outcome = tiny.run(FLAGS + UNMOVED + f"--patience 2 --csv-folder {tmp_path}", ranks=2, PYTHONPATH=path)
+    outcome = validated.run(FLAGS + UNMOVED + f"--patience 2 --csv-folder {tmp_path}", ranks=2, PYTHONPATH=path)
     assert outcome.code == 0, outcome.output
     assert "no smaller validation loss for 2 validation(s) at iteration 3: nothing is saved" in outcome.output
     kept = [line.split(",") for line in (tmp_path / "values.csv").read_text().splitlines()]
@@ -38,16 +31,16 @@ def test_a_tracker_keeps_what_is_printed_and_a_watcher_ends_the_run_on_all_ranks
 
 
 @pytest.mark.ranks
-def test_a_host_takes_the_first_step_of_ours(tiny, path):
+def test_a_host_takes_the_first_step_of_ours(validated, path):
     flags = "--train-iters 1 --global-batch-size 16 --num-workers 0 --lr 1e-2"
-    ours, theirs = tiny.run(flags), tiny.run(f"{flags} --host one-step", PYTHONPATH=path)
+    ours, theirs = validated.run(flags), validated.run(f"{flags} --host one-step", PYTHONPATH=path)
     assert theirs.code == 0, theirs.output
     assert re.findall(r"one step, from loss (\S+)", theirs.output) == [f"{ours.losses[1]:.6E}"]
 
 
 @pytest.mark.ranks
-def test_flags_that_a_part_cannot_act_on_are_refused_before_any_work(tiny, path):
-    outcome = tiny.run("--train-iters 6 --global-batch-size 16 --lr 1 --patience 2", PYTHONPATH=path)
+def test_flags_that_a_part_cannot_act_on_are_refused_before_any_work(validated, path):
+    outcome = validated.run("--train-iters 6 --global-batch-size 16 --lr 1 --patience 2", PYTHONPATH=path)
     assert outcome.code == 2 and "--patience = 2: nothing is validated" in outcome.output
 
 

@@ -17,19 +17,10 @@ from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.preflight import check_before_import
 from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
-from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
 STEPS = "--global-batch-size 16 --lr 1e-2 --num-workers 0 --lr-decay-iters 6 --save-interval 1 --keep-last 9 "
 STDS = "--power-ema-stds 0.05 0.1 "
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    """A predictor of little, with a way to shard it."""
-    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
-    (configs.folder / "auto.yaml").write_text("sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n")
-    return configs
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Whole runs: one process = N processes, resumed = uninterrupted, and what survives a crash."""
+"""Whole runs: resumed = uninterrupted, what survives a crash, validations, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ def configs(tmp_path_factory, few_digits):
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    """A predictor small enough to run many steps in no time."""
-    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
-
-
-@pytest.fixture(scope="module")
 def one_process(configs):
     outcome = configs.run(STEPS + "--micro-batch-size 64")
     assert outcome.code == 0, outcome.output
@@ -41,29 +35,6 @@ def write_fsdp2(configs: Configs, name: str, text: str) -> str:
     path = configs.folder / name
     path.write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + text)
     return f"--use-torch-fsdp2 --fsdp2-config-path {path} "
-
-
-@pytest.mark.parametrize(
-    ("ranks", "flags", "fsdp2"),
-    [
-        (1, "--micro-batch-size 16", None),
-        (2, "--micro-batch-size 32", None),
-        (2, "--micro-batch-size 8", "sharding_size: auto\n"),
-        (4, "--micro-batch-size 16 --context-parallel-size 2", "sharding_size: 2\n"),
-        (4, "--micro-batch-size 8", "sharding_size: auto\nrecompute_modules: ['predictor.blocks.{0-1}']\n"
-                                    "use_reentrant: false\nignored_modules: [predictor.t_embedder]\n"),
-        (2, "--micro-batch-size 32", "sharding_size: null\nnum_to_forward_prefetch: 1\nnum_to_backward_prefetch: 1\n"
-                                     "offload_to_cpu: true\n"),
-    ],
-    ids=["micro-batches", "replicated", "sharded", "sharing images", "recomputed", "prefetched-offloaded"],
-)  # fmt: skip
-def test_ranks_sharding_and_micro_batches_do_not_change_what_is_learned(configs, one_process, ranks, flags, fsdp2):
-    sharding = write_fsdp2(configs, f"fsdp2-{ranks}-{len(flags)}.yaml", fsdp2) if fsdp2 else ""
-    outcome = configs.run(STEPS + sharding + flags, ranks)
-    assert outcome.code == 0, outcome.output
-    assert outcome.losses.keys() == one_process.keys() and len(one_process) == 6
-    for iteration, loss in one_process.items():
-        assert outcome.losses[iteration] == pytest.approx(loss, rel=LOSS_TOLERANCE), iteration
 
 
 def test_bfloat16_stays_near_float32_plain_and_sharded(configs, one_process):
@@ -137,7 +108,7 @@ def test_a_second_run_is_refused_and_a_kill_during_saves_loses_at_most_the_save_
     process = tiny.start(LONG + f"--save {tmp_path} --save-interval 1")
     reached = [int(n) for n in re.findall(r"iteration +(\d+)/", wait_for(process, "iteration +25/"))][-1]
     second = tiny.run(LONG + f"--save {tmp_path} --load {tmp_path}")
-    assert second.code == 2 and second.output.count(f"(process {process.pid}), which began 0 min ago") == 1
+    assert second.code == 2 and second.output.count(f"(process {process.pid}), which began ") == 1
     process.kill()
     process.communicate()
     store = CheckpointStore(tmp_path)
@@ -161,16 +132,6 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_reported(tiny, tmp_path)
     assert list(outcome.losses) == [4, 5, 6]  # the failed save in the middle did not stop the training
     assert CheckpointStore(tmp_path).iterations() == [3]
     assert tiny.run(flags + "4").code == 0
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tiny, tmp_path):
-    flags = f"--micro-batch-size 32 --lr 1e-3 --save {tmp_path} --load {tmp_path} --train-iters "
-    tiny.run(flags + "4 --save-interval 2")
-    (data,) = CheckpointStore(tmp_path).path(4).glob("*.distcp")
-    data.write_bytes(data.read_bytes()[:-1000])
-    outcome = tiny.run(flags + "5")
-    assert "iter_0000004 is damaged" in outcome.output and "cut short" in outcome.output
-    assert "resumed from" in outcome.output and list(outcome.losses) == [3, 4, 5]
 
 
 def test_bytes_that_changed_where_there_are_no_checksums_are_an_error_without_a_traceback(tiny, tmp_path):
@@ -207,20 +168,17 @@ def test_a_small_run_learns(tiny):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--micro-batch-size 3 --global-batch-size 4", "is not divisible by micro-batch-size(3)"),
+        ("--lerning-rate 1", "unknown flag"),
         ("--micro-batch-size 2000", "fewer than --global-batch-size 2000"),
-        ("--micro-batch-size 4 --distributed-backend nccl", "needs a CUDA device"),
-        ("--micro-batch-size 4 --use-torch-fsdp2 --fsdp2-config-path bad.yaml", "Did you mean 'predictor.blocks"),
-        ("--micro-batch-size 4 --use-torch-fsdp2 --fsdp2-config-path three.yaml", "does not divide the ranks"),
-        ("--micro-batch-size 4 --lerning-rate 1", "unknown flag"),
+        ("--use-torch-fsdp2 --fsdp2-config-path bad.yaml", "Did you mean 'predictor.blocks"),
     ],
 )
-def test_a_mistake_is_named_before_any_model_is_built(tiny, flags, message):
+def test_a_mistake_ends_the_run_with_one_error_before_anything_is_built_or_written(tiny, flags, message):
     (tiny.folder / "bad.yaml").write_text("sub_modules_to_wrap: ['predictor.block.{*}', 'predictor.blcks']\n")
-    (tiny.folder / "three.yaml").write_text("sharding_size: 3\n")
-    outcome = tiny.run("--train-iters 2 --lr 1e-3 " + flags)
-    assert outcome.code == 2 and message in outcome.output
+    outcome = tiny.run("--train-iters 2 --lr 1e-3 --micro-batch-size 4 --save saved " + flags)
+    assert outcome.code == 2 and outcome.output.count("Error: ") == 1 and message in outcome.output
     assert "building DiT model" not in outcome.output and "Traceback" not in outcome.output
+    assert not (tiny.folder / "saved").exists()
 
 
 def test_a_run_goes_on_only_with_its_own_model_and_in_its_own_folder(tiny, configs, tmp_path):
@@ -243,16 +201,6 @@ def test_published_weights_are_trained_on_with_a_new_optimizer(tiny, tmp_path):
     refused = tiny.run(onwards)
     assert refused.code == 2 and "pass --no-load-optim" in refused.output and "Traceback" not in refused.output
     assert list(tiny.run(onwards + " --no-load-optim").losses) == [2]
-
-
-@pytest.fixture(scope="module")
-def validated(tmp_path_factory, few_digits):
-    """A small predictor, with images held out."""
-    configs = Configs.create(
-        tmp_path_factory.mktemp("validated"), few_digits, hidden_size=32, num_layers=2, num_heads=2
-    )
-    configs.hold_out(0.1)
-    return configs
 
 
 VALIDATED = (
@@ -278,18 +226,6 @@ def test_a_validation_is_the_mean_of_its_quarters_and_changes_no_step(validated,
         assert float(mean) == pytest.approx(sum(map(float, quarters)) / 4, rel=1e-6)
     plain = validated.run(VALIDATED.replace("--eval-interval 2", "") + "--micro-batch-size 32")
     assert plain.lines == validated_whole.lines and not plain.validations
-
-
-@pytest.mark.parametrize(("ranks", "flags", "sharded"), [
-    (1, "--micro-batch-size 8", False), (2, "--micro-batch-size 4", False), (4, "--micro-batch-size 8", True),
-])  # fmt: skip
-def test_ranks_and_micro_batches_do_not_change_a_validation(validated, validated_whole, ranks, flags, sharded):
-    sharding = write_fsdp2(validated, "auto.yaml", "sharding_size: auto\n") if sharded else ""
-    outcome = validated.run(VALIDATED + sharding + flags, ranks)
-    assert outcome.validations.keys() == validated_whole.validations.keys(), outcome.output
-    for iteration, values in validated_whole.validations.items():
-        found = [float(value) for value in outcome.validations[iteration]]
-        assert found == pytest.approx([float(value) for value in values], rel=LOSS_TOLERANCE), iteration
 
 
 def test_a_resumed_run_validates_as_an_uninterrupted_one(validated, validated_whole, tmp_path):
