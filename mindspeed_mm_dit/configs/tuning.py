@@ -2,7 +2,7 @@
 
 A pattern names modules of the predictor, in MindSpeed-MM's syntax: ``to_q`` and ``attn1.to_q`` match every module whose
 name ends with it, ``blocks.{*}.attn1.to_q`` has any text in place of the braces, ``blocks.{0-3,7}`` is blocks 0 to 3
-and 7. The prefix ``predictor.`` is optional.
+and 7. The prefix ``predictor.`` is optional. "attention", "mlp" and "all" are sets of layers of any network.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 LARGEST_RANK = 4096
+SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
+"""Sets of the linear layers in a network's blocks, by what the first part of their names inside a block has."""
 _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
@@ -60,6 +62,11 @@ class Tuning:
     def beside(self) -> Beside:
         """The adapter of every adapted layer."""
         return Beside(self.rank, self.alpha / self.rank)
+
+    def spelled_out(self, parameters: Parameters) -> Tuning:
+        """Return this tuning with patterns in place of the names of SETS; raises ConfigError for one without layers."""
+        found = [_members(own, parameters) if own in SETS else [own] for own in self.targets]
+        return dataclasses.replace(self, targets=tuple(dict.fromkeys(pattern for some in found for pattern in some)))
 
     def layers(self, parameters: Parameters) -> list[str]:
         """Return the names of the layers that have an adapter.
@@ -154,6 +161,19 @@ class TunedModel(ModelConfig):
         if not tuning.targets:
             return {FREEZE: " ".join(tuning.freeze)}
         return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
+
+
+def _members(name: str, parameters: Parameters) -> list[str]:
+    """Return a pattern for each layer of a set, which takes it in every block."""
+    found = []
+    for layer in (own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p)):
+        block = parameters.block_of(layer)
+        inside = layer.removeprefix(f"{block}.")
+        if block and re.search(SETS[name], inside.partition(".")[0]):
+            found.append(f"{block.rpartition('.')[0]}.{{*}}.{inside}")
+    if not found:
+        raise ConfigError(f"{TARGETS} = {name}", "names no linear layer in a block of this model", "name layers")
+    return list(dict.fromkeys(found))
 
 
 def _can_have_adapter(name: str, p: Parameter) -> bool:

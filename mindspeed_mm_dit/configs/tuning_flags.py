@@ -25,8 +25,8 @@ class FineTuning:
     """Which part of the predictor to train, if not all of it."""
 
     lora_target_modules: tuple[str, ...] = flag(
-        "train only LoRA adapters of these linear layers of the predictor, e.g. to_q, attn1.to_q or "
-        "blocks.{0-3}.attn.qkv; --init-from names the weights that they adapt",
+        "train only LoRA adapters of these linear layers of the predictor: attention, mlp or all of its blocks, or "
+        "names such as attn1.to_q or blocks.{0-3}.attn.qkv; --init-from names the weights that they adapt",
         (), _PATTERNS, native="training.lora.target_modules", **_NOT_IN_THE_OLD_ROUTE,
     )  # fmt: skip
     lora_r: int = flag(

@@ -29,13 +29,13 @@ def adapters_of(model: ModelConfig) -> Mapping[str, Beside]:
 
 
 def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
-    """Return ``model`` with ``tuning``; unchanged if the tuning has no patterns.
+    """Return ``model`` with ``tuning``, sets of layers spelled out; unchanged if the tuning has no patterns.
 
     Raises ConfigError for patterns that match nothing in it.
     """
     if tuning == WHOLE:
         return model
-    found = TunedModel.of(model, tuning)
+    found = TunedModel.of(model, tuning.spelled_out(_declared(model.predictor)))
     parameters_of(found)
     return found
 

@@ -10,17 +10,27 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flag import rows_of
+from mindspeed_mm_dit.configs.flux import FluxConfig
 from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 
 WAN = parameters_of(WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96))
-DIT = parameters_of(DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10))
+SMALL = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10)
+DIT = parameters_of(SMALL)
+FAMILIES = {
+    "dit": SMALL,
+    "swiglu": dataclasses.replace(SMALL, swiglu=True),
+    "wan": WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96),
+    "flux": FluxConfig(latent_size=(8, 8), num_layers=1, num_single_layers=1),
+    "z_image": ZImageConfig(latent_size=(8, 8)),
+}
 
 
 def trained(parameters):
@@ -71,6 +81,29 @@ def test_frozen_modules_are_saved_and_not_trained():
     assert parameters.shapes(saved_only=True) == DIT.shapes()
     assert not any(name.startswith(("blocks.0.", "blocks.1.", "x_embedder.")) for name in trained(parameters))
     assert {"blocks.2.attn.qkv.weight", "t_embedder.mlp.0.bias"} <= set(trained(parameters))
+
+
+@pytest.mark.parametrize(
+    ("family", "named", "patterns"),
+    [
+        ("dit", "attention", ["blocks.{*}.attn.qkv", "blocks.{*}.attn.proj"]),
+        ("dit", "mlp", ["blocks.{*}.mlp.fc1", "blocks.{*}.mlp.fc2"]),
+        ("wan", "attention", [f"blocks.{{*}}.attn{n}.to_{x}" for n in (1, 2) for x in ("q", "k", "v", "out.0")]),
+        ("wan", "mlp", ["blocks.{*}.ffn.net.0.proj", "blocks.{*}.ffn.net.2"]),
+        ("swiglu", "mlp", ["blocks.{*}.mlp.w12", "blocks.{*}.mlp.w3"]),
+        ("flux", "mlp", [f"transformer_blocks.{{*}}.{x}.net.{y}" for x in ("ff", "ff_context") for y in ("0.proj", "2")]
+         + ["single_transformer_blocks.{*}.proj_mlp"]),
+        ("z_image", "mlp", [f"{x}.{{*}}.feed_forward.w{n}" for x in ("noise_refiner", "context_refiner", "layers")
+                            for n in (1, 2, 3)]),
+    ],
+)  # fmt: skip
+def test_a_set_names_the_same_layers_of_every_network(family, named, patterns):
+    parameters = parameters_of(FAMILIES[family])
+    tuning = Tuning((named, "to_nothing")).spelled_out(parameters)
+    assert tuning.targets == (*patterns, "to_nothing")
+    every, some = (Tuning((own,)).spelled_out(parameters) for own in ("all", named))
+    assert set(some.layers(parameters)) < set(every.layers(parameters))
+    assert all(parameters.block_of(layer) for layer in every.layers(parameters))
 
 
 @pytest.mark.parametrize(

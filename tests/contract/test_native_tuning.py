@@ -99,7 +99,10 @@ def test_what_adapters_cannot_be_is_named(runs: NativeAndStandalone) -> None:
         ({"training__lora__dropout": 0.1}, "--lora-dropout = 0.1: is not supported"),
         ({"training__lora__init_lora_weights": "gaussian"}, "training.lora.init_lora_weights = 'gaussian': every host"),
         ({"training__lora__target_modules": ["q_proj"]}, "--lora-target-modules = q_proj: names no linear layer"),
-        ({"training__lora__target_modules": ["blocks.{0-1}.attn.qkv"]}, "knows no numbers in braces there"),
+        (
+            {"training__lora__target_modules": ["blocks.{0-1}.attn.qkv"]},
+            "knows no numbers in braces there, and no sets",
+        ),
         ({"model__init_from": None}, "--lora-target-modules: adapters need weights"),
         ({"model__freeze": ["y_embedder"]}, "--freeze = y_embedder: with --lora-target-modules only"),
     )

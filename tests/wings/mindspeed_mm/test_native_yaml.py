@@ -26,6 +26,14 @@ def told(flags: str = "", ranks: int = 2) -> dict:
     return yaml_for(parse([*CONFIG, *FLAGS.split(), *flags.split()], ranks), ranks)
 
 
+def test_sets_of_layers_are_spelled_out_for_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples/dit")
+    content = told("--init-from base --lora-target-modules attention t_embedder.mlp.0")
+    assert get(content, "training.lora.target_modules") == [
+        "blocks.{*}.attn.qkv", "blocks.{*}.attn.proj", "t_embedder.mlp.0",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("config", "ranks"), [("", 1), ("imagenet256", 8), ("digits_flow", 1)])
 def test_the_yaml_of_an_example_is_what_plan_prints_for_its_folder(
     config: str, ranks: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -39,7 +39,7 @@ MOST = 10**9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="devices")
+    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
     parser.add_argument("--device-memory-gib", type=float, metavar="M", help="GiB of each device; needed for a plan")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
     parser.add_argument(

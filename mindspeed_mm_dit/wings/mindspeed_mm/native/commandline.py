@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import yaml
 
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.configs.tuning import SETS, Tuning
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.training.flags import ignored_flags
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.trackers import tensorboard
@@ -38,7 +42,16 @@ def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
     fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
     if fsdp2 is not None:
         fsdp2.shard_ranks(world_size)
-    return yaml_of(flags, fsdp2, world_size)
+    return yaml_of(_spelled_out(flags), fsdp2, world_size)
+
+
+def _spelled_out(flags: RunConfig) -> RunConfig:
+    """Return ``flags`` with patterns in place of sets of layers, which the engine does not know."""
+    if not SETS.keys() & set(flags.lora_target_modules):
+        return flags
+    parameters = parameters_of(load_model_config(str(flags.mm_model)))
+    targets = Tuning(flags.lora_target_modules).spelled_out(parameters).targets
+    return dataclasses.replace(flags, lora_target_modules=targets)
 
 
 def yaml_of_config(folder: str | Path, world_size: int) -> str:

@@ -185,6 +185,6 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
     if adapters_of(mm.model) and not match_target_modules(predictor, targets):
         raise ConfigError(
             f"training.lora.target_modules = {targets}",
-            "the engine finds no module by it: it knows no numbers in braces there",
+            "the engine finds no module by it: it knows no numbers in braces there, and no sets such as attention",
             f"also name one of the layers in full: {next(iter(adapters_of(mm.model)))}",
         )
