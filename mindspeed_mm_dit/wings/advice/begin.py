@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
-from mindspeed_mm_dit.planning.arithmetic import peak_tflops
+from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
 from mindspeed_mm_dit.wings.advice.starter import CORE_FLOP_PER_SECOND, DIFFUSIONS, Choice, ImageFacts, Machine, Starter
@@ -27,8 +27,6 @@ ADAPTERS = Tuning(("blocks.{*}",), 16, 16)
 """Trained where the whole network does not fit: LoRA of every layer of the blocks."""
 SEEN, STEPS = 160, (500, 10_000)
 """How often each image is seen, within these numbers of steps."""
-PART_OF_PEAK = 0.4
-"""Part of a device's peak that a run reaches, for estimates of time."""
 _OF_IMAGES = ("num_classes", "class_dropout_prob", "input_size", "text_dim", "text_length", "pooled_dim",
               "pooled_encoder", "latent_size")  # fmt: skip
 """Settings of the predictor that images and captions decide; the weights decide the others."""
@@ -81,32 +79,30 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
     model, sharding, way = _tuned(whole, base, batch, classes, machine)
     steps = min(STEPS[1], max(STEPS[0], SEEN * images.count // batch))
     size = parameters_of(whole).num_elements() / 1e6
+    hours = steps * batch * train_flop(whole.predictor) / (machine.cores * CORE_FLOP_PER_SECOND) / 3600
+    takes = "" if machine.accelerators else f"; about {hours:,.1f} hours on this CPU"
+    seen = f"each of {images.count:,} images {steps * batch // images.count:,} times"
     adapters = {"--lora-target-modules": Choice(ADAPTERS.targets[0], way), "--lora-r": Choice(ADAPTERS.rank),
                 "--lora-alpha": Choice(ADAPTERS.alpha)}  # fmt: skip
-    of_weights = {"image_size": Choice(base.image_size, "of the weights")}
     design = {
-        **(of_weights if starter.design["image_size"].value == base.image_size else {}),
-        "patch_size": Choice(base.predictor.patch_size, "of the weights"),
         "network": Choice(base.name, f"{size:,.4g} M parameters of {base.source.path}; {way}"),
+        "patch_size": Choice(base.predictor.patch_size, "of the weights"),
         "diffusion": Choice(base.diffusion["model_id"], "as the weights have learned"),
     }
     flags = {
         "--init-from": Choice(str(base.source.path), "the weights to begin with"),
         **({} if model is whole else adapters),
-        "--train-iters": Choice(steps, f"each of {images.count:,} images some {steps * batch // images.count:,} times"),
+        "--train-iters": Choice(steps, f"{seen}{takes}"),
         "--micro-batch-size": Choice(sharding.micro_batch_size, sharding.reasons["recompute_modules"]),
         "--lr": Choice(2e-5 if model is whole else 1e-4, "small: the network is trained already"),
         "--lr-decay-style": Choice("constant", "the run can be prolonged"),
         "--lr-warmup-iters": Choice(100),
         "--ema-decay": Choice(0.99, "samples are drawn from an average over some 100 steps"),
-        "--log-interval": Choice(10),
         "--sample-interval": Choice(steps // 10, "grids of samples in samples/, beside the checkpoints"),
         **({"--eval-interval": Choice(steps // 10)} if images.held_out else {}),
         "--save-interval": Choice(steps // 5),
     }
-    starter = Starter(model_json, model, sharding, starter.design | design, starter.flags | flags)
-    flags["--train-iters"] = Choice(steps, f"{flags['--train-iters'].reason}; {_cost(starter.flop, machine)}")
-    return dataclasses.replace(starter, flags=starter.flags | flags)
+    return Starter(model_json, model, sharding, starter.design | design, starter.flags | flags)
 
 
 def _weights_in(folder: Path, name: str) -> Path:
@@ -172,12 +168,3 @@ def _new_to(base: Base, whole: ModelConfig, classes: Sequence[str]) -> str:
         return "captions"
     kept = same_labels(base.source, whole.predictor, classes)
     return "classes" if len(classes) > 1 and not kept.keys() >= set(range(len(classes))) else ""
-
-
-def _cost(flop: float, machine: Machine) -> str:
-    """Return how long a run of ``flop`` takes here, as far as that is known."""
-    peak = (peak_tflops(machine.name, machine.precision.compute) or 0.0) * 1e12
-    rate = machine.accelerators * PART_OF_PEAK * peak if machine.accelerators else machine.cores * CORE_FLOP_PER_SECOND
-    hours = flop / rate / 3600 if rate else 0.0
-    return (f"about {hours:,.1f} hours here" if hours >= 2 else f"about {60 * hours:,.0f} minutes here") if rate else \
-        "mm-dit plan --peak-tflops says how long"  # fmt: skip

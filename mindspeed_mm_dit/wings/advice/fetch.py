@@ -59,7 +59,7 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
         raise ConfigError(f"--hub = {place}", f"is not known to have {name}; {', '.join(record.repos)} has it",
                           f"name what it is called there: mm-dit get OWNER/NAME --hub {place}")  # fmt: skip
     source, repo = HUBS[place](), record.repos[place]
-    page, folder = source.page(repo), root / place_of(repo)
+    page, folder = source.page.format(endpoint=source.endpoint, repo=repo), root / place_of(repo)
     with _refusals(name, page, folder):
         listing = source.listing(repo)
     parts = chosen(listing, record.files)
@@ -70,12 +70,19 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
         say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest}")
     say(f"  {sum(part.size for part in parts) / 1e6:10,.1f} MB  in {len(parts)} file(s), to {folder}")
     missing = [part for part in parts if _difference(folder / part.path, part)]
-    _check_room(sum(part.size for part in missing), folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    need, free = sum(part.size for part in missing), shutil.disk_usage(folder).free
+    if need > free:
+        raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
+                            "name a folder on a larger disk")  # fmt: skip
     for part in missing:
         (folder / part.path).unlink(missing_ok=True)  # (a hub's package might take what is damaged for whole)
         with _refusals(name, page, folder, f"broke off {TRIES} times"):
             _fetch_whole(source, repo, listing.revision, part, folder)
-        _check(folder / part.path, part, source)
+        if difference := _difference(folder / part.path, part):
+            (folder / part.path).unlink(missing_ok=True)
+            raise CheckpointError(f"{folder / part.path}", f"is not what {page} states: {difference}; it was removed",
+                                  "run the same command again, or use another mirror or hub")  # fmt: skip
     say(f"checked: size and digest of {len(parts)} file(s) in {folder}")
 
 
@@ -92,14 +99,6 @@ def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
     ]
 
 
-def _check_room(need: int, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
-                            "name a folder on a larger disk")  # fmt: skip
-
-
 def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path) -> None:
     for left in reversed(range(TRIES)):
         try:
@@ -107,15 +106,6 @@ def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path
         except Exception as error:
             if answer_of(error)[0] is not None or not left:
                 raise
-
-
-def _check(file: Path, part: Part, source: Hub) -> None:
-    if difference := _difference(file, part):
-        file.unlink(missing_ok=True)
-        raise CheckpointError(
-            str(file), f"is not what {source.endpoint or 'its name'} states: {difference}; it was removed",
-            "run the same command again; if it stays so, use another mirror or hub",
-        )  # fmt: skip
 
 
 def _difference(file: Path, part: Part) -> str:

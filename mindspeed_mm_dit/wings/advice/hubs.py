@@ -35,12 +35,11 @@ class Listing(NamedTuple):
 class HuggingFace:
     """The Hugging Face hub, or the mirror that HF_ENDPOINT names."""
 
+    page = "{endpoint}/{repo}/tree/main"
+    """Where a person finds the files."""
+
     def __init__(self) -> None:
         self.endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-
-    def page(self, repo: str) -> str:
-        """Return the address at which a person finds the files."""
-        return f"{self.endpoint}/{repo}/tree/main"
 
     def listing(self, repo: str) -> Listing:
         """Return what there is."""
@@ -63,10 +62,7 @@ class HuggingFace:
 class Address:
     """A file at an address of its own; the name of the file holds the beginning of its digest."""
 
-    endpoint = ""
-
-    def page(self, repo: str) -> str:
-        return repo
+    endpoint, page = "", "{repo}"
 
     def listing(self, repo: str) -> Listing:
         from huggingface_hub.utils import get_session, hf_raise_for_status
@@ -88,6 +84,8 @@ class Address:
 class ModelScope:
     """ModelScope (modelscope.cn), through its own package."""
 
+    page = "{endpoint}/models/{repo}/files"
+
     def __init__(self) -> None:
         try:
             from modelscope_hub import HubApi, HubConfig
@@ -95,9 +93,6 @@ class ModelScope:
             raise not_installed("--hub modelscope", "modelscope-hub", "modelscope") from None
         self._api: Any = HubApi()
         self.endpoint = str(HubConfig().endpoint)
-
-    def page(self, repo: str) -> str:
-        return f"{self.endpoint}/models/{repo}/files"
 
     def listing(self, repo: str) -> Listing:
         files = [file for file in self._api.list_repo_files(repo, "model") if not file.is_dir]
