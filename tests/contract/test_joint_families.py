@@ -37,11 +37,12 @@ def write_configs(name: str, place: Path) -> None:
     """Write configs of a small network of the family, which learns a few captioned images, to ``place``."""
     captioned_configs(place)
     model = json.loads((place / "model.json").read_text())
-    pooled = {"pooled_projection_dim": WIDTH} if hasattr(OURS[name], "pooled_projection_dim") else {}
-    sizes = {"num_attention_heads": 2, "in_channels": 3, "latent_size": (8, 8), "joint_attention_dim": WIDTH}
+    width = 2 * WIDTH if name == "sd3" else WIDTH  # of two encoders side by side
+    pooled = {"pooled_projection_dim": width} if hasattr(OURS[name], "pooled_projection_dim") else {}
+    sizes = {"num_attention_heads": 2, "in_channels": 3, "latent_size": (8, 8), "joint_attention_dim": width}
     predictor = dataclasses.replace(OURS[name], **sizes, **pooled)
-    texts = [condition for condition in predictor.conditions if isinstance(condition, TextCondition)]
-    model["text_encoder"] = [model["text_encoder"]] * (1 + max(text.encoder for text in texts))
+    parts = [part for text in predictor.conditions if isinstance(text, TextCondition) for part in text.parts]
+    model["text_encoder"] = [model["text_encoder"]] * (1 + max(part.encoder for part in parts))
     model["diffusion"] |= {"data_time": predictor.data_time}
     model["predictor"] = dataclasses.asdict(predictor)
     (place / "model.json").write_text(json.dumps(model))

@@ -14,7 +14,6 @@ import torch
 from megatron.training import get_args
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, TextCondition, TextStates
 from mindspeed_mm_dit.configs.model import AE_CONFIGS
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
@@ -46,6 +45,9 @@ class SoRAPredictor(torch.nn.Module):
 
     def __init__(self, **section: Any) -> None:
         super().__init__(_config(self.config_class, section, "predictor"))
+        if self.config.conditions.frames is not None:
+            raise ConfigError("predictor: its frames", "have no place in the host's own scripts", "use pretrain_dit.py")
+        self._axes = [array.ndim for array in self.config.conditions.examples(1).values()]
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         if not any(parameter.is_meta for parameter in self.parameters()):
             self._fill()
@@ -60,13 +62,11 @@ class SoRAPredictor(torch.nn.Module):
         return self
 
     def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:
-        """Predict at (x, timestep) for the labels or the encoded text ``prompt``, or for a list, one for each encoder.
+        """Predict at (x, timestep) for labels or states of a text as ``prompt``, or a list, one for each condition.
 
         Masks and shapes of the host are ignored: a network that leaves out padding finds it by its states of zeros.
         """
-        prompts = prompt if isinstance(prompt, (list, tuple)) else [prompt]
-        given = [_given(condition, prompts) for condition in self.config.conditions]
-        return super().forward(x, timestep, *given).float()
+        return super().forward(x, timestep, *_given(prompt, self._axes)).float()
 
     def _fill(self) -> None:
         runtime.load_arrays(self, initial_weights(parameters_of(self.config), get_args().seed))
@@ -78,18 +78,20 @@ def predictor_class(kind: type[PredictorConfig]) -> type:
     return type(f"SoRA{network.__name__}", (SoRAPredictor, network), {"config_class": kind, "__module__": __name__})
 
 
-def _given(condition: Condition, prompts: Sequence[Tensor]) -> Tensor:
-    """Return a condition out of what the host calls prompts: labels, or what each text encoder made of a text."""
-    if isinstance(condition, ClassLabel):
-        return prompts[0].reshape(-1)  # (B,)
-    if not isinstance(condition, TextCondition):
-        raise ConfigError(f"predictor: its {condition.item}", "has no place in the host's own scripts", "leave it out")
-    if condition.encoder >= len(prompts):
-        reason = f"is made by text encoder {condition.encoder}, and the batch has {len(prompts)} prompt(s)"
-        raise DataError(f"predictor: its {condition.name}", reason, "let prompt_ids be a list, one for each encoder")
-    text = prompts[condition.encoder]  # of one encoder the host keeps (B, 1, L, D)
-    sizes = (-1, text.shape[-1]) if isinstance(condition, TextStates) else (text.shape[-1],)
-    return text.reshape(text.shape[0], *sizes)  # (B, L, D) or (B, P)
+def _given(prompt: Any, axes: Sequence[int]) -> list[Tensor]:
+    """Return conditions of so many axes out of what the host calls prompts: labels, states of a text, pooled texts.
+
+    Raises:
+        DataError: there are more or fewer of them.
+    """
+    prompts = prompt if isinstance(prompt, (list, tuple)) else [prompt]
+    if len(prompts) != len(axes):
+        reason = f"holds {len(prompts)} prompt(s), and the predictor takes {len(axes)} condition(s)"
+        raise DataError("batch: prompt_ids", reason, "let it be a list, one for each, in the predictor's order")
+    sizes: dict[int, Any] = {1: lambda x: (-1,), 2: lambda x: (len(x), -1), 3: lambda x: (len(x), -1, x.shape[-1])}
+    return [
+        x.reshape(sizes[count](x)) for x, count in zip(prompts, axes)
+    ]  # (of one encoder the host keeps (B, 1, L, D))
 
 
 class SoRADiffusion:
