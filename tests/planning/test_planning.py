@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.pytorch import ops, runtime
+from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
@@ -153,7 +153,7 @@ def test_activations_under_cudas_autocast(monkeypatch):
     def float32_norm(self, x):
         return torch.native_layer_norm(x.float(), self.normalized_shape, None, None, self.eps)[0]
 
-    monkeypatch.setattr(ops, "addcmul", widest_addcmul)
+    monkeypatch.setattr(torch, "addcmul", widest_addcmul)
     monkeypatch.setattr(torch.nn.LayerNorm, "forward", float32_norm)
     model = model_of("DiT-S/2", num_layers=4)
     planned, _ = activation_bytes(model, Placement(precision=AUTOCAST))

@@ -8,7 +8,6 @@ from functools import lru_cache
 import numpy as np
 from torch import (
     Tensor,
-    addcmul,
     broadcast_to,
     cat,
     chunk,
@@ -38,6 +37,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.addcmul import addcmul
 from mindspeed_mm_dit.framework.pytorch.linear import linear
 from mindspeed_mm_dit.framework.pytorch.sequence import (
     gather_tokens,

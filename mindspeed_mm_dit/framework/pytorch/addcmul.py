@@ -1,0 +1,48 @@
+"""x + y * z, whose gradient takes what it needs and no more: PyTorch's own also multiplies y and z by a factor of 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Return x + y * z, with broadcasting."""
+    if torch.compiler.is_compiling():  # (the compiler leaves such products out itself)
+        return torch.addcmul(x, y, z)
+    return _AddCMul.apply(x, y, z)
+
+
+class _AddCMul(torch.autograd.Function):
+    """x + y * z with its gradients, bit for bit those of PyTorch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        _, of_y, of_z = ctx.needs_input_grad
+        ctx.save_for_backward(y if of_z else None, z if of_y else None)
+        ctx.save_for_forward(y, z)
+        result = torch.addcmul(x, y, z)
+        ctx.shapes, ctx.shape = (x.shape, y.shape, z.shape), result.shape
+        return result
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, y: Tensor | None, z: Tensor | None) -> Tensor:
+        """Return the derivative along tangents of the inputs; None for inputs that stay constant."""
+        of_z, of_y = ctx.saved_tensors
+        parts = [] if x is None else [x]
+        parts += [] if y is None else [y * of_y]
+        parts += [] if z is None else [of_z * z]
+        return sum(parts[1:], parts[0]).expand(ctx.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (y, z), (g,) = ctx.saved_tensors, gradients
+        of_x, of_y, of_z = ctx.needs_input_grad
+        shape_x, shape_y, shape_z = ctx.shapes
+        return (
+            g.sum_to_size(shape_x) if of_x else None,
+            (g * z).sum_to_size(shape_y) if of_y else None,
+            (g * y).sum_to_size(shape_z) if of_z else None,
+        )
