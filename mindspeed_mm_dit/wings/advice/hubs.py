@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mindspeed_mm_dit.errors import not_installed
 
@@ -32,17 +32,29 @@ class Listing(NamedTuple):
     parts: list[Part]
 
 
+class Hub(Protocol):
+    """A place that holds published weights."""
+
+    endpoint: str
+    page: str
+    """Where a person finds the files, a format of ``endpoint`` and ``repo``."""
+
+    def listing(self, repo: str) -> Listing:
+        """Return what there is."""
+
+    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
+
+
 class HuggingFace:
     """The Hugging Face hub, or the mirror that HF_ENDPOINT names."""
 
     page = "{endpoint}/{repo}/tree/main"
-    """Where a person finds the files."""
 
     def __init__(self) -> None:
         self.endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
 
     def listing(self, repo: str) -> Listing:
-        """Return what there is."""
         from huggingface_hub import HfApi
 
         info = HfApi(endpoint=self.endpoint).model_info(repo, files_metadata=True)
@@ -53,7 +65,6 @@ class HuggingFace:
         return Listing(str(info.sha), str(getattr(info.card_data, "license", None) or ""), parts)
 
     def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
-        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
         from huggingface_hub import hf_hub_download
 
         hf_hub_download(repo, part.path, revision=revision, local_dir=folder, endpoint=self.endpoint)
@@ -103,7 +114,6 @@ class ModelScope:
         self._api.download_file(repo, "model", part.path, revision=revision, local_dir=folder, file_size=part.size)
 
 
-Hub = HuggingFace | ModelScope | Address
 HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelScope, "address": Address}
 
 
