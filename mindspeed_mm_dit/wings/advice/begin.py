@@ -23,7 +23,7 @@ from mindspeed_mm_dit.wings.advice.starter import CORE_FLOP_PER_SECOND, DIFFUSIO
 
 WEIGHTS = Path("weights")
 """Where ``mm-dit get`` puts what it fetches."""
-ADAPTERS = Tuning(("blocks.{*}",), 16, 16)
+ADAPTERS = Tuning(("all",), 16, 16)
 """Trained where the whole network does not fit: LoRA of every layer of the blocks."""
 SEEN, STEPS = 160, (500, 10_000)
 """How often each image is seen, within these numbers of steps."""
@@ -84,7 +84,9 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
     seen = f"each of {images.count:,} images {steps * batch // images.count:,} times"
     adapters = {"--lora-target-modules": Choice(ADAPTERS.targets[0], way), "--lora-r": Choice(ADAPTERS.rank),
                 "--lora-alpha": Choice(ADAPTERS.alpha)}  # fmt: skip
+    same_size = starter.design["image_size"].value == base.image_size
     design = {
+        **({"image_size": Choice(base.image_size, "of the weights")} if same_size else {}),
         "network": Choice(base.name, f"{size:,.4g} M parameters of {base.source.path}; {way}"),
         "patch_size": Choice(base.predictor.patch_size, "of the weights"),
         "diffusion": Choice(base.diffusion["model_id"], "as the weights have learned"),

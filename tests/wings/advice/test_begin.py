@@ -94,7 +94,7 @@ def test_where_the_whole_does_not_fit_adapters_are_trained_and_flow_stays_flow(h
     assert "--from = SiT-XL/2: does not know these classes, so all of it must be trained" in capsys.readouterr().err
     assert init("--from SiT-XL/2", memory="0.6", images="my_images/tench") == 0
     words = read_train_args(here / "config/train.args")
-    assert words[words.index("--lora-target-modules") + 1] == "blocks.{*}" and "--lora-r" in words
+    assert words[words.index("--lora-target-modules") + 1] == "all" and "--lora-r" in words
     content = json.loads((here / "config/model.json").read_text())
     assert content["diffusion"] == {"model_id": "flow_matching", "path": "linear", "prediction_type": "velocity"}
     assert content["ae"]["from_pretrained"] == "weights/sd-vae-ft-ema" and content["predictor"]["num_heads"] == 6
