@@ -113,12 +113,20 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
 def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     """Declare the sampler, its steps, and the guidance."""
     add_sampler(parser)
-    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, for videos 50)")
+    parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, for videos 50, for FLUX.1 28)")
     parser.add_argument(
         "--cfg-scale",
         type=float,
-        default=cfg_scale,
-        help=f"classifier-free guidance: 1 is none, larger is closer to the class (default {cfg_scale:g})",
+        help=f"classifier-free guidance: 1 is none, larger is closer to the class (default {cfg_scale:g}, or 1 for a "
+        "network that takes --guidance)",
+    )
+    parser.set_defaults(usual_cfg_scale=cfg_scale)
+    parser.add_argument(
+        "--guidance",
+        type=float,
+        metavar="G",
+        help="strength of guidance for a network that takes it as an input, such as FLUX.1-dev (default: "
+        "predictor.guidance of its model.json)",
     )
     parser.add_argument(
         "--guidance-checkpoint",
@@ -235,7 +243,7 @@ def load_asked(
 
     return load_model(
         checkpoint or args.checkpoint, args.model, args.weights == "ema", adapters, bf16=args.bf16,
-        torch_compile=args.torch_compile,
+        torch_compile=args.torch_compile, guidance=args.guidance,
     )  # fmt: skip
 
 
@@ -269,6 +277,7 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}"
         + (f", rescaled by {guidance.rescale}" if guidance.rescale else ""),
+        **({"told guidance": f"{args.guidance:g}"} if args.guidance is not None else {}),
         "precision": "bfloat16" if args.bf16 else "float32",
     }
 
@@ -289,6 +298,7 @@ def settings_of(
     from mindspeed_mm_dit.sampling.generate import settings_for
     from mindspeed_mm_dit.sampling.load import weaker_network
 
+    config.predictor.told(args.guidance)
     channels: GuidedChannels | None = args.cfg_channels
     weaker = None
     if args.guidance_checkpoint is not None:
@@ -300,6 +310,7 @@ def settings_of(
         sampler=args.sampler,
         steps=args.steps,
         scale=args.cfg_scale,
+        usual_scale=args.usual_cfg_scale,
         channels=channels,
         interval=parse_interval(args.cfg_interval),
         rescale=args.cfg_rescale,

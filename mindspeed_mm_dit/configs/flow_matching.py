@@ -13,9 +13,14 @@ SCHEDULES = ("flux", "flux2", "qwen_image", "sd3", "sd3_dynamic")
 """The published tables of sampling times (``objectives/flow/published_times.py``)."""
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
-LossWeight = Literal["velocity", "likelihood"]
+LossWeight = Literal["velocity", "likelihood", "sigma_sqrt", "cosmap", "data"]
+_WEIGHTS = {"velocity": ("sigma_sqrt", "cosmap", "data"), "data": ()}
+"""Weights of the loss of each prediction; of noise and score, the two of SiT."""
+_MU = {"flux": (4096, 1.15), "qwen_image": (8192, 0.9)}
+"""Name -> tokens of an image, and the logarithm of its shift; it is 0.5 at 256 tokens, on a line."""
 
 
+SIT_WEIGHTS = ("velocity", "likelihood")
 _LEAST_EPS = 1e-6
 """Smallest distance from the ends of the times; float32 resolves it with some margin."""
 _BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4), "sample_shift": (1e-4, 1e4)}
@@ -37,8 +42,9 @@ class FlowMatchingConfig:
     """What the network predicts: dx/dt, the noise, the score, or the data. With "data" the loss is that of the velocity
     that the prediction implies (JiT; Li & He 2025)."""
     loss_weight: LossWeight | None = None
-    """Weight of the squared error of noise and score: null for 1, or one of the published weights. Must be null for
-    velocity and data."""
+    """Weight of the squared error: null for 1, or one of the published weights. Of noise and score: "velocity" or
+    "likelihood" (SiT). Of a velocity, as in diffusers' training scripts: "sigma_sqrt" (sigma^-2), "cosmap" (Esser et
+    al. 2024), or "data" (sigma^2), which scores the data that the velocity implies. Must be null for data."""
     data_time: Literal[0, 1] = 1
     """Time of clean data as the network sees it. 1: its velocity points from noise at 0 to data at 1. 0: it points from
     data at 0 to noise at 1 (REPA; Yu et al. 2024)."""
@@ -50,18 +56,24 @@ class FlowMatchingConfig:
     cosine_loss: bool = False
     """Add 1 - cos of the angle between predicted and true velocity, over channels, to the squared error (LightningDiT;
     Yao & Wang 2025)."""
-    timestep_sampling: Literal["uniform", "logit_normal"] = "uniform"
-    """Distribution of the training times: uniform as published, or logit-normal (Esser et al. 2024, eq. 19)."""
+    timestep_sampling: Literal["uniform", "logit_normal", "mode"] = "uniform"
+    """Distribution of the training times: uniform as published, logit-normal, or with heavy tails ("mode"; Esser et
+    al. 2024, eqs. 19 and 20)."""
     logit_mean: float = 0.0
     """Mean of the logit of t with "logit_normal", -20 to 20; above 0 times are nearer to the data."""
     logit_std: float = 1.0
     """Standard deviation of the logit of t with "logit_normal", 1e-6 to 20."""
+    mode_scale: float = 1.29
+    """With "mode": from -1 to 1.75; above 0 times are nearer to the middle, below to the ends."""
     shift: float = 1.0
     """Shift of training and sampling times; above 1 moves them towards noise (Esser et al. 2024, eq. 23). 0.0001 to
     10000."""
     shift_base: int | None = None
     """Elements C H W of a latent for which the shift is 1. The shift is then sqrt(C H W / shift_base), so it grows with
     the number of tokens (Esser et al. 2024, section 5.3.2; RAE has 4096). null: use ``shift``."""
+    dynamic_shift: Literal["flux", "qwen_image"] | None = None
+    """Shift by the number of tokens (2 x 2 latent pixels) of each image, as FLUX.1 and SD3 ("flux") or Qwen-Image are
+    sampled: e^mu, with mu on a line from 0.5 at 256 tokens to 1.15 at 4,096, or 0.9 at 8,192. null: use ``shift``."""
     sample_shift: float | None = None
     """Shift of the sampling times, 0.0001 to 10000; null: that of training. LightningDiT trains with 1 and samples with
     1 / 0.3."""
@@ -86,14 +98,24 @@ class FlowMatchingConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 0.5:
                 raise ConfigError(f"diffusion.{name} = {value}", "must lie in [0, 0.5), or be null")
-        if self.loss_weight is not None and self.prediction_type in ("velocity", "data"):
-            raise ConfigError(
-                f"diffusion.loss_weight = {self.loss_weight!r}",
-                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
-                "set it to null, or predict 'noise' or 'score'",
-            )
+        self._check_weight()
         self._check_recipes()
         self._check_ends()
+
+    def _check_weight(self) -> None:
+        """Raise ConfigError for a weight of the loss that the prediction does not have."""
+        what, known = f"diffusion.loss_weight = {self.loss_weight!r}", _WEIGHTS.get(self.prediction_type, SIT_WEIGHTS)
+        if self.loss_weight in (None, *known):
+            if self.loss_weight is not None and known is not SIT_WEIGHTS and self.path != "linear":
+                raise ConfigError(what, f"is of the path 'linear', and this one is {self.path!r}", "set it to null")
+            return
+        if self.loss_weight in SIT_WEIGHTS or not known:
+            raise ConfigError(
+                what, f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
+                "set it to null, or predict 'noise' or 'score'",
+            )  # fmt: skip
+        reason = f"is of predicted velocities, and prediction_type is {self.prediction_type!r}"
+        raise ConfigError(what, reason, f"use {' or '.join(known)}, or null")
 
     def _check_recipes(self) -> None:
         """Raise ConfigError for settings of later recipes that contradict the others."""
@@ -110,12 +132,14 @@ class FlowMatchingConfig:
         self._check_schedule()
         check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
         check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)
+        check_between("diffusion.mode_scale", self.mode_scale, -1.0, 1.75)
         if self.shift_base is not None:
             require_positive(self, "diffusion", "shift_base")
-            if self.shift != 1.0:
-                raise ConfigError(
-                    f"diffusion.shift = {self.shift}", f"contradicts shift_base = {self.shift_base}", "drop one of them"
-                )
+        shifts = {"shift": self.shift if self.shift != 1 else None, "shift_base": self.shift_base,
+                  "dynamic_shift": self.dynamic_shift}  # fmt: skip
+        (first, *others) = [f"{name} = {value}" for name, value in shifts.items() if value is not None] or [""]
+        if others:
+            raise ConfigError(f"diffusion.{first}", f"contradicts {others[0]}", "drop one of them")
 
     def _check_schedule(self) -> None:
         """Raise ConfigError for a table of times that does not exist, or is of another kind of flow."""
@@ -131,12 +155,15 @@ class FlowMatchingConfig:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
         if sampling and self.sample_shift is not None:
             return self.sample_shift
+        if self.dynamic_shift is not None:
+            return math.exp(mu_of(self.dynamic_shift, math.prod(shape[1:]) / 4))
         return self.shift if self.shift_base is None else math.sqrt(math.prod(shape) / self.shift_base)
 
     def _check_ends(self) -> None:
         """Raise ConfigError if training or sampling would meet an infinite value at an end of the times."""
         train, sample = self.eps
-        infinite_loss = self.loss_weight is not None or (self.path == "vp" and self.prediction_type == "velocity")
+        infinite_loss = self.loss_weight in (*SIT_WEIGHTS, "sigma_sqrt")
+        infinite_loss |= self.path == "vp" and self.prediction_type == "velocity"
         infinite_velocity = self.prediction_type == "noise" or (self.path != "vp" and self.prediction_type == "score")
         for name, eps, is_infinite, what in (
             ("train_eps", train, infinite_loss, "the loss"),
@@ -153,7 +180,8 @@ class FlowMatchingConfig:
     @property
     def eps(self) -> tuple[float, float]:
         """Distance from singular ends in (training, sampling): as given, or as published."""
-        return self._eps(self.train_eps, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
+        train = 1e-3 if self.train_eps is None and self.loss_weight == "sigma_sqrt" else self.train_eps
+        return self._eps(train, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError if the network has too few output channels; extra channels are ignored (SiT)."""
@@ -194,3 +222,9 @@ class FlowMatchingConfig:
 
     def _start(self, eps: float) -> float:
         return 0.0 if self.path == "vp" else eps  # (only VP's end is singular)
+
+
+def mu_of(name: str, tokens: float) -> float:
+    """Return the logarithm of the shift that the networks of ``name`` have for an image of ``tokens``."""
+    most_tokens, most = _MU[name]
+    return 0.5 + (most - 0.5) * (tokens - 256) / (most_tokens - 256)

@@ -46,6 +46,7 @@ class Flux2Config(JointConfig):
     """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.flux2:Flux2"
+    published_chain = ("euler", 50)
     diffusers_class = "Flux2Transformer2DModel"
     patch_size = 1
     token_channels = 1

@@ -45,6 +45,7 @@ class JointConfig(PredictorConfig):
     token_channels: ClassVar[int] = 4
     """Channels of a token in diffusers' config.json for each channel of the latents."""
     data_time = 0
+    published_chain = ("euler", 28)
     patch_size = 2
     adaptable = ("text_length", "latent_size")
     rope_theta = 10000.0  # a key of some families

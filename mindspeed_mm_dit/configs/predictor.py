@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +56,8 @@ class PredictorConfig(ABC):
     data_time: int | None = None  # time of clean data that it was published with, of flow matching; None: any objective
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # without patches, for latents of clips
+    published_chain: tuple[str, int] | None = None  # sampler and steps that it was published with
+    guidance_embeds: bool = False  # whether it takes the strength of guidance as an input, ``guidance``
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings in which the source of ``begun_from`` may differ
 
     @property
@@ -90,6 +92,21 @@ class PredictorConfig(ABC):
                 f"latents of shape {shape}", f"predictor {self.model_id!r} takes {self.latent_shape} alone"
             )
         return self
+
+    def told(self, guidance: float | None) -> PredictorConfig:
+        """Return the same network, told this strength of ``guidance``; ConfigError if it takes none. None: as it is."""
+        if guidance is None:
+            return self
+        if not self.guidance_embeds:
+            raise ConfigError(
+                f"--guidance = {guidance:g}", f"predictor {self.model_id!r} takes no strength of guidance as an input",
+                "leave it out, and guide with --cfg-scale",
+            )  # fmt: skip
+        return replace(self, guidance=guidance)  # type: ignore[type-var]
+
+    def cfg_scale(self, wanted: float) -> float:
+        """Return ``wanted``, the usual scale of classifier-free guidance; 1 for a network that is guided already."""
+        return 1.0 if self.guidance_embeds else wanted
 
     def narrowed(self) -> PredictorConfig:
         """Return a smaller, faster network of the same kind, with fewer and narrower blocks; or itself."""

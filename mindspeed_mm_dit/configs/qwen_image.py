@@ -25,6 +25,7 @@ class QwenImageConfig(JointConfig):
     """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
+    published_chain = ("euler", 50)
     diffusers_class = "QwenImageTransformer2DModel"
     fixed: ClassVar = {
         "patch_size": (2,), "guidance_embeds": (False,), "zero_cond_t": (False,), "use_layer3d_rope": (False,),

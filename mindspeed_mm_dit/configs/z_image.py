@@ -43,6 +43,7 @@ class ZImageConfig(JointConfig):
     """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.z_image:ZImage"
+    published_chain = ("euler", 50)
     diffusers_class = "ZImageTransformer2DModel"
     data_time = 1
     token_channels = 1

@@ -83,7 +83,8 @@ def settings_for(
     *,
     sampler: str | None = None,
     steps: int | None = None,
-    scale: float = 4.0,
+    scale: float | None = None,
+    usual_scale: float = 4.0,
     channels: GuidedChannels | None = None,
     interval: tuple[float, float] = (0.0, 1.0),
     rescale: Rescale | None = None,
@@ -97,11 +98,17 @@ def settings_for(
 ) -> SampleSettings:
     """Return the settings to sample a model of ``config``; the model decides those that are None.
 
+    usual_scale: ``scale`` if that is None, of networks that are not guided already.
+
     Raises:
         ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
         PlatformError: the framework does not support ``bf16`` here.
     """
     default: GuidedChannels = "3" if config.predictor.conditions.items == ("label",) and weaker is None else "all"
+    scale = config.predictor.cfg_scale(usual_scale) if scale is None else scale
+    own = config.predictor.published_chain or (
+        next(iter(objective_of(config.diffusion).samplers)), 50 if len(config.sample_size) == 3 else 250
+    )  # fmt: skip
     guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
     if rescale is not None and len(config.latent_shape) != 3:
         raise ConfigError(f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag")
@@ -109,8 +116,8 @@ def settings_for(
         reason = f"the latents of this model have {config.predictor.latent_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
     settings = SampleSettings(
-        sampler=next(iter(objective_of(config.diffusion).samplers)) if sampler is None else sampler,
-        steps=(50 if len(config.sample_size) == 3 else 250) if steps is None else steps,
+        sampler=own[0] if sampler is None else sampler,
+        steps=own[1] if steps is None else steps,
         guidance=guidance,
         seed=seed,
         batch_size=batch_size,
@@ -121,8 +128,8 @@ def settings_for(
         low_scale=low_scale,
     )
     runtime.low_precision(bf16)  # raises if it cannot do that
-    own = sampler_options(config.diffusion, settings.sampler, settings.options)
-    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, own)
+    options = sampler_options(config.diffusion, settings.sampler, settings.options)
+    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
     check_guidance(settings, config)
     return settings
 

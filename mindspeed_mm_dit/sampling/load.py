@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,16 +105,19 @@ def load_model(
     bf16: bool = False,
     torch_compile: bool = False,
     encodes: bool = True,
+    guidance: float | None = None,
 ) -> tuple[Any, ModelConfig]:
     """Return (composite on the device, its config).
 
     ``model_json`` may be None for a checkpoint of ours, which has its model.json. ``adapters`` are added to the
     weights. ``bf16``: only to generate samples in bfloat16. ``torch_compile``: compile the blocks when they are first
-    called. ``encodes``: with autoencoder and text encoders.
+    called. ``encodes``: with autoencoder and text encoders. ``guidance``: strength for a network that takes it as an
+    input, instead of the one in its config.
     """
 
     def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
         _, config, classes = _described(path, model_json)
+        config = replace(config, predictor=config.predictor.told(guidance))
         model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
         return model, config, _weights(path, config, classes, use_ema)
 

@@ -177,7 +177,7 @@ class Pipeline:
         last_image: Any = None,
         num: int = 1,
         steps: int | None = None,
-        guidance: float = 4.0,
+        guidance: float | None = None,
         low_noise_guidance: float | None = None,
         sampler: str | None = None,
         seed: int = 0,
@@ -198,7 +198,8 @@ class Pipeline:
         array holds labels. A single class or prompt needs no list. steps, sampler: None for the objective's defaults.
         image, last_image: what a video begins and ends with, if the model takes it: a file, a PIL image, or an array
         (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is none, larger follows
-        the condition more closely; ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert.
+        the condition more closely; None is 4, or 1 if the network takes the strength of guidance as an input;
+        ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert.
         frames, size (H, W) or "HxW": draw another size. options: further options of the sampler, by name. path: number
         of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
         after every step with the number of samples it worked on.

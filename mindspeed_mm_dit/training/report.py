@@ -92,14 +92,14 @@ def report(args: RunConfig) -> None:
     if why := _why_nothing(args):
         tell(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
         return
-    data = open_data_set(args.mm, args.seed)
+    data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
     job = ReportJob(
         save=args.save,
         tensorboard_dir=args.parts["tensorboard_dir"],
         ai_framework=active(),
         sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
         steps=args.report_steps,
-        cfg_scale=args.report_cfg_scale if args.mm.model.predictor.conditions.has_null else 1.0,
+        cfg_scale=predictor.cfg_scale(args.report_cfg_scale) if predictor.conditions.has_null else 1.0,
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,

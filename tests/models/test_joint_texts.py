@@ -14,6 +14,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 import torch
 import transformers
+from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -22,6 +23,8 @@ from mindspeed_mm_dit.configs.text_encoder import Qwen3Config, Qwen25VLConfig
 from mindspeed_mm_dit.data.conditions.joined import KEPT
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder, open_tokenizer
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.captions_fixtures import captioned_configs
@@ -200,3 +203,35 @@ def test_an_encoder_of_another_kind_is_named(tmp_path):
     folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
     with pytest.raises(ConfigError, match="is of a 'qwen3', not of a 'qwen2_5_vl'"):
         open_tokenizer(Qwen25VLConfig(folder))
+
+
+def test_the_strength_of_guidance_is_told_where_it_is_an_input(framework, tmp_path):
+    """FLUX.1-dev is guided by its input alone, with Euler steps, unless one asks for more."""
+    from mindspeed_mm_dit.sampling.generate import settings_for
+    from mindspeed_mm_dit.sampling.load import load_model
+
+    model, _ = configs_of(tmp_path, "flux", {"guidance_embeds": True})
+    config = load_model_config(model)
+    weights = initial_weights(parameters_of(config), 0)
+    save_file(weights, tmp_path / "weights.safetensors")
+    loaded = [load_model(tmp_path / "weights.safetensors", model, guidance=strength)[0] for strength in (None, 2.0)]
+    assert [float(own.predictor.guidance) for own in loaded] == [3.5, 2.0]
+    settings = settings_for(config)
+    assert (settings.sampler, settings.steps, settings.guidance.scale) == ("euler", 28, 1.0)
+    assert settings_for(config, scale=2.0).guidance.scale == 2.0
+
+
+def test_a_strength_of_guidance_that_no_input_takes_is_refused(tmp_path, capsys):
+    model, _ = configs_of(tmp_path, "flux")
+    save_file(initial_weights(parameters_of(load_model_config(model)), 0), tmp_path / "weights.safetensors")
+    files = (
+        "--checkpoint",
+        str(tmp_path / "weights.safetensors"),
+        "--model",
+        str(model),
+        "--output",
+        str(tmp_path / "a.png"),
+    )
+    assert main(["sample", *files, "--prompt", "a one", "--guidance", "3.5"]) == 2
+    assert "--guidance = 3.5: predictor 'flux' takes no strength of guidance" in capsys.readouterr().err
+    assert main(["sample", *files, "--prompt", "a one", "--steps", "2"]) == 0

@@ -10,6 +10,13 @@ from mindspeed_mm_dit.objectives.contract import Arrays
 from mindspeed_mm_dit.objectives.flow.path import PathPoint, point_at
 from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, told, training_times
 
+_WEIGHTS = {
+    "sigma_sqrt": lambda sigma: sigma**-2.0,
+    "cosmap": lambda sigma: 2 / (np.pi * (1 - 2 * sigma + 2 * sigma**2)),
+    "data": lambda sigma: sigma**2,
+}
+"""Weights of a velocity's loss by noise level, as in diffusers' training scripts (Esser et al. 2024)."""
+
 
 def draws(config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) as the network takes them, noise (B, *shape), and coefficients (B, 5), each float32."""
@@ -43,6 +50,8 @@ def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) ->
         return least_rest(config, t) ** -2
     if config.loss_weight is None:
         return np.ones_like(point.alpha)
+    if config.prediction_type == "velocity":
+        return _WEIGHTS[config.loss_weight](point.sigma)
     if config.loss_weight == "velocity":
         return (point.score_gain / point.sigma) ** 2
     return point.score_gain / point.sigma**2

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.flow_matching import mu_of
+
 Sigmas = Callable[[int, tuple[int, ...], float], np.ndarray]
 """(steps, shape (C, H, W) of a latent, shift) -> noise levels (steps + 1,) float64, the last 0."""
 _LEAST, _QWEN_END = 0.001, 0.02
@@ -25,36 +27,20 @@ def _ended(sigmas: np.ndarray) -> np.ndarray:
     return np.append(sigmas, 0.0)
 
 
-def _line(x: float, start: tuple[float, float], end: tuple[float, float]) -> float:
-    """Return the value at ``x`` of the line through two points (x, y)."""
-    (x0, y0), (x1, y1) = start, end
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
 def _tokens(shape: tuple[int, ...]) -> float:
     """Return the patches of 2 x 2 of latents (C, H, W)."""
     return math.prod(shape[1:]) / 4
-
-
-def flux_mu(tokens: float, most: float = 1.15, at: int = 4096) -> float:
-    """Return the logarithm of FLUX.1's shift for an image of ``tokens``."""
-    return _line(tokens, (256, 0.5), (at, most))
 
 
 def flux2_mu(tokens: float, steps: int) -> float:
     """Return the logarithm of FLUX.2's shift for an image of ``tokens`` and a chain of ``steps``."""
     of_200 = 0.00016927 * tokens + 0.45666666
     of_10 = 8.73809524e-05 * tokens + 1.89833333
-    return of_200 if tokens > 4300 else _line(steps, (10, of_10), (200, of_200))
-
-
-def qwen_image_mu(tokens: float) -> float:
-    """Return the logarithm of Qwen-Image's shift for an image of ``tokens``."""
-    return flux_mu(tokens, 0.9, 8192)
+    return of_200 if tokens > 4300 else of_10 + (of_200 - of_10) * (steps - 10) / 190
 
 
 def _flux(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    return _ended(_shifted(_even(steps), math.exp(flux_mu(_tokens(shape)))))
+    return _ended(_shifted(_even(steps), math.exp(mu_of("flux", _tokens(shape)))))
 
 
 def _flux2(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
@@ -62,7 +48,7 @@ def _flux2(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
 
 
 def _qwen_image(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    sigmas = _shifted(_even(steps), math.exp(qwen_image_mu(_tokens(shape))))
+    sigmas = _shifted(_even(steps), math.exp(mu_of("qwen_image", _tokens(shape))))
     return _ended(1 - (1 - sigmas) * (1 - _QWEN_END) / (1 - sigmas[-1]) if steps > 1 else sigmas)
 
 
@@ -72,7 +58,7 @@ def _sd3(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
 
 
 def _sd3_dynamic(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    return _ended(_shifted(np.linspace(1, _LEAST, steps), math.exp(flux_mu(_tokens(shape)))))
+    return _ended(_shifted(np.linspace(1, _LEAST, steps), math.exp(mu_of("flux", _tokens(shape)))))
 
 
 PUBLISHED: Mapping[str, Sigmas] = {

@@ -29,6 +29,11 @@ def logit_normal(z: np.ndarray, mean: float, std: float) -> np.ndarray:
     return 1 / (1 + np.exp(-(mean + std * z)))
 
 
+def heavy_tailed(u: np.ndarray, scale: float) -> np.ndarray:
+    """Turn uniform draws into times with a mode at the middle and heavy tails (Esser et al. 2024, eq. 20)."""
+    return u + scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)
+
+
 def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     """Return max(1 - t, t_eps), the divisor that turns predicted data minus x_t into a velocity, float64."""
     return np.maximum(1 - t.astype(np.float64), config.t_eps)
@@ -49,6 +54,8 @@ def training_times(
     draws = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
     if config.timestep_sampling == "uniform":
         t = np.array([draw.random() for draw in draws])
+    elif config.timestep_sampling == "mode":
+        t = heavy_tailed(np.array([draw.random() for draw in draws]), config.mode_scale)
     else:
         z = np.array([draw.standard_normal() for draw in draws])
         t = logit_normal(z, config.logit_mean, config.logit_std)

@@ -90,7 +90,7 @@ def settings_of(args: RunConfig) -> SampleSettings:
     """Return how the pictures of a run are drawn."""
     model = args.mm.model
     conditions = model.predictor.conditions
-    scale = args.report_cfg_scale if conditions.has_null else 1.0
+    scale = model.predictor.cfg_scale(args.report_cfg_scale) if conditions.has_null else 1.0
     return SampleSettings(
         sampler=objective_of(model.diffusion).quick_sampler,
         steps=STEPS,

@@ -13,6 +13,7 @@ from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoef
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
 from mindspeed_mm_dit.objectives.flow.timesteps import (
     check_heun_end,
+    heavy_tailed,
     logit_normal,
     sampling_times,
     sde_times,
@@ -89,9 +90,45 @@ def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_a
         check_heun_end(FlowMatchingConfig(prediction_type=prediction), np.array([0.0, 1.0]), none)
 
 
+def test_times_with_heavy_tails_are_those_of_the_paper_whose_time_runs_the_other_way():
+    u, scale = np.linspace(0, 1, 11), 1.29
+    theirs = 1 - u - scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)  # Esser et al. 2024, eq. 20: 1 is noise
+    np.testing.assert_allclose(heavy_tailed(u, scale), 1 - theirs, atol=1e-15)
+    times = training_times(FlowMatchingConfig(timestep_sampling="mode"), 0, SAMPLE_INDICES)
+    middle = ((times > 0.4) & (times < 0.6)).mean()
+    assert times.min() >= 0 and times.max() <= 1 and middle > 0.3  # 0.2 of uniform ones
+
+
+def test_training_times_are_shifted_by_the_tokens_of_an_image():
+    config = FlowMatchingConfig(dynamic_shift="flux")
+    small, large = (16, 32, 32), (16, 128, 128)  # 256 and 4,096 tokens
+    assert [config.shift_of(shape) for shape in (small, large)] == pytest.approx([np.exp(0.5), np.exp(1.15)])
+    assert FlowMatchingConfig(dynamic_shift="qwen_image").shift_of((16, 128, 256)) == pytest.approx(np.exp(0.9))
+    plain = training_times(FlowMatchingConfig(), 0, SAMPLE_INDICES)
+    np.testing.assert_allclose(
+        training_times(config, 0, SAMPLE_INDICES, large), shifted(plain, np.exp(1.15)), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "of"),
+    [("sigma_sqrt", lambda s: s**-2), ("cosmap", lambda s: 2 / (np.pi * (1 - 2 * s + 2 * s * s))), ("data", np.square)],
+)
+def test_losses_of_velocities_are_weighted_as_in_diffusers(weight, of):
+    config = FlowMatchingConfig(loss_weight=weight, data_time=0)
+    sigma = np.array([0.25, 0.5, 0.875])
+    np.testing.assert_allclose(coefficients(config, 1 - sigma)[:, -1], of(sigma), rtol=1e-6)
+    assert config.eps[0] == (1e-3 if weight == "sigma_sqrt" else 0)  # the lowest of diffusers' 1,000 noise levels
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
+        ({"mode_scale": 2.0}, "diffusion.mode_scale = 2.0"),
+        ({"dynamic_shift": "flux", "shift": 3.0}, "diffusion.shift = 3.0: contradicts dynamic_shift = flux"),
+        ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is of predicted velocities"),
+        ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': is of the path 'linear'"),
+        ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
         ({"shift": 0.0}, "diffusion.shift = 0.0"),
         ({"shift": float("inf")}, "diffusion.shift = inf"),
         ({"logit_std": -1.0}, "diffusion.logit_std = -1.0"),

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig, mu_of
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.joint import pack
 from mindspeed_mm_dit.models.layers import as_tokens
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
-from mindspeed_mm_dit.objectives.flow.published_times import flux2_mu, flux_mu, qwen_image_mu
+from mindspeed_mm_dit.objectives.flow.published_times import flux2_mu
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.wings.lab.reference.file import Given, Tensor
 from mindspeed_mm_dit.wings.lab.table import NotThere
@@ -84,7 +84,7 @@ class OfFlux(Family):
         return Guidance(float(variant.removeprefix("true_cfg") or 1)), "sample/guidance"
 
     def mu(self, tokens: int, steps: int) -> float:
-        return flux_mu(tokens)
+        return mu_of("flux", tokens)
 
 
 class OfSD3(Family):
@@ -122,7 +122,7 @@ class OfQwenImage(Family):
         return Guidance(1.0 if variant == "cfg1" else float(self.given["sample/true_cfg_scale"]), rescale="token"), ""
 
     def mu(self, tokens: int, steps: int) -> float:
-        return qwen_image_mu(tokens)
+        return mu_of("qwen_image", tokens)
 
 
 class OfZImage(Family):
