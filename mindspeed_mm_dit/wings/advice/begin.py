@@ -96,6 +96,7 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         **({} if model is whole else adapters),
         "--train-iters": Choice(steps, f"{seen}{takes}"),
         "--micro-batch-size": Choice(sharding.micro_batch_size, sharding.reasons["recompute_modules"]),
+        "--optimizer": Choice("adam", "as the weights were trained"),
         "--lr": Choice(2e-5 if model is whole else 1e-4, "small: the network is trained already"),
         "--lr-decay-style": Choice("constant", "the run can be prolonged"),
         "--lr-warmup-iters": Choice(100),

@@ -15,3 +15,4 @@ def join() -> None:
     for name in ("moving_digits", "moving_digits_buckets"):
         join("built-in clips", name, f"{__name__}.demo.moving_digits:{name.upper()}")
     join("judge of a report", "built-in data", f"{__name__}.built_in:judge_of")
+    join("test of scores", "own images", f"{__name__}.images_judge:self_test")

