@@ -48,6 +48,8 @@ class GivenWeights:
     """Label of each class by its name; empty if names are not known."""
     is_described: bool
     """Whether model.json or config.json tells the network, and not the shapes of its tensors."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how they were read."""
 
     @property
     def what(self) -> str:
@@ -125,7 +127,9 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Given
     predictor = described or _told_by(shapes, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
     names = _names(path, kind, state.facts)
-    return GivenWeights(path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None)
+    return GivenWeights(
+        path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None, state.notes
+    )
 
 
 def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
@@ -219,12 +223,16 @@ def _decides(source: GivenWeights, differ: Mapping[str, str]) -> bool:
 
 def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting that differs and cannot be adapted, by its name."""
-    there, passed_over = vars(source.predictor), (*_HEADS, *here.adaptable)
-    differ = {
-        name: f"{name} is {there.get(name)} there and {value} here"
-        for name, value in vars(here).items()
-        if there.get(name) != value and name not in passed_over
-    }
+    differ = settings_that_differ(source.predictor, here)
     if source.num_heads not in (None, here.num_heads):
         differ["num_heads"] = f"num_heads is {source.num_heads} there and {here.num_heads} here"
     return differ
+
+
+def settings_that_differ(there: PredictorConfig, here: PredictorConfig) -> dict[str, str]:
+    """Describe each setting, other than the number of heads, that differs and cannot be adapted, by its name."""
+    return {
+        name: f"{name} is {vars(there).get(name)} there and {value} here"
+        for name, value in vars(here).items()
+        if vars(there).get(name) != value and name not in (*_HEADS, *here.adaptable)
+    }

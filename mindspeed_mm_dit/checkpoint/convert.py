@@ -86,9 +86,11 @@ def _convert(
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     say(f"reading {source} ({source_format})")
-    state, notes = FORMATS[source_format].read(source), list[str]()
+    state = FORMATS[source_format].read(source)
+    notes = [*state.notes]
     if FORMATS[target_format].room is not Room.TRAINING:
-        state, notes = _without_projectors(state)
+        state, left_out = _without_projectors(state)
+        notes += left_out
     if description is not None:
         state = _described(state, description)
     check(state, str(source))
@@ -139,7 +141,7 @@ def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
     notes = [note for adapter, _ in adapters for note in adapter.notes]
     if "optimizer" in state.trees:
         notes.append("the optimizer's state is left out: it belongs to the weights without the adapters")
-    return state.with_trees(trees), notes
+    return replace(state, trees=trees, is_bfloat16=False), notes
 
 
 def _without_projectors(state: State) -> tuple[State, list[str]]:

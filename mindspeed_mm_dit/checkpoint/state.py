@@ -33,6 +33,10 @@ class State:
     """The content of run.json; empty if there is none."""
     config: dict[str, Any] = field(default_factory=dict)
     """The content of diffusers' config.json; empty if there is none."""
+    is_bfloat16: bool = False
+    """Whether the file had most weights in bfloat16, as which they are written again where the format has it."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was read, a sentence each."""
 
     @property
     def is_autoencoder(self) -> bool:

@@ -37,7 +37,7 @@ class FluxConfig(JointConfig):
 
     network = "mindspeed_mm_dit.models.flux:Flux"
     diffusers_class = "FluxTransformer2DModel"
-    adaptable = (*JointConfig.adaptable, "guidance")  # type: ignore[assignment]
+    adaptable = (*JointConfig.adaptable, "guidance", "pooled_encoder")  # type: ignore[assignment]
     published_texts: ClassVar = {"attend_padding": True}
     fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,)}
 

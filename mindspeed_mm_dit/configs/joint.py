@@ -145,7 +145,7 @@ class JointConfig(PredictorConfig):
 
     def to_diffusers(self) -> dict[str, Any]:
         """Return the config.json of a diffusers folder (the inverse of :meth:`of_diffusers`)."""
-        ours = ("text_length", "latent_size", "guidance", "model_id")
+        ours = (*self.adaptable, "model_id")
         settings = {key: value for key, value in dataclasses.asdict(self).items() if key not in ours}
         fixed = {key: values[0] for key, values in self.fixed.items() if values[0]}  # (of others the default is meant)
         return {

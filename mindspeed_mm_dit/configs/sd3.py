@@ -48,6 +48,7 @@ class SD3Config(JointConfig):
     diffusers_class = "SD3Transformer2DModel"
     fixed: ClassVar = {"patch_size": (2,)}
     token_channels = 1
+    adaptable = (*JointConfig.adaptable, "encoder_dropout_prob")  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         require_positive(self, "predictor", "pooled_projection_dim", "pos_embed_max_size", "sample_size")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -10,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import diffusers, mindspore, pt, pytorch, safetensors
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, of_source, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
+from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
+from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -29,6 +32,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.sampling.experts import FLAG, Experts, boundary_between
+from mindspeed_mm_dit.terminal import tell
 
 
 class Described(NamedTuple):
@@ -216,6 +220,18 @@ def other_expert(checkpoint: str | Path, low: str | Path | None) -> str | Path |
     return second_of(Path(checkpoint)) if low is None else low
 
 
+def _as_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the weights in a file, or a folder of diffusers, whose config.json must describe the same network."""
+    state = FORMATS[of_source(path)].read(path)
+    told = described_by(state.config, f"--checkpoint = {path}: config.json")
+    if told is not None and (differ := settings_that_differ(told, config.predictor)):
+        cure = "give the model.json of this network: --model"
+        raise CheckpointError(f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differ.values())}", cure)
+    for note in state.notes if runtime.rank() == 0 else ():
+        tell(f"note: {note}", sys.stderr)
+    return without_projectors(state.weights)
+
+
 def _is_of_diffusers(path: Path) -> bool:
     return path.is_dir() and not pytorch.fits(path) and not mindspore.fits(path) and diffusers.fits(path)
 
@@ -226,8 +242,10 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
     Raises CheckpointError if the base is no longer where the run read it.
     """
     how = of_run(path)
+    if not how and (path.suffix == ".safetensors" or _is_of_diffusers(path)):
+        return _as_published(path, config)
     if not how:
-        return diffusers.read(path).weights if _is_of_diffusers(path) else read_weights(path, use_ema)
+        return read_weights(path, use_ema)
     facts, what = read_facts(path), f"--checkpoint = {path}"
     command = facts.get(COMMAND, {})
     place = path.parent / str(command.get("folder", ".")) / str(how.get(BASE_FROM))

@@ -74,6 +74,7 @@ def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, 
     """Yield the lines that report what was taken and what is new."""
     taken = sum(not how for _, _, how in begun)
     yield f"initial weights: {source.path} ({source.format}): {taken} of {len(begun)} tensors as they are"
+    yield from (f"    note: {note}" for note in source.notes)
     for name, value, how in begun:
         if how or every_tensor:
             yield f"    {name} {tuple(value.shape)}: {how or 'as it is'}"

@@ -8,6 +8,9 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.files import read_safetensors_header
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from tests.checkpoint_fixtures import assert_same, needs_diffusers
 from tests.conftest import GOLDEN
 
@@ -28,6 +31,12 @@ def config_of(folder):
     return json.loads((folder / "config.json").read_text())
 
 
+def kinds_in(path):
+    """The dtypes in a file, or in all files of a folder, by the names of tensors."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return {name: own["dtype"] for file in files for name, own in read_safetensors_header(file).tensors.items()}
+
+
 def convert(*arguments):
     assert main(["convert", *map(str, arguments)]) == 0
 
@@ -42,6 +51,9 @@ def test_a_folder_of_diffusers_becomes_any_file_and_a_folder_again_bit_by_bit(na
         assert_same(weights_of(source), theirs)
     convert(source, tmp_path / "folder", "--to", "diffusers")
     assert_same(weights_of(tmp_path / "folder"), theirs)
+    assert (
+        kinds_in(tmp_path / "folder") == kinds_in(tmp_path / "a.safetensors") == kinds_in(GOLDEN / name)
+    )  # (bfloat16)
     assert config_of(tmp_path / "folder") == config_of(GOLDEN / name)
     monkeypatch.setattr(diffusers, "LARGEST_FILE", 30_000)
     convert(source, tmp_path / "parts", "--to", "diffusers")
@@ -52,7 +64,7 @@ def test_a_folder_of_diffusers_becomes_any_file_and_a_folder_again_bit_by_bit(na
 @pytest.mark.parametrize(("name", "tensor"), FAMILIES.items())
 def test_a_file_has_the_names_of_its_authors(name, tensor, tmp_path):
     convert(GOLDEN / name, tmp_path / "a.safetensors", "--to", "original")
-    assert tensor in safetensors.read_safetensors_file(tmp_path / "a.safetensors")[0]
+    assert tensor in read_safetensors_file(tmp_path / "a.safetensors")[0]
 
 
 @needs_diffusers
@@ -64,8 +76,58 @@ def test_diffusers_makes_the_same_of_a_file_with_the_names_of_its_authors(name, 
     split = torch.split  # (it has FLUX's widths written in)
     monkeypatch.setattr(torch, "split", lambda x, sizes, dim: split(x, [s * len(x) // sum(sizes) for s in sizes], dim))
     convert(GOLDEN / name, tmp_path / "a.safetensors", "--to", "original")
-    arrays = safetensors.read_safetensors_file(tmp_path / "a.safetensors")[0]
+    arrays = read_safetensors_file(tmp_path / "a.safetensors")[0]
     kind = "flux" if "flux" in name else "sd3"
     read = getattr(single_file_utils, f"convert_{kind}_transformer_checkpoint_to_diffusers")
     found = read({n: torch.from_numpy(array.copy()) for n, array in arrays.items()})
     assert_same({n: tensor.numpy() for n, tensor in found.items()}, weights_of(GOLDEN / name))
+
+
+# --- float8 -----------------------------------------------------------------------------------------------------------
+
+
+def in_float8(weights, form):
+    """The weights in float8 as programs store them, and the numbers that they stand for."""
+    torch = pytest.importorskip("torch")
+    stored, meant = {}, {}
+    for name, array in weights.items():
+        tensor = torch.from_numpy(array.copy())
+        scale = torch.ones(())
+        if array.ndim > 1 and form != "cast":
+            scale = tensor.abs().amax(1, keepdim=True) if form == "rows" else tensor.abs().max()
+            scale = scale / 448
+        low = (tensor / scale).to(torch.float8_e4m3fn)
+        stored[name], meant[name] = low, (low.float() * scale).numpy()
+        stem = name.removesuffix(".weight")
+        if array.ndim > 1 and form == "comfyui":
+            stored |= {f"{stem}.scale_weight": scale, f"{stem}.scale_input": torch.ones(())}
+        elif array.ndim > 1 and form == "blocks":
+            sides = [-(-side // 128) for side in array.shape]
+            stored[f"{stem}.weight_scale_inv"] = scale.expand(*sides).clone()
+        elif array.ndim > 1 and form == "rows":
+            stored[f"{stem}.weight_scale"] = scale
+    return (stored | {"scaled_fp8": torch.ones(2).to(torch.float8_e4m3fn)} if form == "comfyui" else stored), meant
+
+
+@pytest.mark.parametrize("form", ["cast", "comfyui", "rows", "blocks"])
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, place, tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    stored, meant = in_float8(weights_of(GOLDEN / "flux_tiny"), form)
+    path = tmp_path / "low.safetensors"
+    if place == "folder":
+        (tmp_path / "low").mkdir()
+        (tmp_path / "low/config.json").write_bytes((GOLDEN / "flux_tiny/config.json").read_bytes())
+        path = tmp_path / "low/diffusion_pytorch_model.safetensors"
+    save_file(stored, path)
+    convert(tmp_path / "low" if place == "folder" else path, tmp_path / "wide.safetensors")
+    assert_same(weights_of(tmp_path / "wide.safetensors"), meant)
+    said = capsys.readouterr().out
+    assert "tensors are stored in float8" in said and ("times their scales" in said) == (form != "cast")
+    if form != "cast":
+        scales = [name for name in stored if "scale" in name and "input" not in name]
+        for missing in (scales[-2:-1], scales, [*scales, *(name for name in stored if "_input" in name)]):
+            save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
+            with pytest.raises(CheckpointError, match="is in float8, and its scale is missing"):
+                safetensors.read_stored([path], path)

@@ -16,8 +16,13 @@ from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, cut, join
 from mindspeed_mm_dit.checkpoint.lora.source import parse, read_all
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
@@ -28,10 +33,24 @@ FOLDER = GOLDEN / "wan_lora_tiny"
 WAN = WanConfig(num_layers=2, num_attention_heads=2, attention_head_dim=32, ffn_dim=96, in_channels=16, out_channels=16,
                 text_dim=32, freq_dim=64, rope_max_seq_len=64, latent_size=(2, 4, 6))  # fmt: skip
 DIT = DiTConfig(hidden_size=32, num_layers=2, num_heads=2, input_size=8, in_channels=4, num_classes=10)
-CONFIGS = {"wan": WAN, "dit": DIT}
+HEADS = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 20}
+TURNED = {"axes_dims_rope": (4, 6, 6)}
+CONFIGS = {
+    "wan": WAN, "dit": DIT,
+    "flux": FluxConfig(**HEADS, **TURNED, num_single_layers=2, pooled_projection_dim=12),
+    "flux2": Flux2Config(**HEADS, axes_dims_rope=(4, 4, 4, 4), num_single_layers=2),
+    "sd3": SD3Config(**HEADS, pooled_projection_dim=12, dual_attention_layers=(0,)),
+    "qwen_image": QwenImageConfig(**HEADS, **TURNED),
+    "z_image": ZImageConfig(**HEADS, **TURNED, num_refiner_layers=1),
+}  # fmt: skip
 TARGETS = {
     "wan": ("to_q", "to_v", "ffn.net.2", "time_proj"),
     "dit": ("qkv", "attn.proj", "fc1", "blocks.{*}.adaLN_modulation.1"),
+    "flux": ("to_q", "to_v", "add_k_proj", "ff.net.2", "proj_mlp", "norm_out.linear"),
+    "flux2": ("to_q", "to_k", "to_qkv_mlp_proj", "ff_context.linear_in"),
+    "sd3": ("to_k", "to_v", "add_q_proj", "norm1_context.linear", "ff.net.0.proj"),
+    "qwen_image": ("to_q", "to_add_out", "txt_mod.1", "img_mlp.net.2"),
+    "z_image": ("to_q", "attention.to_out.0", "w2"),
 }
 
 
@@ -41,7 +60,7 @@ def drawn(config, targets, rank=3, alpha=5.0, seed=0):
     shapes, layers = parameters.shapes(), {}
     for layer in Tuning(targets).layers(parameters):
         rows, columns = shapes[f"{layer}.weight"]
-        r, a = (rank + 2, alpha / 2) if layer.startswith("blocks.1.") else (rank, alpha)
+        r, a = (rank + 2, alpha / 2) if "blocks.1." in layer else (rank, alpha)
         down, up = draw.standard_normal((r, columns)) / 8, draw.standard_normal((rows, r)) / 8
         layers[layer] = LowRank(down.astype(np.float32), up.astype(np.float32), a)
     return Adapter(layers)
@@ -233,7 +252,11 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"blocks.0.attn1.to_q.lora_magnitude_vector": np.ones(64, np.float32)}, "is no part of a LoRA"),
+        ({"blocks.0.attn1.to_q.lora_magnitude_vector": np.ones(64, np.float32)}, "is part of DoRA"),
+        ({"blocks.0.attn1.to_q.dora_scale": np.ones((64, 1), np.float32)}, "is part of DoRA"),
+        ({"blocks.0.attn1.to_q.lokr_w1": np.ones((4, 4), np.float32)}, "is part of LoKr"),
+        ({"blocks.0.attn1.to_q.hada_w1_a": np.ones((4, 4), np.float32)}, "is part of LoHa"),
+        ({"blocks.0.attn1.norm_q.diff": np.ones(64, np.float32)}, "is no part of a LoRA"),
         ({"blocks.0.attn1.to_q.lora_A.weight": None}, "lacks one of its two matrices"),
         ({"blocks.0.attn1.to_q.lora_A.weight": np.ones((3, 64), np.float32)}, "the ranks differ"),
         (
@@ -365,6 +388,39 @@ def test_what_diffusers_and_peft_write_of_wan_is_read_here(peers, values, tmp_pa
     peers.WanPipeline.save_lora_weights(str(tmp_path / "pipeline"), layers, **metadata)
     for folder in ("adapter", "pipeline"):
         assert relative(our_wan_output(files.read(tmp_path / folder), values), theirs) < 1e-5
+
+
+IN_DIFFUSERS = {
+    ("flux", "diffusers"): TARGETS["flux"], ("flux", "peft"): TARGETS["flux"],
+    ("flux", "kohya"): ("transformer_blocks.{*}.attn.to_q", "to_add_out", "ff.net.2", "proj_out", "norm1.linear"),
+    ("sd3", "diffusers"): TARGETS["sd3"],
+    **{("qwen_image", form): TARGETS["qwen_image"] for form in ("diffusers", "kohya")},
+}  # fmt: skip
+"""Of FLUX's joined first layers of single blocks, diffusers' reader of kohya's files has the widths written in."""
+
+
+@pytest.mark.parametrize(("name", "form"), IN_DIFFUSERS)
+def test_diffusers_and_peft_load_what_is_written_here_for_image_transformers(peers, name, form, tmp_path):
+    import peft
+
+    config = CONFIGS[name]
+    adapter = drawn(config, IN_DIFFUSERS[name, form])
+    path, _ = written(form, tmp_path, adapter, parameters_of(config).shapes())
+    sizes = {key: value for key, value in config.to_diffusers().items() if not key.startswith("_")}
+    model = getattr(peers, config.diffusers_class)(**sizes)
+    base = {own: tensor.numpy().copy() for own, tensor in model.state_dict().items()}
+    if form == "peft":
+        model = peft.PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+    else:
+        pipeline = getattr(
+            peers, {"flux": "Flux", "sd3": "StableDiffusion3", "qwen_image": "QwenImage"}[name] + "Pipeline"
+        )
+        state, metadata = pipeline.lora_state_dict(str(path), return_lora_metadata=True)
+        model.load_lora_adapter(state, prefix="transformer", metadata=metadata)
+        model.fuse_lora()
+    found = {own.replace(".base_layer", ""): tensor.numpy() for own, tensor in model.state_dict().items()}
+    for own, wanted in adapter.merged(base).items():
+        np.testing.assert_allclose(found[own], wanted, rtol=1e-5, atol=1e-6, err_msg=own)
 
 
 def their_dit(diffusers, weights):

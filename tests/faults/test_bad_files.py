@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import struct
@@ -9,13 +10,15 @@ import struct
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
+from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.errors import CheckpointError, DataError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.wings.lab.parity import compare
@@ -58,6 +61,51 @@ def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_f
     with pytest.raises(CheckpointError, match=message):
         convert(diffusers_folder, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
+
+
+def without_a_part(folder, monkeypatch):
+    monkeypatch.setattr(diffusers, "LARGEST_FILE", 50_000)
+    convert(GOLDEN / "flux_tiny", folder / "flux", "diffusers")
+    next((folder / "flux").glob("*-00002-*")).unlink()
+    return [folder / "flux"]
+
+
+def without_a_scale(folder, monkeypatch):
+    weight = {"dtype": "F8_E4M3", "shape": [1, 4], "data_offsets": [0, 4]}
+    header = {"x.weight": weight, "scaled_fp8": ONE | {"data_offsets": [4, 8]}}
+    (folder / "low.safetensors").write_bytes(safetensors_bytes(header) + bytes(8))
+    return [folder / "low.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (without_a_part, "names diffusion_pytorch_model-00002-of-00008.safetensors, which is not there"),
+        (without_a_scale, "x.weight: is in float8, and its scale is missing"),
+        (["flux_schnell_tiny", "--merge-lora", "flux_lora_tiny/flux_lora"], "which is no linear layer of this network"),
+        (["sd35_tiny", "--merge-lora", "flux_lora_tiny/kohya.safetensors"], "which is no linear layer of this network"),
+        (["flux2_tiny", "--merge-lora", "flux_lora_tiny/kohya_fused.safetensors"], "no linear layer of this network"),
+    ],
+)
+def test_weights_of_an_image_transformer_that_cannot_be_used_are_one_error(
+    arguments, message, tmp_path, monkeypatch, capsys
+):
+    given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
+    source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
+    assert main(["convert", str(source), str(tmp_path / "x.safetensors"), *map(str, merged)]) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "x.safetensors").exists()
+
+
+def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
+    told = described_by(json.loads((GOLDEN / "flux_tiny/config.json").read_text()), "x")
+    assert read_source(GOLDEN / "flux_tiny", told).predictor == told
+    with pytest.raises(CheckpointError, match=r"kind 'sd3', and model\.json describes one of kind 'flux'"):
+        read_source(GOLDEN / "sd3_tiny", told)
+    turned = dataclasses.replace(told, axes_dims_rope=(4, 4, 4))
+    with pytest.raises(CheckpointError, match=r"axes_dims_rope is \(2, 4, 6\) there and \(4, 4, 4\) here"):
+        begin(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
+    with pytest.raises(ConfigError, match=r"latents of shape \(4, 7, 8\): must be two positive multiples of 2"):
+        told.resized((4, 7, 8))
 
 
 @pytest.mark.parametrize("number", ["999999999999", "²"])

@@ -34,6 +34,13 @@ def test_every_value_of_adapters_of_diffusers_peft_kohya_and_comfyui_is_reproduc
     }  # fmt: skip
 
 
+def test_so_is_every_value_of_adapters_of_an_image_transformer(compare):
+    folder = GOLDEN / "flux_lora_tiny"
+    findings = compare(folder / "lora_values.npz", GOLDEN / "flux_tiny", 1e-5, 1e-12, {"--lora": folder})
+    assert len(findings) == 114 and [f for f in findings if not f.good] == []
+    assert sum(f.name.startswith("loaded/") for f in findings) == 5 and max(f.tolerance for f in findings) < 2e-4
+
+
 def test_a_strength_that_is_lost_is_found(compare, tmp_path):
     """The metadata of a file says alpha; without it the adapters count half."""
     folder = tmp_path / "lora"

@@ -26,7 +26,6 @@ from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 from mindspeed_mm_dit.models.on_paper import parameters_of
 
@@ -94,15 +93,17 @@ def read(path: Path) -> State:
     """Read the weights by the published names, and config.json."""
     folder = _model_folder(path)
     config = read_json(folder / "config.json", "SOURCE")
-    arrays = read_arrays(folder)
+    stored = _read_stored(folder)
+    arrays = stored.arrays
+    whole = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
     if config.get("_class_name") == _VAE:
-        return State({"model": with_new_names(arrays)}, config=config)
+        return whole.with_trees({"model": with_new_names(arrays)})
     if config.get("_class_name") == _WAN:  # (its names are ours, as are those of image transformers)
-        return State({"model": arrays})
+        return replace(whole, config={})
     if (joint := described_by(config, f"{folder}/config.json")) is not None:
         shapes = {name: array.shape for name, array in arrays.items()}
         check_names(parameters_of(joint).shapes(), shapes, str(folder), *_NOT_ITS_OWN)
-        return State({"model": arrays}, config=config)
+        return whole
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
             f"{folder}/config.json: _class_name = {shown(config.get('_class_name'))}",
@@ -115,7 +116,7 @@ def read(path: Path) -> State:
         changes = from_mapping(Changes, read_json(folder / CHANGES, "SOURCE"), f"{folder}/{CHANGES}")
         weights = undone(weights, changes)
         config = config | {"num_embeds_ada_norm": len(weights[TABLE]) - 1}
-    return State({"model": weights}, config=config)
+    return replace(whole, trees={"model": weights}, config=config)
 
 
 def changed(weights: Arrays, changes: Changes) -> Arrays:
@@ -153,30 +154,34 @@ def labels_of(path: Path) -> dict[str, int]:
 
 def read_arrays(folder: Path) -> Arrays:
     """Return the weights in a diffusers model folder by diffusers' names, from one file or from several."""
+    return _read_stored(folder).arrays
+
+
+def _read_stored(folder: Path) -> safetensors.Stored:
     try:
         found = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
         raise CheckpointError(str(folder), str(problem)) from None
-    return _read_parts(found) if found.suffix == ".json" else _read_file(found)
+    names = _indexed(found) if found.suffix == ".json" else {}
+    files = [found.parent / file for file in sorted(set(names.values()))] or [found]
+    if all(file.suffix == ".safetensors" for file in files):
+        return safetensors.read_stored(files, found, names)
+    arrays = {name: array for file in files for name, array in pt.read(file).weights.items()}
+    safetensors.check_named(names, arrays, found)
+    return safetensors.Stored(arrays, {}, False, ())
 
 
-def _read_file(file: Path) -> Arrays:
-    return read_safetensors_file(file)[0] if file.suffix == ".safetensors" else pt.read(file).weights
-
-
-def _read_parts(index: Path) -> Arrays:
-    """Read the weights of a large network from the several files that an index names."""
+def _indexed(index: Path) -> dict[str, str]:
+    """Return tensor -> file of the several files that an index names, as large networks are stored."""
     names = read_json(index, "SOURCE").get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
-    arrays: Arrays = {}
     for file in sorted(set(names.values())):
         if Path(file).name != file:
             raise CheckpointError(str(index), f"names {file!r}, which is no file beside it")
-        arrays |= _read_file(index.parent / file)
-    if missing := sorted(names.keys() - arrays.keys()):
-        raise CheckpointError(str(index), f"names {missing[0]}, which no file has", "copy the folder again")
-    return arrays
+        if not (index.parent / file).exists():
+            raise CheckpointError(str(index), f"names {file}, which is not there", "copy or download that file too")
+    return names
 
 
 def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
@@ -221,7 +226,7 @@ def write(path: Path, state: State) -> None:
             dit = _published(network, state)
             arrays, config = dit_names.to_diffusers(state.weights, dit), state.config or _dit_json(dit)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    _write_parts(path, arrays)
+    _write_parts(path, arrays, state.is_bfloat16)
 
 
 def joint_of(state: State, found: JointConfig | WanConfig) -> JointConfig | WanConfig:
@@ -232,7 +237,7 @@ def joint_of(state: State, found: JointConfig | WanConfig) -> JointConfig | WanC
     return told
 
 
-def _write_parts(folder: Path, arrays: Arrays) -> None:
+def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
     """Write weights as one file, or as several of at most LARGEST_FILE bytes with an index."""
     parts: list[Arrays] = [{}]
     for name, array in arrays.items():
@@ -240,11 +245,11 @@ def _write_parts(folder: Path, arrays: Arrays) -> None:
             parts.append({})
         parts[-1][name] = array
     if len(parts) == 1:
-        safetensors.write_arrays(folder / f"{WEIGHTS}.safetensors", arrays, {})
+        safetensors.write_arrays(folder / f"{WEIGHTS}.safetensors", arrays, {}, as_bfloat16)
         return
     files = [f"{WEIGHTS}-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
     for file, part in zip(files, parts):
-        safetensors.write_arrays(folder / file, part, {})
+        safetensors.write_arrays(folder / file, part, {}, as_bfloat16)
     index = {
         "metadata": {"total_size": sum(array.nbytes for array in arrays.values())},
         "weight_map": {name: file for file, part in zip(files, parts) for name in part},

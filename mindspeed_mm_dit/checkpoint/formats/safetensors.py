@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.float8 import unscaled
 from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import check_facts
+from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 
@@ -21,11 +24,44 @@ def fits(path: Path) -> bool:
 
 
 def read(path: Path) -> State:
-    """Read a file; bfloat16, which NumPy lacks, comes as float32."""
-    arrays, metadata = read_safetensors_file(path)
-    known = {key: _object(metadata[key], path, key) for key in ("facts", "config") if key in metadata}
+    """Read a file; bfloat16 and float8, which NumPy lacks, come as float32."""
+    stored = read_stored([path], path)
+    known = {key: _object(stored.metadata[key], path, key) for key in ("facts", "config") if key in stored.metadata}
     check_facts(known.get("facts", {}), path)
-    return State({"model": plain(arrays, path)}, **known)
+    weights = {"model": plain(stored.arrays, path)}
+    return State(weights, is_bfloat16=stored.is_bfloat16, notes=stored.notes, **known)
+
+
+class Stored(NamedTuple):
+    """What files hold, and how."""
+
+    arrays: Arrays
+    metadata: dict[str, str]
+    is_bfloat16: bool
+    notes: tuple[str, ...]
+
+
+def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) -> Stored:
+    """Read weights from one file or several, as float32 if they are of fewer bits, those in float8 times their scales.
+
+    what: names them in errors; if it is an index, ``named`` are the tensors that it says they have. Raises
+    CheckpointError for a file that cannot be read, a tensor or a scale that is missing.
+    """
+    arrays: Arrays = {}
+    metadata, kinds = dict[str, str](), dict[str, str]()
+    for file in files:
+        own, said = read_safetensors_file(file)
+        arrays, metadata = arrays | own, metadata | said
+        kinds |= {name: entry["dtype"] for name, entry in read_safetensors_header(file).tensors.items()}
+    check_named(named, arrays, what)
+    weights, notes = unscaled(arrays, kinds, str(what))
+    return Stored(weights, metadata, 2 * list(kinds.values()).count("BF16") > len(kinds), notes)
+
+
+def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
+    """Raise CheckpointError if no file has a tensor that the ``index`` of them names."""
+    if missing := sorted(set(named) - arrays.keys()):
+        raise CheckpointError(str(index), f"names {missing[0]}, which no file has", "copy the folder again")
 
 
 def _object(text: str, path: Path, key: str) -> dict[str, Any]:
@@ -42,16 +78,28 @@ def _object(text: str, path: Path, key: str) -> dict[str, Any]:
 def write(path: Path, state: State) -> None:
     """Write the weights."""
     known = {"facts": state.facts, "config": state.config}
-    write_arrays(path, state.weights, {key: json.dumps(value) for key, value in known.items() if value})
+    said = {key: json.dumps(value) for key, value in known.items() if value}
+    write_arrays(path, state.weights, said, state.is_bfloat16)
 
 
-def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str]) -> None:
-    """Write a file as PyTorch's libraries expect it; raises OSError if the disk does not take it."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat16: bool = False) -> None:
+    """Write a file as PyTorch's libraries expect it; raises OSError if the disk does not take it.
 
-    whole = {name: np.require(array, requirements=["C", "A"]) for name, array in arrays.items()}
+    as_bfloat16: write float32 arrays in bfloat16 if that loses nothing.
+    """
+    from safetensors import SafetensorError, serialize_file
+
     try:
-        save_file(whole, path, {"format": "pt", **metadata})
+        entries = {
+            name: _entry(np.require(array, requirements=["C", "A"]), as_bfloat16) for name, array in arrays.items()
+        }
+        serialize_file(entries, path, {"format": "pt", **metadata})
     except SafetensorError as error:
         raise OSError(str(error)) from None
+
+
+def _entry(array: np.ndarray, as_bfloat16: bool) -> dict[str, Any]:
+    kind = array.dtype.name
+    if as_bfloat16 and kind == "float32" and not (array.view(np.uint32) & 0xFFFF).any():
+        kind, array = "bfloat16", (array.view(np.uint32) >> 16).astype("<u2")
+    return {"dtype": kind, "shape": array.shape, "data": array.tobytes()}

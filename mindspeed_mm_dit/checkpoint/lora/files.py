@@ -34,6 +34,14 @@ DIFFUSERS, PEFT, PEFT_CONFIG = "pytorch_lora_weights", "adapter_model", "adapter
 METADATA = "lora_adapter_metadata"
 _ENDINGS = (".safetensors", ".pt", ".pth", ".bin")
 _KEY = re.compile(r"(.+?)[._](?:(lora_A|lora_down|lora\.down)|(lora_B|lora_up|lora\.up))(?:\.[\w-]+)??(?:\.weight)?")
+_OTHER_KINDS = {
+    "dora_scale": "DoRA",
+    "lora_magnitude_vector": "DoRA",
+    "lokr_w": "LoKr",
+    "hada_w": "LoHa",
+    "oft_": "OFT",
+}
+"""Beginning of the last part of a tensor's name -> the kind of adapters that has it."""
 _LONGEST = 150
 _NO_ALPHA = (
     "the file has no alpha, which is assumed to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
@@ -48,9 +56,11 @@ def fits(path: Path) -> bool:
     """Return whether ``path``, a file or a folder of diffusers or peft, has tensors named as those of adapters."""
     try:
         file = _file(path)
-        if file.suffix == ".safetensors":
-            return any(map(_match, read_safetensors_header(file).tensors))
-        return file.suffix in _ENDINGS and any(map(_match, names_in_torch_file(file)))
+        if file.suffix not in _ENDINGS:
+            return False
+        is_torch = file.suffix != ".safetensors"
+        names = names_in_torch_file(file) if is_torch else read_safetensors_header(file).tensors
+        return any(_match(name) or _other_kind(name) for name in names)
     except (CheckpointError, UnusableFile, OSError):
         return False
 
@@ -68,6 +78,11 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     settings = _settings(file, metadata)
     theirs, notes = _layers(arrays, settings, file)
     return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
+
+
+def _other_kind(name: str) -> str | None:
+    """Return the kind of adapters that a tensor of this name makes of a file, if they are no plain LoRA."""
+    return next((kind for begin, kind in _OTHER_KINDS.items() if f".{begin}" in name), None)
 
 
 def _match(name: str) -> re.Match[str] | None:
@@ -122,8 +137,11 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
         elif (match := _match(name)) and array.ndim == 2:
             (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
         else:
-            raise CheckpointError(f"{file}: {name} {array.shape}", "is no part of a LoRA of linear layers",
-                                  "name LoRA adapters; LoHa, LoKr, DoRA and others are not supported")  # fmt: skip
+            kind = _other_kind(name)
+            reason = f"is part of {kind}" if kind else "is no part of a LoRA of linear layers"
+            raise CheckpointError(
+                f"{file}: {name} {array.shape}", reason, "name plain LoRA adapters: no others are read"
+            )
     for layer in downs.keys() ^ ups.keys() | (alphas.keys() - downs.keys()):
         raise CheckpointError(f"{file}: {layer}", "lacks one of its two matrices", "copy or download it again")
     if not downs:

@@ -58,7 +58,11 @@ def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str,
         else:
             names = {original, _mindspeed_mm(original)} - found.keys()
             found |= dict.fromkeys(names, Place(ours, transform=transform))
-    return found
+    return _with_underscores(found)
+
+
+def _with_underscores(known: Known) -> dict[str, Place]:
+    return {**{name.replace(".", "_"): place for name, place in known.items()}, **known}
 
 
 def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[Rule]:
@@ -74,7 +78,8 @@ def _in_network(layers: Collection[str]) -> Known:
     """Return all names of the ``layers`` of a network."""
     family, known = family_of(layers), set(layers)
     named = _named_by(family, numbers_in(layers)) if family else {}
-    return {layer: Place((layer,)) for layer in layers} | {n: p for n, p in named.items() if known.issuperset(p.layers)}
+    own = _with_underscores({layer: Place((layer,)) for layer in layers})
+    return own | {name: place for name, place in named.items() if known.issuperset(place.layers)}
 
 
 def _in_some_network(spoken: Mapping[str, LowRank], where: str) -> Known:
@@ -127,7 +132,6 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
     layers: those of the network, if it is known. Raises CheckpointError if it has no such layer.
     """
     known = _in_some_network(theirs, where) if layers is None else _in_network(list(layers))
-    known = {**{name.replace(".", "_"): place for name, place in known.items()}, **known}
     found: dict[str, dict[int, LowRank]] = {}
     kinds: dict[str, Place] = {}
     for name, own in theirs.items():
@@ -144,7 +148,7 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
 
 
 def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
-    names = [other for other in known if ("." in other) == ("." in name)]
+    names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
         where, f"has an adapter for {name}, which is no linear layer of this network",

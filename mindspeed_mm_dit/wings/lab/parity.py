@@ -21,7 +21,7 @@ from mindspeed_mm_dit.wings.lab.reference.file import Given, Kind, read_arrays, 
 from mindspeed_mm_dit.wings.lab.reference.image_transformers import IMAGE_TRANSFORMER
 from mindspeed_mm_dit.wings.lab.reference.jit import JIT
 from mindspeed_mm_dit.wings.lab.reference.lightningdit import LIGHTNING_DIT
-from mindspeed_mm_dit.wings.lab.reference.lora import LORA
+from mindspeed_mm_dit.wings.lab.reference.lora import IMAGE_LORA, LORA
 from mindspeed_mm_dit.wings.lab.reference.meanflow import MEAN_FLOW
 from mindspeed_mm_dit.wings.lab.reference.muon import MUON
 from mindspeed_mm_dit.wings.lab.reference.repa import REPA
@@ -31,7 +31,21 @@ from mindspeed_mm_dit.wings.lab.reference.wan import WAN
 from mindspeed_mm_dit.wings.lab.reference.wan_vae import WAN_VAE
 from mindspeed_mm_dit.wings.lab.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
-KINDS = (MUON, LORA, IMAGE_TRANSFORMER, WAN, WAN_VAE, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT, DIT)
+KINDS = (
+    MUON,
+    IMAGE_LORA,
+    LORA,
+    IMAGE_TRANSFORMER,
+    WAN,
+    WAN_VAE,
+    TEXT_TO_VIDEO,
+    MEAN_FLOW,
+    LIGHTNING_DIT,
+    JIT,
+    REPA,
+    SIT,
+    DIT,
+)
 """The kinds of files; a file has the first kind whose signature matches one of its names."""
 
 

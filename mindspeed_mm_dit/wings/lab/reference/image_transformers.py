@@ -67,7 +67,8 @@ class ImageTransformer:
         return self.fresh_network()
 
     @cached_property
-    def _inputs(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def inputs(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Latents, times and conditions of the network."""
         x = self.family.images(self.given.tensor(self.family.latents))
         t = ops.tensor(self.family.time(self.given["timestep"]).astype(np.float32))
         return x, t, self.family.condition(self.number)
@@ -75,12 +76,12 @@ class ImageTransformer:
     @cached_property
     def output(self) -> Tensor:
         """The network's output, (B, C, H, W)."""
-        x, t, condition = self._inputs
+        x, t, condition = self.inputs
         return answer(self.network, x, t, *condition)
 
     @property
     def _grid(self) -> tuple[int, int]:
-        H, W = self._inputs[0].shape[2:]
+        H, W = self.inputs[0].shape[2:]
         return H // self.config.patch_size, W // self.config.patch_size
 
     def of_file(self, output: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class ImageTransformer:
         network = self.fresh_network()
         for name, module in network.named_modules():
             module.register_forward_hook(partial(keep, name))
-        x, t, condition = self._inputs
+        x, t, condition = self.inputs
         answer(network, x, t, *condition)
         return found
 
@@ -114,7 +115,7 @@ class ImageTransformer:
         module, _, part = name.rpartition(".")
         if module not in self.taps or not part.isdecimal():
             raise NotThere("")
-        output, L = self.taps[module], self._inputs[2][0].shape[1]
+        output, L = self.taps[module], self.inputs[2][0].shape[1]
         return (output if isinstance(output, tuple) else (output[:, :L], output[:, L:]))[int(part)]
 
     # --- one step of training ----------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class ImageTransformer:
         """Return the answer for tokens ``x``, with text and them at ``places`` (L + N, axes)."""
         config: Any = self.config
         tables = ops.tensor(rotary_of_places(places, config.axes_dims_rope, config.rope_theta))
-        _, t, (text, *rest) = self._inputs
+        _, t, (text, *rest) = self.inputs
         given = (x, t, text, *rest)
         split = 4 if self.config.model_id in ("flux", "qwen_image") else 3
         return answer(self.network.tokens, *given[:split], tables[0], tables[1], *given[split:])
@@ -201,11 +202,11 @@ class ImageTransformer:
     def other_ids(self) -> Tensor:
         """Return the answer at other positions."""
         places = np.concatenate([self.given["ids_other/txt_ids"], self.given["ids_other/img_ids"]])
-        return self.at_places(pack(self._inputs[0]), places)
+        return self.at_places(pack(self.inputs[0]), places)
 
     def with_references(self) -> Tensor:
         """Return the answer with tokens of other images behind those of the image."""
-        x, own = as_tokens(self._inputs[0]), self.given["reference/tokens"]
+        x, own = as_tokens(self.inputs[0]), self.given["reference/tokens"]
         own = np.concatenate([own, own[::-1]])  # (the second image is the first, its tokens backwards)
         more = ops.tensor(np.broadcast_to(own, (self.number, *own.shape)).astype(np.float32))
         ids = [self.given[key] for key in ("txt_ids", "img_ids", "reference/img_ids")]
@@ -228,20 +229,21 @@ class ImageTransformer:
 
     def masked(self, name: str) -> Tensor:
         """Return the output with another mask of the text."""
-        x, t, (text, _) = self._inputs
+        x, t, (text, _) = self.inputs
         mask = np.ones(text.shape[:2], bool) if name == "no_mask" else self.given["mask_with_holes"] > 0
         return pack(answer(self.network, x, t, text, ops.tensor(mask)))
 
     def mixed(self, number: str) -> Tensor:
         """Return the output for one of several images of different sizes."""
         x = self.given.tensor(f"mixed/latents{number}")[None, :, 0]
-        _, t, (text,) = self._inputs
+        _, t, (text,) = self.inputs
         row = slice(int(number), int(number) + 1)
         return answer(self.network, x, t[row], text[row])[0][:, None]
 
 
 MODULES = Bound(
-    "Of single modules there is only the published float32. Its sinusoids of a guidance of 1000 x 7 are 4e-4 off.",
+    "Of modules and loaded files there is only the published float32. Its sinusoids of a guidance of 1000 x 7 are 4e-4 "
+    "off.",
     least=lambda reference: 3e-5,
 )
 FAINT_GRADIENTS = Bound(
@@ -262,8 +264,8 @@ IMAGE_TRANSFORMER = Kind(
         "attends to, differ"
     },
     rows=(
-        Quantity("packed", lambda file: file.family.like_theirs(file._inputs[0])),
-        Quantity("patchified", lambda file: file._inputs[0]),
+        Quantity("packed", lambda file: file.family.like_theirs(file.inputs[0])),
+        Quantity("patchified", lambda file: file.inputs[0]),
         Quantity("rope_cos", lambda file: file.rope(0)),
         Quantity("rope_sin", lambda file: file.rope(1)),
         Quantity(r"(edit/)?rope_angle_(image|text)", ImageTransformer.angles),

@@ -39,6 +39,7 @@ from mindspeed_mm_dit.wings.lab.reference.file import (
     config_of,
     read_arrays,
 )
+from mindspeed_mm_dit.wings.lab.reference.image_transformers import MODULES, ImageTransformer
 from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
 from mindspeed_mm_dit.wings.lab.reference.video import TextToVideo, check_latents
 from mindspeed_mm_dit.wings.lab.reference.wan import EXPERTS, WanFile, chain_rows
@@ -110,6 +111,8 @@ class Base:
             self.given.check_shape(f"{group}/{name}", (len(self.given[f"{group}/x"]), *[None] * (self._axes(name) - 1)))
 
     conditions: tuple[str, ...]
+    per_sample = False
+    """Whether the file has a loss for each sample, and not their mean."""
 
     def _axes(self, name: str) -> int:
         return self.given[f"{self.group}/{name}"].ndim
@@ -132,6 +135,16 @@ class Base:
     def ask(self, network: Any) -> Tensor:
         """Return the output of ``network`` for the inputs of the file."""
         return network(*(self.given.tensor(f"{self.group}/{name}") for name in ("x", "t", *self.conditions)))
+
+    def losses(self, network: Any) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        difference = self.ask(network) - self.given.tensor(self.target)
+        return ops.mean_per_sample(difference * difference)
+
+    @property
+    def target(self) -> str:
+        """Name of what the network is to give."""
+        return f"{self.group}/target"
 
     def adapted(self, adapter: Adapter) -> Any:
         """Return the network with ``adapter`` beside its layers; only A and B are trained."""
@@ -166,6 +179,8 @@ class WanBase(Base):
 class ExpertBase(Base):
     """An expert of Wan 2.2, from --checkpoint."""
 
+    per_sample, target = True, "target"
+
     def __init__(self, file: LoraValues, group: str) -> None:
         self.file, self.group, self.values = file, group, file.experts()
         self.given = self.values.given
@@ -175,6 +190,26 @@ class ExpertBase(Base):
 
     def ask(self, network: Any) -> Tensor:
         return network(*self.values.inputs())
+
+
+class ImageBase(Base):
+    """An image transformer, from --checkpoint."""
+
+    per_sample = True
+
+    def __init__(self, file: LoraValues, group: str) -> None:
+        self.given = Given({**file.beside(), **file.given, "train/noise": file.given["noise"]})
+        self.program = ImageTransformer(self.given, file.weights)
+
+    def fresh(self) -> Any:
+        return self.program.fresh_network()
+
+    def ask(self, network: Any) -> Tensor:
+        x, t, condition = self.program.inputs
+        return self.program.family.like_theirs(network(x, t, *condition))
+
+    def losses(self, network: Any) -> Tensor:
+        return self.program.at.losses(network)
 
 
 class DiTBase(Base):
@@ -233,6 +268,8 @@ class LoraValues:
     def _base(self, name: str) -> Base:
         if name in EXPERTS:
             return ExpertBase(self, name)
+        if "train/sigma" in self.given:
+            return ImageBase(self, name)
         is_dit = name.startswith("dit")
         return DiTBase(self, "dit") if is_dit else WanBase(self, "wan")
 
@@ -246,18 +283,15 @@ class LoraValues:
 
     def _step(self, name: str) -> Step:
         base = self.base(name)
-        target = self.given.tensor("target" if name in EXPERTS else f"{base.group}/target")
+        return Step(lambda: base.adapted(self.adapter(name)), base.losses, ADAMW_LR)
 
-        def losses(network: Any) -> Tensor:
-            difference = base.ask(network) - target
-            return ops.mean_per_sample(difference * difference)
-
-        return Step(lambda: base.adapted(self.adapter(name)), losses, ADAMW_LR)
+    def beside(self) -> Given:
+        """Return the file of values of the base, whose inputs these values have."""
+        return read_arrays(Path(f"{str(self.weights['--checkpoint']).rstrip('/')}.npz"))
 
     def experts(self) -> WanFile:
         """Return the file of the two experts, whose chains are those with adapters."""
-        beside = Path(f"{str(self.weights['--checkpoint']).rstrip('/')}.npz")
-        file = WanFile(Given({**({} if "x" in self.given else read_arrays(beside)), **self.given}), self.weights)
+        file = WanFile(Given({**({} if "x" in self.given else self.beside()), **self.given}), self.weights)
         file.network = self.adapted
         return file
 
@@ -265,9 +299,9 @@ class LoraValues:
         """Return the loss, of each sample for an expert, before or ``after`` the step."""
         step = self.step(name)
         losses = (step.losses_after if after else step.losses).astype(np.float64)
-        return losses if name in EXPERTS else losses.mean()
+        return losses if self.base(name).per_sample else losses.mean()
 
-    def without(self, name: str) -> Tensor:
+    def without(self, name: str = "") -> Tensor:
         """Return the output of the base."""
         base = self.base(name)
         return answer(base.ask, runtime.compiled(base.fresh()))
@@ -327,3 +361,15 @@ LORA = Kind(
         Quantity(rf"{_NAME}/grad_norm/(.+)", LoraValues.gradient, LORA_GRADIENTS),
     ),
 )
+
+IMAGE_LORA = replace(
+    LORA,
+    signature="output_base",
+    inputs=r"rank|alpha|noise|train/(sigma|timestep|guidance)",
+    rows=(
+        Quantity("output_base", LoraValues.without),
+        Quantity(rf"loaded/{_NAME}", LoraValues.output, MODULES),
+        *LORA.rows,
+    ),
+)
+"""Adapters of an image transformer, whose file of values lies beside --checkpoint."""
