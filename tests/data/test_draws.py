@@ -29,18 +29,12 @@ def test_a_draw_depends_on_seed_and_position_alone():
     assert not np.array_equal(whole[1], all_draws(SAMPLE_INDICES, seed=4)[1])
 
 
-def test_streams_share_no_numbers():
-    first, second = (draws.normals(3, s, SAMPLE_INDICES, (100,)) for s in (Stream.NOISE, Stream.POSTERIOR))
-    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
-
-
 def test_draws_have_their_distributions():
     sample_indices = np.arange(4000)
     timesteps = draws.timesteps(0, sample_indices, 10)
     assert np.bincount(timesteps, minlength=10).min() > 320
     noise = draws.normals(0, Stream.NOISE, sample_indices, (8,))
     assert abs(noise.mean()) < 0.02 and noise.std() == pytest.approx(1, abs=0.02)
-    assert draws.coins(0, Stream.FLIP, sample_indices, 0.25).mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_points_are_spread_evenly_over_every_stretch():

@@ -1,4 +1,4 @@
-"""Runs by Muon, and by an optimizer of another package: any number of ranks, resumed on another, planned, converted."""
+"""Runs by Muon, and by an optimizer of another package: resumed on other ranks, planned, converted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tests.training import launch
 from tests.training.launch import Configs
 
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1 --weight-decay 0.02"
-KEPT = {"muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}, "lion": {"exp_avg", "step"}}
 
 
 @pytest.fixture
@@ -34,32 +33,22 @@ def path(tmp_path):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", ["muon", "lion"])
-def test_ranks_and_shards_change_no_loss_and_a_checkpoint_is_resumed_on_others(configs, path, tmp_path, name):
-    """Shards of 2 ranks, their checkpoint resumed on 4 replicas (lion: on 1): the losses are those of one rank."""
+def test_one_from_outside_changes_no_loss_in_shards_and_is_resumed_converted_and_planned(configs, path, tmp_path):
+    """Shards of 2 ranks, their checkpoint resumed on one: the losses are those of one rank."""
     (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.blocks.{*}\n")
     sharded = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}"
-    flags, saved = f"{FLAGS} --optimizer {name}", tmp_path / "checkpoints"
+    flags, saved = f"{FLAGS} --optimizer lion", tmp_path / "checkpoints"
     whole = configs.run(f"{flags} --train-iters 4", PYTHONPATH=path)
     first = configs.run(f"{flags} {sharded} --train-iters 2 --save {saved}", 2, PYTHONPATH=path)
-    ranks = 4 if name == "muon" else 1
-    last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", ranks, PYTHONPATH=path)
+    last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", PYTHONPATH=path)
     assert last.code == 0, first.output + last.output
-    losses = first.losses | last.losses
-    assert losses.keys() == whole.losses.keys() == {1, 2, 3, 4}
-    for iteration, loss in losses.items():
-        assert loss == pytest.approx(whole.losses[iteration], rel=2e-6), iteration
+    assert first.losses | last.losses == pytest.approx(whole.losses, rel=2e-6) and len(whole.losses) == 4
     kept = pytorch.read(saved / "iter_0000004").trees["optimizer"]
-    assert {key.rpartition(".")[2] for key in kept} == KEPT[name]
+    assert {key.rpartition(".")[2] for key in kept} == {"exp_avg", "step"}
     other = configs.run(f"{FLAGS} --train-iters 5 --load {saved}", PYTHONPATH=path)
-    assert other.code == 2 and f"holds the state of --optimizer {name}, and this run steps by adam" in other.output
-    if name == "muon":
-        return
-    for words in (
-        ("convert", saved, tmp_path / "there", "--to", "mindspore"),
-        ("convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch"),
-    ):
-        mm_dit(path, *words)
+    assert other.code == 2 and "holds the state of --optimizer lion, and this run steps by adam" in other.output
+    mm_dit(path, "convert", saved, tmp_path / "there", "--to", "mindspore")
+    mm_dit(path, "convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch")
     back = pytorch.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
     assert back.keys() == kept.keys() and all(np.array_equal(back[key], kept[key]) for key in kept)
     machine = ("--world-size", "1", "--device-memory-gib", "8", "--optimizer", "lion", "--lion-beta2", "0.9")
@@ -80,6 +69,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_bit(configs, tmp_path, sharded)
     run = configs.run(f"{FLAGS} {how} --optimizer muon --train-iters 2 --save {tmp_path / 'c'}", 2 if sharded else 1)
     assert run.code == 0, run.output
     kept = pytorch.read(tmp_path / "c" / "iter_0000002").trees
+    assert {key.rpartition(".")[2] for key in kept["optimizer"]} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
     found = loaded(configs, tmp_path / "c" / "iter_0000002")
     assert found.keys() == kept["optimizer"].keys()
     for name, array in kept["optimizer"].items():

@@ -55,10 +55,3 @@ def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, few_digits):
     run.signal_all(signal.SIGINT)
     os.kill(late, signal.SIGCONT)
     assert run.end() == 130 and "Traceback" not in run.said, run.said
-
-
-def test_a_config_folder_that_is_none_is_named(tmp_path):
-    run = pretrain(tmp_path, "", CONFIG="nowhere")
-    assert run.returncode == 2 and run.stdout.startswith(
-        "ConfigError: CONFIG = nowhere: is no folder with a train.args"
-    )

@@ -107,9 +107,14 @@ def in_tars(configs: Configs, place: Path) -> Configs:
     return Configs(place)
 
 
+def small(folder: Path, digits: Path) -> Configs:
+    """Write configs of a small network."""
+    return Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
+
+
 def beside_a_base(folder: Path, digits: Path) -> Configs:
     """Write configs, and the weights that adapters are trained beside."""
-    configs = Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
+    configs = small(folder, digits)
     assert configs.run(f"--train-iters 2 --global-batch-size 16 --lr 1e-2 --save {folder}/base").code == 0
     return configs
 
@@ -151,6 +156,11 @@ LEARNED = {
         on_mindspore=True, needs=("transformers",),
     ),
     "teachers": Learned(repa_configs, 8, 2, elsewhere=in_cache, on_mindspore=True, needs=("transformers",)),
+    "Wan": Learned(
+        lambda folder, _: clip_configs(folder, write_clips(folder), "wan"), 8, 2, ("sharded", "shared"),
+        needs=("av", "transformers"),
+    ),
+    "steps of Muon": Learned(small, 16, 4, ("sharded", "four"), "--optimizer muon --weight-decay 0.02 "),
     "adapters": Learned(beside_a_base, 16, 4, (*RANKS, "recomputed"), LORA + "--init-from BASE "),
 }  # fmt: skip
 
