@@ -23,9 +23,9 @@ _SMALLEST = 1e-3
 """If the smallest singular value of the codes is below this, float32 cannot tell the timesteps apart."""
 
 
-def visited(num_train_timesteps: int, steps: int = STEPS) -> np.ndarray:
-    """Return the timesteps of a DDIM chain with diffusers' "leading" spacing, ascending, (steps,) int64."""
-    return np.arange(steps) * (num_train_timesteps // steps)
+def visited(num_train_timesteps: int) -> np.ndarray:
+    """Return the timesteps of a DDIM chain with diffusers' "leading" spacing, ascending, (STEPS,) int64."""
+    return np.arange(STEPS) * (num_train_timesteps // STEPS)
 
 
 def diffusers_frequencies() -> np.ndarray:

@@ -74,10 +74,10 @@ class Parser(argparse.ArgumentParser):
         return args
 
 
-def build_parser(prog: str = "pretrain_dit.py") -> Parser:
+def build_parser() -> Parser:
     """Return the parser of the standalone host."""
     parser = Parser(
-        prog=prog,
+        prog="pretrain_dit.py",
         allow_abbrev=False,
         formatter_class=Defaults,
         description="Train a diffusion transformer on images or videos, conditioned on classes or text. --mm-model "

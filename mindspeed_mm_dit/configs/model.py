@@ -180,7 +180,7 @@ class ModelConfig:
             return self
         return replace(self, teacher=None, predictor=replace(self.predictor, z_dims=()))
 
-    def require_labelled_images(self, what: str, cure: str = "draw samples of it with mm-dit sample") -> ClassLabel:
+    def require_labelled_images(self, what: str) -> ClassLabel:
         """Return the class label; raise ConfigError, naming ``what``, unless the model is of labelled images only."""
         conditions = self.predictor.conditions
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
@@ -188,7 +188,7 @@ class ModelConfig:
             raise ConfigError(
                 what,
                 f"predictor {self.predictor.model_id!r} learns {learns}: this command is for images with labels",
-                cure,
+                "draw samples of it with mm-dit sample",
             )
         label: ClassLabel = conditions.label
         return label

@@ -34,14 +34,14 @@ def sincos_positions_2d(width: int, base: int, grid: tuple[int, int] | None = No
     return np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1).astype(np.float32)
 
 
-def timestep_frequencies(width: int, max_period: float = 10000.0) -> np.ndarray:
-    """Return the angular frequencies of the timestep embedding, (width / 2,) float32, from 1 down to 1 / max_period.
+def timestep_frequencies(width: int) -> np.ndarray:
+    """Return the angular frequencies of the timestep embedding, (width / 2,) float32, from 1 down to 1 / 10000.
 
     The exponent is rounded to float32 before exp, as in the published model; at a timestep of 999 the difference
     would show.
     """
     half = width // 2
-    exponent = np.float32(-math.log(max_period)) * np.arange(half, dtype=np.float32) / np.float32(half)
+    exponent = np.float32(-math.log(10000)) * np.arange(half, dtype=np.float32) / np.float32(half)
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 

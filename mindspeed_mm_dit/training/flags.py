@@ -17,9 +17,9 @@ from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, track
 from mindspeed_mm_dit.training.watchers.registry import WATCHERS
 
 
-def standalone_parser(prog: str = "pretrain_dit.py") -> Parser:
+def standalone_parser() -> Parser:
     """Return a parser of the Megatron flags that the standalone host understands."""
-    parser = build_parser(prog)
+    parser = build_parser()
     group = parser.add_argument_group("trackers")
     for kind in trackers():
         if kind.in_megatron:
@@ -39,9 +39,9 @@ def own_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         raise ConfigError("plugin", f"defines a flag that exists already: {error}", "uninstall it") from None
 
 
-def whole_parser(prog: str = "pretrain_dit.py") -> Parser:
+def whole_parser() -> Parser:
     """Return a parser of all flags of pretrain_dit.py in the standalone host."""
-    parser = standalone_parser(prog)
+    parser = standalone_parser()
     own_flags(parser)
     return parser
 
