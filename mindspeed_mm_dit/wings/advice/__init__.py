@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+PUBLISHED = """DiT-XL/2 DiT-XL/2-512 SiT-XL/2 sd-vae-ft-ema sd-vae-ft-mse Wan2.1-1.3B Wan2.2-5B FLUX.1-dev SD3.5-medium
+    Qwen-Image Z-Image UMT5 CLIP MiniLM Inception"""
+"""Names of the weights in ``published.py``."""
+
 
 def join() -> None:
     """Make the commands and the published weights known."""
@@ -18,6 +22,5 @@ def join() -> None:
         join("command", name, Command(summary, f"{__name__}.cli.{name}"))
     summary = "fetch published weights: size, licence and digests are said before, and checked"
     join("command", "get", Command(summary, f"{__name__}.cli.get", "hub", {"huggingface_hub": "huggingface_hub"}))
-    for name in ("DiT-XL/2", "DiT-XL/2-512", "SiT-XL/2", "sd-vae-ft-ema", "sd-vae-ft-mse", "Wan2.1-1.3B", "UMT5",
-                 "CLIP", "MiniLM", "Inception"):  # fmt: skip
+    for name in PUBLISHED.split():
         join("published weights", name, f"{__name__}.published:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

@@ -46,6 +46,9 @@ def _on(repo: str, copy: str, summary: str, *more: Any) -> Published:
 
 _DIT, _VAE = ("transformer/*", "model_index.json", "*.pt"), ("sd-vae-ft-ema",)
 _SD, _WAN = "stable-diffusion-v1-5/stable-diffusion-v1-5", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+_SD35 = "stable-diffusion-3.5-medium"
+_WAN22 = "Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+_PIPELINE = ("transformer/*", "vae/*", "text_encoder*", "tokenizer*", "model_index.json")
 _FLOW = {"diffusion": {"model_id": "flow_matching", "path": "linear", "prediction_type": "velocity"}}
 # fmt: off
 DIT_XL_2 = _on("facebook/DiT-XL-2-256", "AI-ModelScope/DiT-XL-2-256x256", "DiT of ImageNet, 256 pixels", _DIT, _VAE)
@@ -53,7 +56,12 @@ DIT_XL_2_512 = _on("facebook/DiT-XL-2-512", "AI-ModelScope/DiT-XL-2-512x512", "t
 SIT_XL_2 = _on("nyu-visionx/SiT-collections", "", "SiT of ImageNet, 256 pixels", ("SiT-XL-2-256.pt",), _VAE, _FLOW)
 SD_VAE_FT_EMA = _on("stabilityai/sd-vae-ft-ema", "AI-ModelScope/sd-vae-ft-ema", "the autoencoder of DiT and SiT")
 SD_VAE_FT_MSE = _on("stabilityai/sd-vae-ft-mse", "AI-ModelScope/sd-vae-ft-mse", "the same, for smoother images")
-WAN2_1_1_3B = _on(_WAN, _WAN, "Wan 2.1, text to video, with its autoencoder and text encoder")
+WAN2_1_1_3B = _on(_WAN, _WAN, "Wan 2.1, text to video, with its autoencoder and text encoder", _PIPELINE)
+WAN2_2_5B = _on(_WAN22, _WAN22, "Wan 2.2, video from text or image, 5 B", _PIPELINE)
+FLUX_1_DEV = _on("black-forest-labs/FLUX.1-dev", "AI-ModelScope/FLUX.1-dev", "FLUX.1, 12 B", _PIPELINE)
+SD3_5_MEDIUM = _on(f"stabilityai/{_SD35}", f"AI-ModelScope/{_SD35}", "Stable Diffusion 3.5, 2.2 B", _PIPELINE)
+QWEN_IMAGE = _on("Qwen/Qwen-Image", "Qwen/Qwen-Image", "Qwen-Image, 20 B", _PIPELINE)
+Z_IMAGE = _on("Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image", "Z-Image, 6 B", _PIPELINE)
 UMT5 = _on(_WAN, _WAN, "the text encoder of Wan alone", ("text_encoder/*", "tokenizer/*"))
 CLIP = _on(_SD, "AI-ModelScope/stable-diffusion-v1-5", "text encoder and autoencoder of Stable Diffusion 1.5",
            ("text_encoder/*", "tokenizer/*", "vae/*"))
