@@ -12,6 +12,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
+from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
@@ -81,6 +82,9 @@ def _convert(
                 "--merge-lora", "SOURCE holds adapters itself", "name the weights of their base as SOURCE"
             )
         return convert_adapter(source, target, to, weights != "model", description, overwrite, say)
+    if to in LORA_FORMATS and to not in FORMATS:
+        raise ConfigError(f"--to = {to}", "is a form of adapters (LoRA), and SOURCE holds whole weights",
+                          f"formats of these are: {', '.join(FORMATS)}")  # fmt: skip
     target_format = of_target(target, to)
     source_format = of_source(source)
     check_target(source, target, overwrite)

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, shown
 from mindspeed_mm_dit.configs.tuning import is_tuning
-from mindspeed_mm_dit.errors import CheckpointError, UserError
+from mindspeed_mm_dit.errors import CheckpointError, UserError, nearest
 
 T = TypeVar("T")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -304,7 +304,8 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
         raise CheckpointError(f"{flag} = {path}", WITHOUT_INDEX, "copy it again as a whole folder, hidden files too")
     if not path.exists():
         words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}", words)
+        beside = path.parent.iterdir() if path.parent.is_dir() and not path.is_symlink() else ()
+        raise CheckpointError(f"{flag} = {path}", words, nearest(str(path), map(str, beside)).strip())
     return path
 
 

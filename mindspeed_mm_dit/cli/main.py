@@ -60,21 +60,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(
             f"mm-dit {chosen[:100]}", "is no command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
         )
+    own = parser
     if chosen is not None and chosen in COMMANDS:
-        _add_command(commands, chosen)
+        own = _add_command(commands, chosen)
     else:
         for name, command in COMMANDS.items():
             commands.add_parser(name, help=command.summary, add_help=False)
     if not argv:
         parser.print_help()
-    return parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    own.refuse(unknown)
+    return args
 
 
-def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.ArgumentParser:
+def _add_command(commands: argparse._SubParsersAction, name: str) -> Parser:
     """Import the module of a command, add its parser, and return the parser."""
     record = COMMANDS[name]
     module = importlib.import_module(record.module)
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: Parser = commands.add_parser(
         name, help=record.summary, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
@@ -82,7 +85,7 @@ def _add_command(commands: argparse._SubParsersAction, name: str) -> argparse.Ar
     return parser
 
 
-def parser_of(name: str) -> argparse.ArgumentParser:
+def parser_of(name: str) -> Parser:
     """Return the parser of one command, with its flags and their help."""
     return _add_command(Parser(prog="mm-dit").add_subparsers(), name)
 

@@ -52,6 +52,10 @@ Videos are written as .mp4, .gif, .npz or .png, a strip of frames. A sample depe
 settings, not on --batch-size or the number of ranks."""
 
 
+USUAL_SCALE = 20
+"""A note asks about a larger --cfg-scale."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
+TRAINING = "pretrain_dit.py"
 _TYPED = re.compile(r"[-\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+([a-z][a-z0-9-]*)($|=|[^\S ])")
 """A word that was meant as a flag: dashes of any kind, its name, and what follows: nothing, "=", or an odd space."""
 
@@ -38,10 +39,17 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError and suggests the nearest flag."""
 
+    @property
+    def help_command(self) -> str:
+        """The command that explains the flags."""
+        return "mm-dit train CONFIG --help" if self.prog == TRAINING else f"{self.prog} --help"
+
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
+        if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
+            raise ConfigError(several[1], f"is the beginning of several flags: {several[2]}", "write one of them out")
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
-        raise ConfigError("command line", short, f"{self.prog} --help explains every flag")
+        raise ConfigError("command line", short, f"{self.help_command} explains every flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
@@ -57,27 +65,29 @@ class Parser(argparse.ArgumentParser):
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; raise ConfigError for an unknown flag, suggesting the nearest known one."""
         args, unknown = self.parse_known_args(list(argv))
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            if flag in HOST_ONLY:
-                raise ConfigError(
-                    f"command line: {flag}",
-                    "a flag of MindSpeed-MM, which the standalone host does not know",
-                    "drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
-                )
-            flags = [flag for action in self._actions for flag in action.option_strings]
+        if unknown and (flag := unknown[0].partition("=")[0]) in HOST_ONLY:
             raise ConfigError(
-                f"command line: {unknown[0]}",
-                "unknown flag",
-                f"{nearest(unknown[0], flags)}{self.prog} --help lists every flag",
+                flag,
+                "a flag of MindSpeed-MM, which the standalone host does not know",
+                "drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
             )
+        self.refuse(unknown)
         return args
+
+    def refuse(self, unknown: Sequence[str]) -> None:
+        """Raise ConfigError if there are ``unknown`` words, suggesting the nearest flag."""
+        if unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            reason = "unknown flag" if unknown[0].startswith("-") else "is neither a flag nor the value of one"
+            raise ConfigError(
+                unknown[0][:100], reason, f"{nearest(unknown[0], flags)}{self.help_command} lists every flag"
+            )
 
 
 def build_parser() -> Parser:
     """Return the parser of the standalone host."""
     parser = Parser(
-        prog="pretrain_dit.py",
+        prog=TRAINING,
         allow_abbrev=False,
         formatter_class=Defaults,
         description="Train a diffusion transformer on images or videos, conditioned on classes or text. --mm-model "

@@ -78,6 +78,11 @@ def read_bytes(path: str | Path) -> bytes:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
 
 
+def no_folder(path: Path) -> str:
+    """Return the reason against a path of data.json that is no folder: where it was looked for."""
+    return f"is not a folder: {os.path.abspath(path)}, for relative paths start at the working directory"
+
+
 def lines_of(text: str) -> list[str]:
     """Return the lines of ``text``, which end with a line feed, after a carriage return or not.
 

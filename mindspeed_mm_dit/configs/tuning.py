@@ -226,6 +226,10 @@ def _named_by(expression: re.Pattern[str], name: str) -> bool:
 
 
 def _lies_in(expression: re.Pattern[str], name: str) -> bool:
-    """Return whether the pattern matches the parameter ``name`` or a module that contains it."""
+    """Return whether the pattern matches the parameter ``name`` or a module that contains it.
+
+    The last part of a name alone, "weight", would be parameters all over the network.
+    """
     ends = [match.start() for match in re.finditer(r"\.", name)]
-    return any(_named_by(expression, name[:end]) for end in [*ends, len(name)])
+    is_last = "." in name and expression.fullmatch(name.rpartition(".")[2])
+    return any(_named_by(expression, name[:end]) for end in ends) or (not is_last and _named_by(expression, name))

@@ -147,7 +147,7 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
     labels = rows.labels.tolist() if labelled else [0] * len(rows)
     kept = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
     missing = sorted(set(kept) - set(present))
-    if missing or len(present) != len(rows) + rows.skipped:
+    if missing or not len(rows) <= len(present) <= len(rows) + rows.skipped:  # (what was skipped may be gone)
         raise DataError(
             f"dataset_param.latents = {param.latents}",
             f"was made of {len(rows) + rows.skipped} images, {folder} holds {len(present)}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mindspeed_mm_dit.configs.files import is_folder, reason_of
+from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
 from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
@@ -49,7 +49,7 @@ def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     if not param.data_folder or not is_folder(folder):
         raise DataError(
             f"dataset_param.data_folder = {param.data_folder}",
-            "is not a folder",
+            no_folder(folder),
             f"{_nearest_folder(folder)}correct the path in data.json",
         )
     listing = _listing(folder, param, labelled, kept)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tqdm import tqdm
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
 from mindspeed_mm_dit.data.image_captions import Told
@@ -158,7 +158,7 @@ def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, 
 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
     if not is_folder(folder):
-        raise DataError(f"dataset_param.data_folder = {folder}", "is not a folder", "correct the path in data.json")
+        raise DataError(f"dataset_param.data_folder = {folder}", no_folder(folder), "correct the path in data.json")
     files = sorted(path for path in folder.rglob("[!.]*") if path.suffix.lower() == kind.suffix)
     chosen = [path for path in files if path.name.startswith(param.split or "")]
     if not chosen:

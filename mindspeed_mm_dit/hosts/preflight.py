@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -23,11 +24,12 @@ from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mappin
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.precision import Way, decide
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning
 from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
@@ -143,9 +145,18 @@ def check_configs(
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     host.check_sharding(mm)
+    _check_cache_begun(args, mm.data.dataset_param)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
     return with_facts(mm, data.facts())
+
+
+def _check_cache_begun(args: RunConfig, param: SourceParam) -> None:
+    """Raise DataError, with the whole command, if the cache that data.json names was never begun."""
+    if param.cache is not None and not os.path.lexists(param.cache):
+        files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
+        cure = shlex.join(["mm-dit", "cache-latents", *files])
+        raise DataError(f"{param.cache_key} = {param.cache}", "holds no finished cache: it was never begun", cure)
 
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:

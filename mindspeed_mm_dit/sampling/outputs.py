@@ -52,6 +52,7 @@ class Output:
 
     def _check_images(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
         from mindspeed_mm_dit.sampling.grid import ENDINGS, check_size
+        from mindspeed_mm_dit.sampling.video_files import ANIMATIONS
 
         if self.ending == "/":
             check_output_folder("--output", self.path, make=False)
@@ -61,7 +62,9 @@ class Output:
             return
         if self.ending not in (*ENDINGS, PAGE):
             raise ConfigError(
-                f"--output = {self.name}", f"unknown ending {self.path.suffix!r}",
+                f"--output = {self.name}",
+                "is a video, and this model draws images" if self.ending in ANIMATIONS
+                else f"unknown ending {self.path.suffix!r}",
                 f"use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures",
             )  # fmt: skip
         check_size("--output", self.path, titles, (size[0], size[1]))

@@ -19,15 +19,16 @@ CLASSES_SHOWN = 10
 COPIES_SHOWN = 3
 
 
-def say_notes(rows: Rows, noun: str = "image") -> None:
-    """Print the notes from reading the rows, e.g. about files left out or skipped."""
+def say_notes(rows: Rows, noun: str = "image", skips: bool = True) -> None:
+    """Print the notes from reading the rows; ``skips``: whether a run goes on without those that are bad."""
     for note in rows.notes:
         tell(note, file=sys.stderr)
     if rows.skipped:
         shown = rows.problems[:PROBLEMS_SHOWN]
         more = [f"and {rows.skipped - len(shown)} more"] if shown and rows.skipped > len(shown) else []
         named = ":" + "".join(f"\n    {line}" for line in (*shown, *more)) if shown else ""
-        tell(f"warning: {rows.skipped} {noun}(s) cannot be used and are skipped{named}", file=sys.stderr)
+        without = " and are skipped" if skips else ""
+        tell(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}", file=sys.stderr)
 
 
 def say_copies_among(rows: Rows) -> None:

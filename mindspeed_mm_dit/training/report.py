@@ -79,7 +79,7 @@ def report(args: RunConfig) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
     ``args.begun_at``: the iteration that this process started from. Nothing is drawn if the run was complete by then,
-    or if drawing would take longer than the training took, unless --report asks for it. A separate process draws,
+    or if drawing would take longer than the whole training, unless --report asks for it. A separate process draws,
     since this one has left its job, and MindSpore computes nothing after that. If drawing fails, this process exits
     with code 2.
     """
@@ -125,10 +125,9 @@ def _why_nothing(args: RunConfig) -> str:
     A training step costs three forward passes (one forward, two's worth backward). A sample costs at most two per
     step, with guidance.
     """
-    trained = (args.train_iters - args.begun_at) * args.global_batch_size
-    if trained <= 0:
+    if args.begun_at >= args.train_iters:
         return f"iteration {args.begun_at} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
-    if args.report != "always" and 3 * trained < 2 * args.report_steps * SAMPLES:
+    if args.report != "always" and 3 * args.train_iters * args.global_batch_size < 2 * args.report_steps * SAMPLES:
         return "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)"
     return ""
 

@@ -66,7 +66,7 @@ def test_two_ranks_draw_the_bytes_of_one(trained, tmp_path):
     assert "on 2 rank(s)" in done.output and not list(tmp_path.glob(".*"))
     assert all(a.tobytes() == b.tobytes() for a, b in zip(numbers(tmp_path / "one.npz"), numbers(tmp_path / "two.npz")))
     wrong = mm_dit(*flags, "--output", "two.gif", ranks=2, folder=tmp_path)
-    assert wrong.code and wrong.output.count("--output = two.gif: unknown ending") == 1, wrong.output
+    assert wrong.code and wrong.output.count("--output = two.gif: is a video") == 1, wrong.output
 
 
 def test_a_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, capsys, monkeypatch):
@@ -283,6 +283,9 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--classes", "9" * 5000], "neither a label nor a range"),
         (["--num-per-class", "200000"], "2,000,000 images: at most 1,000,000 are drawn at once"),
         (["--num-per-class", "9" * 5000], "argument --num-per-class"),
+        (["--num", "3"], "--num: is the beginning of several flags: --num-per-class, --num-per-prompt"),
+        (["--stepz", "3"], "--stepz: unknown flag\n    Cure: Did you mean '--steps'? mm-dit sample --help lists"),
+        (["--output", "a.mp4"], "--output = a.mp4: is a video, and this model draws images"),
         (["--steps", "x"], "command line: argument --steps: invalid int value: 'x'"),
         (["--cfg-scale", "1e30"], "--cfg-scale = 1e+30: must be a number of at most 1,000"),
         (["--model", "huge.json"], "predictor.hidden_size = 100000000: "),

@@ -125,7 +125,7 @@ def test_the_command_shows_buckets_of_videos_and_names_what_is_short(tmp_path, c
     assert main(["data", str(tmp_path)]) == 1
     said = capsys.readouterr()
     assert "a run would stop there" in said.out and "skip_bad_clips" in said.out
-    assert "5 clip(s) cannot be used and are skipped" in said.err and "short-4.mp4 is short" in said.err
+    assert "5 clip(s) cannot be used:" in said.err and "short-4.mp4 is short" in said.err
     assert main(["data", str(tmp_path), "--output", "sheet.png"]) == 2
     assert "images with labels or captions are drawn, and these are clips with label" in capsys.readouterr().err
 

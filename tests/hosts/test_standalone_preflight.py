@@ -85,6 +85,7 @@ def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
         ("--save model.json", "--save = model.json: is a file"),
         ("--save model.json/below", "--save = model.json/below: the folder model.json/below cannot be made"),
         ("--tensorboard-dir model.json", "--tensorboard-dir = model.json: is a file"),
+        ("--keep-best --save s --eval-interval 1", "add dataset_param.valid_fraction in data.json, or --mm-valid-data"),
         ("--keep-best --save s", "--keep-best: keeps the checkpoint of the best validation"),
         ("--profile --save s --profile-step-end 3 --profile-step-start 3", "--profile-step-end = 3: must be more than"),
         ("--profile --save s --profile-step-start 2", "--profile-step-start = 2: no step follows: --train-iters is 2"),

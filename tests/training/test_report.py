@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.training import report as module
-from tests.conftest import run_config
+from tests.conftest import ROOT, run_config
 
 
 def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_path, monkeypatch, capfd):
@@ -20,7 +21,10 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4,
         tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
-        mm=SimpleNamespace(data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")), precision=FLOAT32),
+        mm=SimpleNamespace(
+            model=load_model_config(ROOT / "examples/dit/model.json"), precision=FLOAT32,
+            data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")),
+        ),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
     data = SimpleNamespace(examples=lambda: {"label": [0]}, shapes=list)
@@ -42,7 +46,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
             "short",
             "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)",
         ),
-        (200, 304, "short", "nothing is drawn"),
+        (100, 104, "short", "nothing is drawn"),
     ],
 )
 def test_a_report_longer_than_the_training_and_one_of_a_run_that_was_complete_are_not_drawn(

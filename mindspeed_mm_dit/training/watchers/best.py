@@ -23,7 +23,9 @@ def check_best(args: RunConfig, world_size: int) -> None:
         "--save DIR": not args.save,
         "--eval-interval N": not args.eval_interval,
         "--eval-iters of more than 0": not args.eval_iters,
-        "dataset_param.valid_fraction in data.json": not args.mm.data.dataset_param.valid_fraction,
+        "dataset_param.valid_fraction in data.json, or --mm-valid-data": not (
+            args.mm.data.dataset_param.valid_fraction or args.mm.valid_data
+        ),
     }
     needed = [name for name, is_missing in missing.items() if is_missing]
     if args.keep_best and needed:

@@ -35,6 +35,8 @@ class PastRun:
         if not given.is_dir():
             raise CheckpointError(f"{flag} = {given}", "there is no such folder", "name the folder of --save")
         root, checkpoint = (given.parent, given) if given.name.startswith("iter_") else (given, None)
+        if checkpoint is None and CheckpointStore(root / "checkpoints").iterations():
+            root /= "checkpoints"  # (as a run leaves them)
         run = cls(root, checkpoint, found(root), flag)
         if not run.left and not run.iterations:
             raise CheckpointError(f"{flag} = {root}", "holds no checkpoint of a run", "name the folder of --save")

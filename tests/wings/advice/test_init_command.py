@@ -62,7 +62,7 @@ def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert init("images", "--output", "config") == 0
     said = capsys.readouterr().out
     assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
-    assert "2 classes, 60 images to train on: 0 china (30), 1 flower (30)" in said
+    assert "2 classes, 54 images to train on, 6 held out: 0 china (30), 1 flower (30)" in said
     assert "train:                 mm-dit train config\n" in said
     assert "what a score can tell: no verdict: " in said  # (most of these crops are sky or leaves)
     model = load_model_config(here / "config/model.json")

@@ -70,13 +70,14 @@ def run(args: argparse.Namespace) -> int:
         _print_buckets(train, valid, param)
     elif not from_cache:
         _print_sizes_of_each(rows, train, valid, param)
-    _say_doubtful(rows, param.noun, label and label.num_classes)
+    needed = stopping(rows, data.dataset_param)
+    _say_doubtful(rows, param.noun, label and label.num_classes, skips=not needed)
     if "caption" in items and not from_cache:
         say("note: captions are not measured here; a run checks whether each fits the text encoder: --dry-run",
               file=sys.stderr)  # fmt: skip
     if args.output:
         _draw(args, dataclasses.replace(data, dataset_param=param), train, model.ae.channels if model else 3)
-    if needed := stopping(rows, data.dataset_param):
+    if needed:
         say(f"a run would stop there: repair or remove them, or set {' and '.join(needed)} to true")
         return 1
     return 0
@@ -168,14 +169,14 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
             check_filled(part.shapes, param.bucket_group)
 
 
-def _say_doubtful(rows: Rows, noun: str, num_classes: int | None) -> None:
+def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -> None:
     import numpy as np
 
     from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
     from mindspeed_mm_dit.wings.advice.overview import note_of_uneven
 
     sys.stdout.flush()
-    say_notes(rows, noun)
+    say_notes(rows, noun, skips)
     if "label" not in rows.items:
         return
     if uneven := note_of_uneven(rows, noun):

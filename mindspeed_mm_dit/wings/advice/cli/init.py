@@ -106,9 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the images, choose settings, write the files and print the commands to run next."""
+    from mindspeed_mm_dit.data.order import split
     from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
     from mindspeed_mm_dit.wings.advice.begin import begun
-    from mindspeed_mm_dit.wings.advice.starter import choose
+    from mindspeed_mm_dit.wings.advice.starter import RUN_SEED, choose
     from mindspeed_mm_dit.wings.advice.starter_files import files_of
 
     _check_flags(args)
@@ -117,16 +118,16 @@ def run(args: argparse.Namespace) -> int:
     param, index, reason = _look(args)
     _check_output(args, param.data_folder)
     text = _text(args, index) if param.captions else None
-    if text is None:
-        say_classes(index, index.subset(index.labels[:0]), len(index.classes))
-    say_notes(index)
-    if text is None:
-        say_copies_among(index)
     machine = _machine(args)
     pictures = _pictures(index, param, text, may_keep_shapes=base is None)  # (weights have learned squares)
     starter = choose(pictures, machine, ae, args.image_size, args.diffusion)
     if base is not None:
         starter = begun(starter, base, pictures, index.classes, machine)
+    if text is None:
+        train, valid = split(len(index), starter.design["valid_fraction"].value, RUN_SEED, index.labels)
+        say_classes(index.subset(train), index.subset(valid), len(index.classes))
+        say_copies_among(index)
+    say_notes(index)
     dataset = _dataset(param, index)
     encoded = args.vae is not None or (text is not None and text.is_network)
     if encoded and not machine.accelerators:
