@@ -109,8 +109,8 @@ class MindSpeedMM:
 
         def provide_model(*args: Any, **kwargs: Any) -> HostedDiT:
             meeting.close()  # the ranks have met
-            process_files.close()  # (the host has read model.json)
             check_checkpoint(self.get_args())
+            process_files.close()  # (the host and we have read model.json)
             model = model_provider(*args, **kwargs)
             if not get_host_args().init_model_with_meta_device:
                 runtime.load_arrays(model.predictor, model.initial_weights(get_host_args().seed))
