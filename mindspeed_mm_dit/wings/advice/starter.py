@@ -30,8 +30,8 @@ SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks 
 """Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
 BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
 """Options of LightningDiT (Yao & Wang 2025), with which a small network tolerates a high learning rate."""
-TOWARDS_NOISE = {"logit_mean": -0.4}
-"""Training times of a small network: nearer to noise than the published ones, for shapes are decided there."""
+CLEAN_IMAGE = {"prediction_type": "data", "logit_mean": -0.8, "logit_std": 0.8}
+"""What a small network of pixels learns: the clean image, at times nearer to noise, where shapes are decided (JiT)."""
 IMAGES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
 """Number of images from which a published size is worth its cost: XL was made for 1.28 million, S memorises 400."""
 PIXELS, CPU_PIXELS = 64, 32
@@ -69,7 +69,7 @@ DIFFUSIONS = {
         {"path": "linear", "prediction_type": "velocity", "timestep_sampling": "logit_normal"},
         learn_sigma=False,
         sampler="heun",
-        reason="it samples well in 25 steps; straight paths, times about the middle (SiT)",
+        reason="it samples well in 25 steps, on straight paths (SiT)",
     ),
     "gaussian_diffusion": StarterObjective(
         {}, learn_sigma=True, sampler="dpm++", reason="as the published DiT; diffusers' DiTPipeline can sample it"
@@ -252,7 +252,8 @@ def _with_network(
         model_json["predictor"]["latent_size"] = [side // factor for side in usual]
     if _has_blocks(machine, diffusion):
         model_json["predictor"] |= BLOCKS
-        model_json["diffusion"] |= TOWARDS_NOISE
+        model_json["diffusion"] |= {} if ae else CLEAN_IMAGE
+    learned = "; of pixels it learns the clean image (JiT)" if "logit_mean" in model_json["diffusion"] else ""
     model = model_config_from_mapping(model_json, "model.json")
     batch = _batch(images, machine)
     steps = _steps(images, machine, batch.value, part)
@@ -266,7 +267,7 @@ def _with_network(
         **buckets,
         "patch_size": patch,
         "network": _network(name, images, machine, diffusion),
-        "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason),
+        "diffusion": Choice(diffusion, DIFFUSIONS[diffusion].reason + learned),
         f"{'caption' if images.text else 'class'}_dropout_prob": _dropout(images),
         "random_flip": _flip(images),
         "valid_fraction": Choice(

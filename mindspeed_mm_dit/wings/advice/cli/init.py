@@ -43,9 +43,9 @@ Without --vae the model learns small images, 32 pixels on a CPU; with --vae it l
 The network, the batch size and the length of training follow from the number of images and from this machine."""
 
 EXPECT_ON_A_CPU = """\
-what to expect:        of 3 classes of 40 crops, 32 pixels, 74 % of the samples were read as asked after 2,000 steps (7
-                       minutes of one core), real crops 92 %; after 400 steps 0 %. Each class was one photograph:
-                       classes that vary more need hundreds of images, and look worse until then"""
+what to expect:        of 3 classes of 40 crops, 32 pixels, 81 % of the samples were read as asked after 2,800 steps (10
+                       minutes of one core), real crops 92 %, and a fifth were nearly copies. Each class was one
+                       photograph: classes that vary more need hundreds of images, and look worse until then"""
 """From benchmarks/results/2026-11-25-own_images.md."""
 EXPECT_LESS = """\
                        Expect less here: {}. Samples will be textures, or copies of your images. What helps: more of
