@@ -192,7 +192,7 @@ ON_A_DEVICE = {
         "tests/device/test_transport.py -k checkpoint",
     ),
     "a generator on another device": Fault(
-        "wings/lab/pytorch/step_record.py", "torch.rand(x.shape, ", "torch.rand(x.shape, device=x.device, ",
+        "wings/lab/pytorch/modules.py", "generator=self._draw, ", "generator=self._draw, device=x.device, ",
         "tests/device/test_transport.py -k roundings",
     ),
 }  # fmt: skip

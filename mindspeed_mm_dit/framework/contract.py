@@ -6,7 +6,6 @@ weights (``configs/parameters.py``), ``init`` and ``matrices``, is read on paper
 
 NN = {
     "Module": "base class; forward(), add by attribute, state-dict keys are dotted attribute names",
-    "BACKWARD_HOOK": "name of the method of a module that registers (module, gradients of inputs, of outputs) -> None",
     "ModuleList": "list of modules, keys 0, 1, ...",
     "Blocks": "(modules): a ModuleList of a network's blocks, which are sharded, recomputed and compiled one by one",
     "Sequential": "modules called in turn, keys 0, 1, ...",

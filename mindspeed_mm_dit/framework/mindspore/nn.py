@@ -24,11 +24,9 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
+    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
     "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
-
-BACKWARD_HOOK = "register_backward_hook"
 
 
 class Module(msnn.Cell):

@@ -14,11 +14,9 @@ from mindspeed_mm_dit.framework.paper.tensor import Shape, Tensor
 from mindspeed_mm_dit.framework.paper.trace import Storage, current
 
 __all__ = [
-    "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
+    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
     "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
-
-BACKWARD_HOOK = ""
 
 
 _STANDARD = Normal(1.0)

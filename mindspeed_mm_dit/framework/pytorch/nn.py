@@ -48,11 +48,9 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 __all__ = [
-    "BACKWARD_HOOK", "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
+    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
     "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
 ]  # fmt: skip
-
-BACKWARD_HOOK = "register_full_backward_hook"
 
 
 def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> torch.nn.Parameter:

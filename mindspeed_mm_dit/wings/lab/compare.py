@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -23,9 +23,12 @@ from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.lab.examples import draw_inputs, weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.first_wrong_module import first_wrong
 from mindspeed_mm_dit.wings.lab.processes import OURS, batch_size_of, last_words, own_flags, run_python, run_tasks
-from mindspeed_mm_dit.wings.lab.table import Computed, Finding, judge_steps, worst
+from mindspeed_mm_dit.wings.lab.prove import named, place_of
+from mindspeed_mm_dit.wings.lab.table import BOUNDS, STEPS, Bound, Computed, Finding, judge_steps, worst
 from mindspeed_mm_dit.wings.lab.task import Taken, Task
 
+JUDGED = ("output", *STEPS)
+"""Kinds of quantities that decide."""
 INPUTS = 4
 """Number of samples in the forward pass and the gradients."""
 AMPLIFIED = (
@@ -84,22 +87,26 @@ class Comparison:
     about: dict[str, str]
     """What was compared: model, checkpoint, seed, flags."""
     findings: Sequence[Finding]
-    """All quantities."""
+    """All quantities; those of no kind of ``JUDGED`` only help to locate an error."""
     speeds: Sequence[float] = ()
     """Training images per second of each side."""
     samples: Samples | None = None
+    watched: Sequence[Finding] = ()
+    """More quantities, which only help to locate an error."""
+    bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
+    their_names: Mapping[str, str] = field(default_factory=dict)
+    """Module -> its name in the reference, if that is another."""
 
     @cached_property
     def kinds(self) -> dict[str, list[Finding]]:
-        """The quantities of each kind that is judged; inputs only help to locate a wrong output."""
-        kinds = ("output", "gradient", "loss")
-        found = {kind: [each for each in self.findings if each.kind == kind] for kind in kinds}
+        """The quantities of each kind that is judged."""
+        found = {kind: [each for each in self.findings if each.kind == kind] for kind in JUDGED}
         return {kind: own for kind, own in found.items() if own}
 
     @property
     def checks(self) -> dict[str, Finding]:
-        """The worst finding of each kind."""
-        return {kind: worst(found) for kind, found in self.kinds.items()}
+        """The worst finding of each kind: of those that tell something, if there are any."""
+        return {kind: worst([f for f in found if f.tells] or found) for kind, found in self.kinds.items()}
 
     @property
     def good(self) -> bool:
@@ -107,14 +114,33 @@ class Comparison:
         return all(check.good for check in self.checks.values())
 
     @property
+    def named(self) -> str:
+        """The quantity that is furthest past its bound, a gradient if one is; or empty."""
+        return named(self.findings)
+
+    @property
     def where(self) -> str:
-        """The first wrong module in words; empty if there is none."""
-        return "" if self.checks["output"].good else first_wrong(self.findings)
+        """Where the sides part in words: the first wrong module; empty if they do not."""
+        if self.good:
+            return ""
+        where = first_wrong([*self.findings, *self.watched], lambda name: self.their_names.get(name, ""))
+        return place_of(where, self.named)
 
     @property
     def note(self) -> str:
         """An explanation if only the losses differ; otherwise empty."""
         return AMPLIFIED if [kind for kind, check in self.checks.items() if not check.good] == ["loss"] else ""
+
+    def __str__(self) -> str:
+        from mindspeed_mm_dit.wings.lab.page import said_of_comparison
+
+        return said_of_comparison(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write a page, and the same as JSON beside it."""
+        from mindspeed_mm_dit.wings.lab.page import write_comparison
+
+        write_comparison(Path(path), self)
 
 
 def judge_pair(ours: Taken, reference: Taken) -> list[Finding]:

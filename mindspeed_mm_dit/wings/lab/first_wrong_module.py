@@ -5,12 +5,15 @@ On MindSpore modules are watched operator by operator (``--pynative``): a compil
 
 from __future__ import annotations
 
+import importlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.table import MODULES, Finding
 
 AFTER_BACKWARD = "after backward: every module gives and is given back what it should, what follows is wrong"
@@ -24,25 +27,32 @@ class Watch:
 
     Args:
         is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
+        taken: tensor -> what is recorded of it; None: all of it.
     """
 
-    def __init__(self, network: Any, is_watched: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(
+        self,
+        network: Any,
+        is_watched: Callable[[str], bool] = lambda name: True,
+        taken: Callable[[Any], np.ndarray] | None = None,
+    ) -> None:
+        room = room_of(network)
         self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-        self._micro_batch = -1
+        self._taken, self._micro_batch = taken or room.host, -1
         self._hooks: list[Any] = []
-        for name, module in network.named_modules():
+        for name, module in room.named(network):
             if is_watched(name):
-                self._look_at(name, module)
+                self._hooks += room.observe(module, name, partial(self._now, self._keep), partial(self._now, self._add))
 
     def next(self) -> None:
         """Begin the next micro-batch."""
         self._micro_batch += 1
 
-    def end(self) -> Mapping[str, np.ndarray]:
+    def end(self) -> dict[str, np.ndarray]:
         """Stop watching and return the values, in the order in which they were computed.
 
-        They are ``input/MODULE/NUMBER``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
-        ``back/MODULE``.
+        They are ``input/MODULE/PLACE``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
+        ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
         """
         for hook in self._hooks:
             hook.remove()
@@ -50,55 +60,51 @@ class Watch:
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
-        samples = {len(x) for name in ("input//0", "output/") for x in self._found.get(name, {}).values()}
+        network = [each for name, each in self._found.items() if name == "output/" or name.startswith("input//")]
+        samples = {len(x) for each in network for x in each.values()}
         return np.concatenate(parts) if not samples or len(parts[0]) in samples else parts[0]
 
-    def _look_at(self, name: str, module: Any) -> None:
-        from mindspeed_mm_dit.framework import nn
+    def _now(self, record: Callable[[int, str, Any], None]) -> Callable[[str, Any], None]:
+        return partial(record, self._micro_batch)
 
-        def forward(module: Any, inputs: Any, output: Any) -> None:
-            for number, tensor in enumerate(inputs):
-                self._keep(f"input/{name}/{number}", tensor)
-            self._keep(f"output/{name}", _first(output))
+    def _keep(self, micro_batch: int, name: str, tensor: Any) -> None:
+        if tensor.ndim and micro_batch not in self._found[name]:
+            self._found[name][micro_batch] = self._taken(tensor)
 
-        def backward(module: Any, of_inputs: Any, of_outputs: Any) -> None:
-            self._keep(f"given/{name}", _first(of_outputs))
-            self._keep(f"back/{name}", _first(of_inputs))
-
-        self._hooks += [module.register_forward_hook(forward), getattr(module, nn.BACKWARD_HOOK)(backward)]
-
-    def _keep(self, name: str, tensor: Any) -> None:
-        from mindspeed_mm_dit.framework import ops
-
-        if getattr(tensor, "ndim", 0) and self._micro_batch not in self._found[name]:
-            self._found[name][self._micro_batch] = np.array(ops.numpy(tensor))
+    def _add(self, micro_batch: int, name: str, tensor: Any) -> None:
+        so_far = self._found[name].get(micro_batch, 0.0)
+        self._found[name][micro_batch] = so_far + self._taken(tensor)
 
 
-def _first(values: Any) -> Any:
-    """Return the first tensor in a module's output; None if there is none."""
-    listed = values if isinstance(values, (tuple, list)) else [values]
-    return next((tensor for tensor in listed if tensor is not None), None)
+def room_of(network: Any) -> Any:
+    """Return the module of functions for the framework of ``network``; UserError if it is of neither."""
+    for kind in type(network).__mro__:
+        framework = {"torch": "pytorch", "mindspore": "mindspore"}.get(kind.__module__.partition(".")[0])
+        if framework:
+            return importlib.import_module(f"mindspeed_mm_dit.wings.lab.{framework}.modules")
+    raise ConfigError(f"{type(network).__name__}", "is no module of PyTorch and no Cell of MindSpore")
 
 
-def first_wrong(findings: Sequence[Finding]) -> str:
+def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:
     """Return in words where the error begins; ``findings``: of MODULES, each kind in the order of computation.
 
     The wrong module is the first one whose inputs are right and whose output is not. Submodules finish before their
     parent, so it is the smallest such module. If a parent's own code between its submodules is wrong, a submodule shows
-    that first.
+    that first. theirs: module -> its name in the other program, or "".
     """
+
+    def said(module: str) -> str:
+        return (module or "the network") + (f" (theirs: {other})" if (other := theirs(module)) else "")
+
     inputs, out, given, back = ([f.which for f in findings if not f.good and f.kind == kind] for kind in MODULES)
     fed = [name.rpartition("/")[0] for name in inputs]
+    out, given, back = ([name.partition("#")[0] for name in names] for names in (out, given, back))
     if "" in fed:
-        number = inputs[fed.index("")][1:]
-        return f"forward: the data: input {number} of the network (0 is what is noised, 1 the time)"
+        numbers = " and ".join(name[1:] for name in inputs if name.startswith("/"))
+        return f"forward: the data: input {numbers} of the network"
     if out:
         module = next((name for name in out if name not in fed), out[0])
-        return f"forward: module {_said(module)}" + (f", first seen in {out[0]}" if module != out[0] else "")
+        return f"forward: module {said(module)}" + (f", first seen in {said(out[0])}" if module != out[0] else "")
     if wrong := [name for name in back if name not in given]:
-        return f"backward: module {_said(wrong[0])}"
-    return f"backward: behind module {_said(given[0])}" if given else AFTER_BACKWARD
-
-
-def _said(module: str) -> str:
-    return module or "the network"
+        return f"backward: module {said(wrong[0])}"
+    return f"backward: behind module {said(given[0])}" if given else AFTER_BACKWARD

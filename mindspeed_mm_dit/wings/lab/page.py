@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +18,7 @@ from mindspeed_mm_dit.wings.lab.compare import Comparison
 from mindspeed_mm_dit.wings.lab.examples import facts as versions
 from mindspeed_mm_dit.wings.lab.proof import Config
 from mindspeed_mm_dit.wings.lab.prove import MEASURED, PROVED, Verdict
-from mindspeed_mm_dit.wings.lab.table import BOUNDS, Finding, worst
+from mindspeed_mm_dit.wings.lab.table import Finding, worst
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.wings.lab.published import Published
@@ -77,19 +78,35 @@ def write_comparison(path: Path, c: Comparison) -> None:
     judged = [finding for findings in c.kinds.values() for finding in findings]
     _write(
         path, "comparison.html", {**c.about, **speeds, **sides}, {"quantities": list(map(_as_json, judged))},
-        [f"{kind}: {BOUNDS[kind].why}" for kind in c.kinds],
+        list(dict.fromkeys(c.bounds[kind].why for kind in c.kinds)),
         title=f"{c.labels[1]} against {c.labels[0]}", about=f"Model: {c.about['model']}", c=c,
         summary="PASS" if c.good else "FAIL", wrong=[line for line in (c.where, c.note) if line and not c.good],
         heads=("check", "error", "where", "bound", "verdict"), rows=check_rows(c),
-        bad=[not check.good for check in c.checks.values()], shares=_shares(c.kinds), growth=None, unproved=(),
-        each=[_folded(f"{kind}: every quantity", found) for kind, found in c.kinds.items()],
+        bad=[not check.good for check in c.checks.values()], shares=_by_depth([*c.watched, *judged]), growth=None,
+        unproved=(), each=[_folded(f"{kind}: every quantity", found) for kind, found in c.kinds.items()],
     )  # fmt: skip
+
+
+def said_of_comparison(c: Comparison) -> str:
+    """Return a line for each check, where the sides part, and the verdict."""
+    lines = [
+        f"{word}  {check:13} error {error}, bound {bound}: {where}"
+        for check, error, where, bound, word in check_rows(c)
+    ]
+    lines += [f"it parts at: {c.where}"] if c.where else []
+    lines += [f"note: {c.note}"] if c.note else []
+    if c.speeds:
+        said = ", ".join(f"{label} {speed:.1f} images/s" for label, speed in zip(c.labels, c.speeds))
+        lines.append(f"training: {said}")
+    if c.samples is not None:
+        lines.append(f"samples: largest difference of a pixel {c.samples.largest_difference} of 255")
+    return "\n".join([*lines, f"verdict: {'PASS' if c.good else 'FAIL'}"])
 
 
 def check_rows(c: Comparison) -> list[tuple[str, ...]]:
     """Return the rows of the verdict: check, error, where, bound, PASS or FAIL."""
     return [
-        (kind, f"{check.error:.2e}", check.name, f"{check.tolerance:.0e}", "PASS" if check.good else "FAIL")
+        (kind, f"{check.error:.2e}", check.name, f"{check.tolerance:.1e}", "PASS" if check.good else "FAIL")
         for kind, check in c.checks.items()
     ]
 
@@ -147,6 +164,31 @@ def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str
     return name, rows, [not f.good for f in findings]
 
 
+def _by_depth(findings: Sequence[Finding]) -> bytes | None:
+    """Draw every quantity's error as a fraction of its bound in the order of computation; return a PNG."""
+    told = [finding for finding in findings if finding.tells and math.isfinite(finding.tolerance)]
+    if not told:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), dpi=100, layout="constrained")
+    axes: Any = figure.subplots()
+    for kind in dict.fromkeys(finding.kind for finding in told):
+        own = [finding for finding in told if finding.kind == kind]
+        shares = np.clip([f.error / f.tolerance if f.tolerance else f.error for f in own], 1e-4, 1e4)
+        axes.scatter(np.linspace(0, 1, len(own)), shares, s=12, alpha=0.6, linewidths=0, label=kind)
+    axes.axhline(1, color="0.3", linestyle="--", linewidth=1)
+    axes.set(yscale="log", ylabel="error, as a fraction of its bound", xlabel="from the first module to the last")
+    axes.legend(fontsize=8)
+    return _png(figure)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
 def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
     """Draw every quantity's error as a fraction of its bound, one row per layout or kind; return a PNG."""
     from matplotlib.figure import Figure
@@ -163,9 +205,7 @@ def _shares(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
     axes.set(xscale="log", xlabel="error, as a fraction of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
     axes.invert_yaxis()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
+    return _png(figure)
 
 
 def _json(v: Verdict) -> dict[str, Any]:

@@ -16,7 +16,17 @@ import numpy as np
 
 from mindspeed_mm_dit.wings.lab.first_wrong_module import AFTER_BACKWARD, first_wrong
 from mindspeed_mm_dit.wings.lab.layouts import UNITS, Layout
-from mindspeed_mm_dit.wings.lab.table import MODULES, STEPS, Bound, Computed, Finding, Tolerances, judge_steps, worst
+from mindspeed_mm_dit.wings.lab.table import (
+    MODULES,
+    STEPS,
+    Bound,
+    Computed,
+    Finding,
+    Tolerances,
+    judge_steps,
+    noise_of,
+    worst,
+)
 from mindspeed_mm_dit.wings.lab.task import Arrays, Taken
 
 ROUNDINGS = 8
@@ -47,6 +57,17 @@ PROVED = dict.fromkeys(STEPS, MEASURED)
 change of every weight and its EMA by the optimizer step."""
 
 
+def asked_of(precision: str) -> Tolerances:
+    """Return the tolerance that is always allowed."""
+    return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
+
+
+def decided(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Return a mask of the entries of a gradient that rounding, which has ``moved`` them, moves little (UNDECIDED)."""
+    usual = math.sqrt(float((moved.astype(np.float64) ** 2).mean()))
+    return np.maximum(moved, usual) < UNDECIDED * np.abs(gradient)
+
+
 def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
     """Return the quantities of ``taken`` by their names in the table; weights and averages as changes from the start.
 
@@ -69,10 +90,6 @@ class Truth:
     rounded: Mapping[str, Sequence[Taken]]
     """The perturbed steps by precision."""
 
-    def asked(self, precision: str) -> Tolerances:
-        """Return the tolerance that is always allowed."""
-        return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
-
     def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
         """Judge every quantity of ``taken``, in the order of the table; those without any certain entry come last."""
         names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
@@ -81,14 +98,12 @@ class Truth:
             computed(each, self.taken.start, counts) for each in (taken, self.taken, *self.rounded[layout.precision])
         )
         lost = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in truth.items() if not values.size]
-        return judge_steps(ours, truth, PROVED, self.asked(layout.precision), noisy) + lost
+        return judge_steps(ours, truth, PROVED, asked_of(layout.precision), noise_of(noisy, truth)) + lost
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
         """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
         truth, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.taken, *self.rounded[precision]))
-        moved = np.max([np.abs(each - truth) for each in noisy], 0)
-        usual = math.sqrt(float((moved**2).mean()))
-        return np.maximum(moved, usual) < UNDECIDED * np.abs(truth)
+        return decided(truth, np.max([np.abs(each - truth) for each in noisy], 0))
 
     def first_wrong(self, verdict: Verdict, taken: Taken) -> str:
         """Return in words where a layout departs from the truth; ``taken``: its steps again, watched."""
@@ -98,8 +113,9 @@ class Truth:
             for name, values in self.taken.watched.items()
             if name in taken.watched and (len(values) == samples or values.shape == taken.watched[name].shape)
         }  # fmt: skip  (leaves out compiled modules, and tables of positions of which each rank has a part)
-        noisy, bounds = [each.watched for each in self.rounded[layout.precision]], dict.fromkeys(MODULES, MEASURED)
-        where = first_wrong(judge_steps(taken.watched, there, bounds, self.asked(layout.precision), noisy))
+        noise = noise_of([each.watched for each in self.rounded[layout.precision]], there)
+        asked, bounds = asked_of(layout.precision), dict.fromkeys(MODULES, MEASURED)
+        where = first_wrong(judge_steps(taken.watched, there, bounds, asked, noise))
         if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, taken) if f.good}:
             return UNWATCHED
         return where
@@ -145,12 +161,22 @@ class Verdict:
     @property
     def named(self) -> str:
         """Name of the quantity furthest past its bound: a gradient; if those are right, a step, average or loss."""
-        for kind in ("gradient", "step", "average", "loss", "gradient norm"):
-            if found := [finding for finding in self.of_kind(kind) if not finding.good]:
-                return worst(found).name
-        return ""
+        return named(self.findings)
 
     @property
     def place(self) -> str:
         """Where it goes wrong, in words; empty if that was not looked for."""
-        return _PLACES.get(self.named.partition("/")[0], self.where) if self.where == AFTER_BACKWARD else self.where
+        return place_of(self.where, self.named)
+
+
+def named(findings: Sequence[Finding]) -> str:
+    """Return the quantity furthest past its bound: a gradient; if those are right, a step, average or loss; or ""."""
+    for kind in ("gradient", "step", "average", "loss", "gradient norm"):
+        if found := [finding for finding in findings if finding.kind == kind and not finding.good]:
+            return worst(found).name
+    return ""
+
+
+def place_of(where: str, name: str) -> str:
+    """Return in words where a step goes wrong, if that is behind the modules, for it is ``name`` that is wrong."""
+    return _PLACES.get(name.partition("/")[0], where) if where == AFTER_BACKWARD else where

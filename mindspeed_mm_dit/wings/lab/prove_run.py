@@ -21,7 +21,7 @@ from mindspeed_mm_dit.wings.lab.layouts import UNITS
 from mindspeed_mm_dit.wings.lab.prove import ROUNDINGS
 from mindspeed_mm_dit.wings.lab.published import NOISY_STEPS, RUN, Published, line_of
 from mindspeed_mm_dit.wings.lab.steps import StepTaken, begin, join, script, starting, steps_after
-from mindspeed_mm_dit.wings.lab.table import Finding, Tolerances, judge_steps
+from mindspeed_mm_dit.wings.lab.table import Finding, Tolerances, judge_steps, noise_of
 
 
 def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
@@ -32,7 +32,7 @@ def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
     log = _named((place, run.log[place]) for place in places)
     ours = _named(_taken(args, run, places))
     noisy = [_named(_taken(args, run, places, draw)) for draw in range(NOISY_STEPS if active() == "pytorch" else 0)]
-    findings = judge_steps(ours, log, RUN, Tolerances(0.0 if noisy else 1e-5), noisy, exact=ours)
+    findings = judge_steps(ours, log, RUN, Tolerances(0.0 if noisy else 1e-5), noise_of(noisy, ours))
     findings.sort(key=lambda finding: int(finding.which))
     print_rank_0("\n".join([*map(line_of, findings), *others(run.facts, findings)]))
     return findings

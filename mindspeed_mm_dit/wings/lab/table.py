@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,7 +71,9 @@ STEPS = ("loss", "gradient norm", "gradient", "step", "average")
 all gradients; by parameter, its gradient and the change of the weight and of its EMA."""
 MODULES = ("input", "output", "given", "back")
 """Kinds of values that are watched in each module of the network (``first_wrong_module.py``)."""
-BOUNDS: Mapping[str, Bound] = {"input": FORWARD, "output": FORWARD, "gradient": GRADIENTS, "loss": TRAINING}
+BOUNDS: Mapping[str, Bound] = {
+    "input": FORWARD, "output": FORWARD, "gradient": GRADIENTS, "given": GRADIENTS, "back": GRADIENTS, "loss": TRAINING,
+}  # fmt: skip
 """Bounds for the comparison of two frameworks. For layouts, the effect of rounding is measured instead (``prove.py``).
 """
 Computed = Mapping[str, np.ndarray]
@@ -148,27 +151,28 @@ def judge_steps(
     reference: Computed,
     bounds: Mapping[str, Bound] = BOUNDS,
     asked: Tolerances = ASKED,
-    noisy: Sequence[Computed] = (),
-    exact: Computed | None = None,
+    noise: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Finding]:
     """Judge every quantity of the reference whose kind has a bound, in the order of ``bounds``.
 
-    noisy: results of a correct program with extra rounding; exact: its results without (None: the reference). Twice the
-    largest distance between the two passes.
+    noise: how far rounding alone moves each quantity (:func:`noise_of`); twice as much passes.
     """
-    exact = reference if exact is None else exact
-
-    def noise(name: str) -> float | None:
-        return max((relative_error(each.get(name, _NOT_THERE), exact[name]) for each in noisy), default=None)
-
     return [
-        judge(name, ours.get(name, _NOT_THERE), values, bound, asked, noise(name))
+        judge(name, ours.get(name, _NOT_THERE), values, bound, asked, noise.get(name))
         for kind, bound in bounds.items()
         for name in reference
         if name.partition("/")[0] == kind
         for values in [reference[name]]
         if values.size
     ]
+
+
+def noise_of(noisy: Sequence[Computed], exact: Computed) -> dict[str, float]:
+    """Return how far results with extra rounding, ``noisy``, are at most from those without it."""
+    if not noisy:
+        return {}
+    there = [name for name in exact if all(name in each for each in noisy)]
+    return {name: max(relative_error(each[name], exact[name]) for each in noisy) for name in there}
 
 
 def judge(

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.wings.lab import compare
-from mindspeed_mm_dit.wings.lab.cli.compare import _print, add_arguments, check_arguments, run_sides
+from mindspeed_mm_dit.wings.lab.cli.compare import add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.wings.lab.compare import Comparison, Side, training_flags
 from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.first_wrong_module import first_wrong
@@ -194,7 +194,7 @@ def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_p
     for output, noted in ((good, True), (Finding("output/blocks.0", 1e-3, 1e-5), False)):
         comparison = Comparison(("a", "b"), ({}, {}), {"model": "m"}, [output, bad], [1.0, 1.0])
         write_comparison(tmp_path / "r.html", comparison)
-        _print(comparison)
+        print(comparison)
         page, said = (tmp_path / "r.html").read_text(), capsys.readouterr().out
         assert not comparison.good and "verdict: FAIL" in said and "<p class=FAIL>FAIL</p>" in page
         assert ("smaller --lr" in said, "smaller --lr" in page) == (noted, noted)

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.wings.lab.compare import Comparison, Sides
+    from mindspeed_mm_dit.wings.lab.compare import Sides
 
 DESCRIPTION = """\
 Run a model on PyTorch and on MindSpore, with the same weights and random numbers, and report every difference.
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
 def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     """Compare any two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
     from mindspeed_mm_dit.wings.lab.compare import compare_sides
-    from mindspeed_mm_dit.wings.lab.page import write_comparison
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
@@ -77,8 +76,8 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
-    write_comparison(Path(args.output), comparison)
-    _print(comparison)
+    comparison.save(args.output)
+    say(str(comparison))
     say(f"report: {args.output}")
     shutil.rmtree(folder)  # (kept if a side fails, for its log)
     return 0 if comparison.good else 1
@@ -127,23 +126,6 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
     except ConfigError as error:
         cure = f"{error.cure.partition(',')[0]}, or 0 for no samples"
         raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
-
-
-def _print(comparison: Comparison) -> None:
-    from mindspeed_mm_dit.wings.lab.page import check_rows
-
-    for check, error, where, bound, word in check_rows(comparison):
-        say(f"{word}  {check:9} error {error}, bound {bound}: {where}")
-    if comparison.where:
-        say(f"it parts at: {comparison.where}")
-    if comparison.note:
-        say(f"note: {comparison.note}")
-    if comparison.speeds:
-        speeds = zip(comparison.labels, comparison.speeds)
-        say("training: " + ", ".join(f"{label} {speed:.1f} images/s" for label, speed in speeds))
-    if comparison.samples is not None:
-        say(f"samples: largest difference of a pixel {comparison.samples.largest_difference} of 255")
-    say(f"verdict: {'PASS' if comparison.good else 'FAIL'}")
 
 
 def _data(args: argparse.Namespace) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mindspeed_mm_dit.framework.pytorch import ops
-from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.training.pytorch.engine import Engine
+from mindspeed_mm_dit.wings.lab.pytorch import modules
 
 Arrays = dict[str, np.ndarray]
+whole = modules.host
 IS_DIVIDED_AFTER = False
 """Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
 
@@ -43,50 +42,35 @@ class Seen:
                 self.gradients[self._names[p]] = whole(p.grad)
 
 
-class Roundings:
-    """Perturbs a step at random, as rounding does but by a chosen ``size`` (Parker 1997).
+class Roundings(modules.Roundings):
+    """Moves the numbers of an engine's step: also the weights and their gradients, by up to ``size`` of themselves.
 
-    It changes every module's output, each gradient that comes back to it, and the weights and their gradients by up to
-    ``size`` of themselves. Constants, and the weights that the optimizer gets, change by ``kept`` only, since they are
-    float32 in every precision. (An error of an angle's frequency grows with the time, to thousands of roundings.)
+    Constants, and the weights that the optimizer gets, change by ``kept`` only, since they are float32 in every
+    precision. (An error of an angle's frequency grows with the time, to thousands of roundings.)
     """
 
     def __init__(self, engine: Engine, size: float, kept: float, seed: int) -> None:
-        self._size, self._kept, self._draw = size, kept, torch.Generator().manual_seed(seed)
+        super().__init__(engine.predictor, size, seed)
+        self._kept = kept
         self._parameters, self._own = list(engine.predictor.parameters()), dict[Tensor, Tensor]()
-        for module in engine.predictor.modules():
-            module.register_forward_hook(self._output)
         for optimizer in engine.optimizer.optimizers:
             optimizer.register_step_pre_hook(self._step)
         for constant in (b for module in (engine.predictor, engine.model.diffusion) for b in module.buffers()):
             if constant.is_floating_point():
-                constant.copy_(self._moved(constant, kept))
+                self.move(constant, kept)
 
-    @torch.no_grad()
     def begin(self) -> None:
         """Perturb the weights, for the step that begins."""
         for parameter in self._parameters:
-            self._own[parameter] = parameter.clone()
-            parameter.copy_(self._moved(parameter, self._size))
-
-    def _output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            return output
-        output = self._moved(output, self._size)
-        if output.requires_grad:
-            output.register_hook(partial(self._moved, size=self._size))
-        return output
+            self._own[parameter] = parameter.detach().clone()
+            self.move(parameter, self._size)
 
     @torch.no_grad()
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            p.copy_(self._moved(self._own[p], self._kept))
+            p.copy_(self.moved(self._own[p], self._kept))
             if p.grad is not None:
-                p.grad = self._moved(p.grad, self._size)
-
-    def _moved(self, x: Tensor, size: float) -> Tensor:
-        share = torch.rand(x.shape, generator=self._draw, dtype=x.dtype) * 2 - 1
-        return x * (1 + size * share.to(x.device))
+                p.grad = self.moved(p.grad, self._size)
 
 
 def look_everywhere(before: Any, after: Any, step: Any) -> None:
@@ -106,13 +90,6 @@ def tensors(output: Any) -> Iterator[Tensor]:
     for tensor in output if isinstance(output, (tuple, list)) else (output,):
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
             yield tensor
-
-
-def whole(tensor: Any) -> np.ndarray:
-    """Return a tensor, sharded or not, as an array; floats of fewer than 32 bits become float32."""
-    full = tensor.detach()
-    full = full.full_tensor() if is_sharded(full) else full
-    return np.array(ops.numpy(full))
 
 
 def in_float64(model: nn.Module) -> nn.Module:

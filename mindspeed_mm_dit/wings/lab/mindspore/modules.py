@@ -1,0 +1,166 @@
+"""Any ``Cell``: its names and values, what it computes, and the same with every number moved or in float64.
+
+Only MindSpore is imported here, for the room of our framework makes settings that another program's run may not have.
+Cells are watched operator by operator: a compiled graph does not call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspeed_mm_dit.wings.lab.trees import leaves, mapped
+
+Arrays = dict[str, np.ndarray]
+Keep = Callable[[str, Tensor], None]
+HAS_FLOAT64 = False
+"""Whether all operators have float64."""
+FLOATS = (mindspore.float64, mindspore.float32, mindspore.float16, mindspore.bfloat16)
+_NARROW = (mindspore.float16, mindspore.bfloat16)
+
+
+def named(module: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    """Yield name and cell of all within."""
+    return module.cells_and_names()
+
+
+def parameters(module: nn.Cell) -> dict[str, Parameter]:
+    """Return the parameters by name."""
+    return dict(module.parameters_and_names())
+
+
+def host(x: Tensor) -> np.ndarray:
+    """Return a tensor as an array of its own; floats of fewer than 32 bits become float32."""
+    return np.array((x.astype(mindspore.float32) if x.dtype in _NARROW else x).asnumpy())
+
+
+def picked(x: Tensor, indices: np.ndarray) -> Tensor:
+    """Return the entries ``indices`` of a flattened tensor."""
+    return ops.gather(ops.stop_gradient(x).reshape(-1), Tensor(indices), 0)
+
+
+def tensors(value: Any) -> list[tuple[str, Tensor]]:
+    """Return the tensors in what a cell takes or gives, each with its place."""
+    return [(at, x) for at, x in leaves(value) if isinstance(x, Tensor)]
+
+
+def placed(value: Any, like: nn.Cell, exact: bool = False) -> Any:
+    """Return arrays and tensors as tensors; exact: floats in float64."""
+
+    def place(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            if not hasattr(x, "__array__"):
+                return x
+            x = Tensor(np.asarray(x))
+        return x.astype(mindspore.float64) if exact and x.dtype in FLOATS else x
+
+    return mapped(value, place)
+
+
+def like(array: np.ndarray, x: Tensor) -> Tensor:
+    """Return an array as a tensor of the dtype of ``x``."""
+    return Tensor(array).astype(x.dtype)
+
+
+def settings() -> dict[str, str]:
+    """Return the version, the device and the settings that decide numbers."""
+    found = {name: mindspore.get_context(name) for name in ("device_target", "deterministic", "jit_level")}
+    return {"mindspore": mindspore.__version__, **{name: str(value) for name, value in found.items()}}
+
+
+def observe(module: nn.Cell, name: str, keep: Callable[[], Keep], add: Callable[[], Keep]) -> list[Any]:
+    """Have ``module`` tell what it takes and gives, and the gradients of both; see the same for PyTorch."""
+
+    def forward(module: nn.Cell, args: Any, kwargs: Any, output: Any) -> None:
+        found = keep()
+        for at, x in tensors([*args]) + tensors(kwargs):
+            found(f"input/{name}/{at}", x)
+        for place, (_, y) in enumerate(tensors(output)):
+            found(f"output/{name}{mark(place)}", y)
+
+    def backward(module: nn.Cell, of_inputs: Any, of_outputs: Any) -> None:
+        found = keep()
+        for kind, values in (("given", of_outputs), ("back", of_inputs)):
+            for place, (_, x) in enumerate(tensors(values)):
+                found(f"{kind}/{name}{mark(place)}", x)
+
+    return [module.register_forward_hook(forward, with_kwargs=True), module.register_backward_hook(backward)]
+
+
+def mark(place: int) -> str:
+    """Return the end of the name of one of several tensors; the first has none."""
+    return f"#{place}" if place else ""
+
+
+def gradients(module: nn.Cell, run: Callable[[], Any], loss: Callable[[Any], Tensor]) -> tuple[Any, Tensor, Arrays]:
+    """Return output, loss, and every gradient of a forward and backward pass."""
+    trained = {name: p for name, p in parameters(module).items() if p.requires_grad}
+
+    def forward() -> tuple[Any, Any, Any]:
+        output = run()
+        value = loss(output)
+        return value.mean(), value, output
+
+    (_, value, output), found = mindspore.value_and_grad(forward, None, list(trained.values()), has_aux=True)()
+    frozen = {name: np.zeros(p.shape, np.float32) for name, p in parameters(module).items() if name not in trained}
+    return output, value, {name: host(g) for name, g in zip(trained, found)} | frozen
+
+
+class Roundings:
+    """Moves every cell's output, and each gradient that comes back to it, at random by up to ``size`` of themselves."""
+
+    def __init__(self, module: nn.Cell, size: float, seed: int) -> None:
+        self._size, self._draw = size, np.random.default_rng(seed)
+        self._hooks = [each.register_forward_hook(self._output) for _, each in named(module)]
+
+    def __enter__(self) -> Roundings:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def moved(self, x: Tensor, size: float) -> Tensor:
+        """Return ``x`` with each entry moved by up to ``size`` of itself."""
+        share = self._draw.uniform(-size, size, x.shape).astype(np.float32)
+        return x * Tensor(1 + share).astype(x.dtype)
+
+    def move(self, x: Parameter, size: float) -> None:
+        """Move a weight or a constant in place."""
+        x.set_data(self.moved(x, size))
+
+    def _output(self, module: nn.Cell, inputs: Any, output: Any) -> Any:
+        return mapped(output, self._moved)
+
+    def _moved(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dtype not in FLOATS:
+            return x
+        x = self.moved(x, self._size)
+        with contextlib.suppress(RuntimeError):  # (no gradient flows through it)
+            x.register_hook(lambda gradient: self.moved(gradient, self._size))
+        return x
+
+
+@contextlib.contextmanager
+def kept_as_it_is(module: nn.Cell) -> Iterator[None]:
+    """Give a cell its values and mode back at the end; while entered it evaluates, without dropout."""
+    values, training = {p: p.asnumpy().copy() for p in module.get_parameters()}, module.training
+    module.set_train(False)
+    try:
+        yield
+    finally:
+        for p, value in values.items():
+            p.set_data(Tensor(value, p.dtype))
+        module.set_train(training)
+
+
+def load(module: nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write values into the parameters."""
+    own = parameters(module)
+    for name, array in arrays.items():
+        own[name].set_data(Tensor(array, own[name].dtype))
