@@ -1,0 +1,190 @@
+"""``mm-dit compare --against diffusers:...``: our network against diffusers' class of the same architecture."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.formats import diffusers as files
+from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.sd3 import SD3Config
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.wings.lab.compare import Comparison
+from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
+from mindspeed_mm_dit.wings.lab.proof import TRUTH_BYTES
+
+Inputs = dict[str, Any]
+_WAN = "WanTransformer3DModel"
+KINDS: Mapping[str, type[PredictorConfig]] = {
+    _WAN: WanConfig, **{kind.diffusers_class: kind for kind in (FluxConfig, SD3Config, QwenImageConfig)}
+}  # fmt: skip
+"""diffusers' classes that take their inputs as told below."""
+_HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    _WAN: {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 18, "text_dim": 10, "ffn_dim": 40,
+           "freq_dim": 16, "in_channels": 4, "out_channels": 4, "cross_attn_norm": True, "rope_max_seq_len": 32},
+    "FluxTransformer2DModel": {**_HEADS, "axes_dims_rope": [4, 6, 6], "in_channels": 16, "num_single_layers": 2,
+                               "pooled_projection_dim": 24, "guidance_embeds": True},
+    "SD3Transformer2DModel": {**_HEADS, "in_channels": 4, "out_channels": 4, "pooled_projection_dim": 24,
+                              "caption_projection_dim": 48, "sample_size": 16, "pos_embed_max_size": 8,
+                              "qk_norm": "rms_norm", "dual_attention_layers": [0]},
+    "QwenImageTransformer2DModel": {**_HEADS, "axes_dims_rope": [4, 6, 6], "in_channels": 16, "out_channels": 4},
+}  # fmt: skip
+"""Settings of a small network of each class, for a comparison that needs no folder."""
+_TABLES = {"pos_embed.pos_embed"}
+"""Parameters of ours that diffusers computes."""
+OURS_ALONE = ("model_id", "latent_size", "expand_timesteps", "last_frame")
+
+
+def compare_against(place: str, seed: int) -> Comparison:
+    """Compare our network with diffusers', both with the weights in a folder; a class's name: with random weights.
+
+    Raises UserError for a folder or class that is none of these.
+    """
+    try:
+        import diffusers
+    except ImportError:
+        raise not_installed("--against", "diffusers", "video") from None
+    activate("pytorch")
+    from mindspeed_mm_dit.framework import ops, runtime
+    from mindspeed_mm_dit.models.registry import network_of
+    from mindspeed_mm_dit.wings.lab.port import prove
+
+    section, weights = _described(place)
+    name = section["_class_name"]
+    config, said = _that_fits(_ours(name, section, place), place)
+    own = {key: value for key, value in _theirs(config, section).items() if not key.startswith("_")}
+    theirs, mine = getattr(diffusers, name)(**own), network_of(config)
+    begun = initial_weights(parameters_of(config), seed)
+    begun |= weights() if weights is not None and not said else {}
+    runtime.load_arrays(mine, begun)
+    shared = dict(theirs.named_parameters())
+    room_of(theirs).load(theirs, {key: array for key, array in begun.items() if key in shared})
+    inputs = _inputs(config)
+    asked = {key: ops.tensor(array) for key, array in inputs.items()}
+    found = prove(
+        mine, theirs, list(inputs.values()), names=dict.fromkeys(_TABLES & begun.keys()),
+        their_inputs=_asked_of(config, asked), their_output=_output(config, asked),
+    )  # fmt: skip
+    versions = {"diffusers": diffusers.__version__, **found.facts[0]}
+    about = {"model": f"our {type(mine).__name__} against diffusers' {name}", "weights": said or _source(place, seed)}
+    return dataclasses.replace(found, facts=(versions, found.facts[1]), about=found.about | about)
+
+
+def _described(place: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
+    """Return the config.json of a network, and what reads its weights, if it has any."""
+    kind, _, where = place.partition(":")
+    if kind != "diffusers" or not where:
+        raise ConfigError(f"--against {place}", "is no diffusers:FOLDER and no diffusers:CLASS")
+    if where in SMALL:
+        return {"_class_name": where, **SMALL[where]}, None
+    folder = next((f for f in (Path(where), Path(where) / "transformer") if (f / "config.json").is_file()), None)
+    if folder is None:
+        raise ConfigError(f"--against {place}", "is no folder with a config.json",
+                          f"{nearest(where, SMALL)}The classes are {', '.join(SMALL)}")  # fmt: skip
+    section = read_json(folder / "config.json", "--against")
+    if section.get("_class_name") not in KINDS:
+        raise ConfigError(f"--against {place}", f"is of a {section.get('_class_name')}, none of {', '.join(KINDS)}",
+                          "of other networks, mm-dit parity checks files of published values")  # fmt: skip
+    has_weights = any(folder.glob(f"{files.WEIGHTS}.*"))
+    return section, (lambda: files.read_arrays(folder)) if has_weights else None
+
+
+def _ours(name: str, section: Mapping[str, Any], place: str) -> Any:
+    kind: Any = KINDS[name]
+    if name != _WAN:
+        return from_mapping(kind, kind.of_diffusers(section), f"--against {place}: config.json")
+    said = {key: value for key, value in section.items() if not key.startswith("_")}
+    said["latent_size"] = said.get("patch_size", (1, 2, 2))
+    return from_mapping(kind, said, f"--against {place}: config.json")
+
+
+def _that_fits(config: Any, place: str) -> tuple[Any, str]:
+    """Return the network, or a narrower copy if this machine has no memory for a step in float64, and what was done."""
+    count, room = parameters_of(config).num_elements(), host_memory_bytes()
+    if count * TRUTH_BYTES < room:
+        return config, ""
+    small = config.narrowed()
+    return small, f"random: of {place} only a narrowed copy fits into {room / 2**30:.0f} GiB, {small.num_layers} blocks"
+
+
+def _theirs(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return diffusers' section for our network."""
+    own = dataclasses.asdict(config)
+    same = {key: own[key] for key in section if key in own and key not in (*OURS_ALONE, "in_channels")}
+    wide = {"caption_projection_dim": config.hidden_size} if "caption_projection_dim" in section else {}
+    return {**section, **same, **wide}
+
+
+def _source(place: str, seed: int) -> str:
+    return f"drawn from seed {seed}" if place.partition(":")[2] in SMALL else place.partition(":")[2]
+
+
+def _inputs(config: Any) -> dict[str, np.ndarray]:
+    """Return two samples, small ones: latents, times and conditions in the order of our network."""
+    draw, video = np.random.default_rng(1), isinstance(config, WanConfig)
+    patch = config.patch_size if video else (config.patch_size,) * 2
+    size = [side * count for side, count in zip(patch, (2, 2, 3) if video else (4, 6))]
+    small = dataclasses.replace(config, latent_size=tuple(size))
+    given = {name: array[:, :9] if array.ndim == 3 and name == "text" else array
+             for name, array in small.conditions.examples(2).items()}  # fmt: skip
+    channels = config.latent_channels if video else config.in_channels
+    x = draw.standard_normal((2, channels, *size), np.float32)
+    times = np.array([137.0, 865.0] if video else [0.137, 0.865], np.float32)
+    guided = {"guidance": np.full(2, config.guidance, np.float32)} if getattr(config, "guidance_embeds", False) else {}
+    return {"x": x, "t": times, **given, **guided}
+
+
+def _asked_of(config: Any, given: Inputs) -> Inputs:
+    """Return the same samples as diffusers' network takes them."""
+    from mindspeed_mm_dit.models.joint import pack
+
+    x, t, text = given["x"], given["t"], given["text"]
+    if isinstance(config, WanConfig):
+        return {"encoder_hidden_states": text, **_of_wan(config, given)}
+    h, w, L = x.shape[2] // 2, x.shape[3] // 2, text.shape[1]
+    if isinstance(config, SD3Config):
+        return {"hidden_states": x, "encoder_hidden_states": text, "pooled_projections": given["pooled"],
+                "timestep": 1000 * t}  # fmt: skip
+    tokens = {"hidden_states": pack(x), "encoder_hidden_states": text, "timestep": t}
+    if isinstance(config, QwenImageConfig):
+        return {**tokens, "encoder_hidden_states_mask": np.ones((2, L), bool), "img_shapes": [[(1, h, w)]] * 2,
+                "txt_seq_lens": [L] * 2}  # fmt: skip
+    ids = np.array([(0, row, column) for row in range(h) for column in range(w)], np.float32)
+    return {**tokens, "pooled_projections": given["pooled"], "img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32),
+            "guidance": given.get("guidance")}  # fmt: skip
+
+
+def _of_wan(config: WanConfig, given: Inputs) -> Inputs:
+    x, t = given["x"], given["t"]
+    if config.mask_channels:
+        from mindspeed_mm_dit.framework import ops
+
+        x = ops.cat([x, given["frames"]], 1)
+    found = {"hidden_states": x, "timestep": t}
+    if config.image_dim:
+        tokens = 2 if config.pos_embed_seq_len else 1
+        found["encoder_hidden_states_image"] = given["image_embeds"].reshape(2 * tokens, -1, config.image_dim)
+    return found
+
+
+def _output(config: Any, given: Inputs) -> Callable[[Any], Any]:
+    """Return the function that takes the tensor of diffusers' output, as ours has it."""
+    from mindspeed_mm_dit.models.joint import unpack
+
+    if isinstance(config, (WanConfig, SD3Config)):
+        return lambda found: found.sample
+    h, w = given["x"].shape[2] // 2, given["x"].shape[3] // 2
+    return lambda found: unpack(found.sample, h, w)

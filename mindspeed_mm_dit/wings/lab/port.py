@@ -1,0 +1,182 @@
+"""Prove that two programs are the same network: outputs, a loss, every gradient, module by module.
+
+The truth is one of them in float64. How far rounding may move a quantity is measured there, with every number moved at
+random by ROUNDINGS roundings; and if both are on PyTorch, by that program in its own precision too. The other program's
+arithmetic plays no part, so an error in it cannot widen its own bound.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.data.draws import philox
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.wings.lab.compare import Comparison
+from mindspeed_mm_dit.wings.lab.examples import nudged
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, room_of
+from mindspeed_mm_dit.wings.lab.layouts import UNITS
+from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, modules_paired, parameters_paired, values_paired
+from mindspeed_mm_dit.wings.lab.prove import DRAWS, MEASURED, ROUNDINGS, asked_of
+from mindspeed_mm_dit.wings.lab.table import MODULES, Computed, Finding, judge_steps, noise_of
+
+SEED = 1234
+OUTPUT = "output/"
+"""Name of what the whole network gives."""
+JUDGED = {"output": MEASURED, "loss": MEASURED, "gradient": MEASURED}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module, and how it is asked."""
+
+    module: Any
+    inputs: Any
+    """What it is called with: a mapping by keyword, a sequence, or one array."""
+    output: Callable[[Any], Any]
+    """Returns of what it gives the tensor that is compared."""
+    loss: Callable[[Any], Any] | None = None
+
+    @property
+    def room(self) -> Any:
+        """The functions for its framework."""
+        return room_of(self.module)
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Its parameters, by name."""
+        return {name: self.room.host(p) for name, p in self.room.parameters(self.module).items()}
+
+    def measure(self, exact: bool = False) -> Computed:
+        """Return all that is compared of a forward and backward pass; exact: with inputs in float64."""
+        given, watch = self.room.placed(self.inputs, self.module, exact), Watch(self.module)
+        output, loss, gradients = self.room.gradients(self.module, lambda: self._ask(given), self._loss)
+        found = watch.end()
+        found |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+        return found | {OUTPUT: self.room.host(self.output(output)), "loss/1": self.room.host(loss).reshape(-1)}
+
+    def _ask(self, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return self.module(**given)
+        return self.module(*given) if isinstance(given, (list, tuple)) else self.module(given)
+
+    def _loss(self, found: Any) -> Any:
+        output = self.output(found)
+        if self.loss is not None:
+            return self.loss(output)
+        target = philox((SEED, 0)).standard_normal(tuple(output.shape), np.float32)
+        return (output * self.room.like(target, output)).mean()
+
+
+def prove(
+    mine: Any,
+    theirs: Any,
+    inputs: Any,
+    *,
+    names: Names | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    their_inputs: Any = None,
+    output: Callable[[Any], Any] | None = None,
+    their_output: Callable[[Any], Any] | None = None,
+    precision: str | None = None,
+) -> Comparison:
+    """Compare ``mine`` with ``theirs``; see ``dit.prove``."""
+    first = output or _tensor_in(mine)
+    own = Program(mine, inputs, first, loss)
+    other = Program(theirs, inputs if their_inputs is None else their_inputs, their_output or _tensor_in(theirs), loss)
+    if precision not in (None, *UNITS):
+        raise ConfigError(f"precision = {precision!r}", f"must be one of {', '.join(UNITS)}")
+    names, weights = names or {}, other.parameters
+    shapes, their_shapes = ({name: array.shape for name, array in found.items()} for found in (own.parameters, weights))
+    pairs = parameters_paired(shapes, their_shapes, names)
+    with own.room.kept_as_it_is(mine), other.room.kept_as_it_is(theirs):
+        weights = {name: nudged(name, array, SEED) for name, array in weights.items()}
+        other.room.load(theirs, weights)
+        own.room.load(mine, {pair.mine: pair.join(weights) for pair in pairs})
+        return _compared(own, other, pairs, names, precision or _precision(own))
+
+
+def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, precision: str) -> Comparison:
+    """Measure both, and one of them in float64 and with rounding; ``theirs`` is that one if it is on PyTorch."""
+    found, is_theirs = own.measure(), own.room is other.room or other.room.HAS_FLOAT64
+    truth, *noisy = _truth(other if is_theirs else own, precision)
+    reference = truth if is_theirs else other.measure()
+    modules = modules_paired(_called(found), _called(reference), pairs, names)
+    watched = values_paired(found, reference, modules)
+
+    def named(values: Computed) -> Computed:
+        """Return values of theirs by the names of mine."""
+        joined = {f"gradient/{pair.mine}": pair.join(_below(values, "gradient/")) for pair in pairs}
+        return {
+            **{mine: values[theirs] for mine, theirs in watched.items()},
+            **{name: values[name] for name in (OUTPUT, "loss/1")},
+            **{name: array for name, array in joined.items() if array is not None},
+        }
+
+    judged, exact = (found, named(truth)) if is_theirs else (named(reference), truth)
+    noise = noise_of([named(each) for each in noisy] if is_theirs else noisy, exact)
+    asked, kinds = asked_of(precision), {**dict.fromkeys(MODULES, MEASURED), **JUDGED}
+    findings = judge_steps(judged, exact, kinds, asked, noise)
+    within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT]
+    right = {each.which for each in findings if each.kind == "output" and each.good}
+    within = [each for each in within if each.good or not _ends(each, right)]
+    sides = (type(other.module).__name__, type(own.module).__name__)
+    return Comparison(
+        labels=("theirs", "mine"), facts=(other.room.settings(), own.room.settings()),
+        about={"model": " against ".join(reversed(sides)), "precision": precision,
+               "truth": f"{sides[0 if is_theirs else 1]} in float64"},
+        findings=[each for each in findings if each.kind not in MODULES or each.name == OUTPUT], watched=within,
+        bounds=JUDGED,
+        their_names={name: theirs for name, theirs in modules.items() if name != theirs},
+    )  # fmt: skip
+
+
+def _ends(finding: Finding, right: Collection[str]) -> bool:
+    """Return whether a difference in the forward pass ends within a module whose output is right: a matter of taste."""
+    module = finding.which.partition("/")[0].partition("#")[0]
+    above = [module[:place] for place, letter in enumerate(module) if letter == "."] + [""] * bool(module)
+    return finding.kind in ("input", "output") and any(name in right for name in above)
+
+
+def _truth(program: Program, precision: str) -> list[Computed]:
+    """Return what a program computes in float64; then in float32, and DRAWS times in float32 with every number moved.
+
+    Operators of float32 may be less exact than their roundings, such as an exponential within attention.
+    """
+    if not program.room.HAS_FLOAT64:
+        return [program.measure(), *(_moved(program, precision, draw) for draw in range(DRAWS))]
+    exact, single = (replace(program, module=change(copy.deepcopy(program.module)))
+                     for change in (lambda module: module.double(), lambda module: module.float()))  # fmt: skip
+    with program.room.exactly():
+        truth = exact.measure(True)
+    return [truth, single.measure(), *(_moved(single, precision, draw) for draw in range(DRAWS))]
+
+
+def _moved(program: Program, precision: str, draw: int) -> Computed:
+    size, room = ROUNDINGS * UNITS[precision], program.room
+    with room.kept_as_it_is(program.module), room.Roundings(program.module, size, draw) as roundings:
+        for parameter in room.parameters(program.module).values():
+            roundings.move(parameter, size)
+        return program.measure()
+
+
+def _tensor_in(module: Any) -> Callable[[Any], Any]:
+    """Return the function that takes the first tensor of what ``module`` gives."""
+    return lambda output: room_of(module).tensors(output)[0][1]
+
+
+def _called(found: Computed) -> list[str]:
+    return [name[7:] for name in found if name.startswith("output/") and "#" not in name]
+
+
+def _below(values: Computed, start: str) -> dict[str, np.ndarray]:
+    return {name[len(start) :]: array for name, array in values.items() if name.startswith(start)}
+
+
+def _precision(program: Program) -> str:
+    kinds = {str(p.dtype).rpartition(".")[2].lower() for p in program.room.parameters(program.module).values()}
+    return "bfloat16" if kinds & {"bfloat16", "float16"} else "float32"
