@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
+
+from mindspeed_mm_dit.registry import Joined
 
 Framework = Literal["pytorch", "mindspore"]
 
@@ -83,3 +85,52 @@ def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch
     place = path_of("config", config)
     there = next((file for file in (Path(place), Path(place) / "model.json") if file.is_file()), None)
     return Pipeline.untrained(load_model_config(there or config_folder(place) / "model.json"), seed)
+
+
+def prove(
+    mine: Any,
+    theirs: Any,
+    inputs: Any,
+    *,
+    names: Mapping[str, str | Sequence[str] | None] | None = None,
+    loss: Callable[[Any], Any] | None = None,
+    their_inputs: Any = None,
+    output: Callable[[Any], Any] | None = None,
+    their_output: Callable[[Any], Any] | None = None,
+    precision: Literal["float32", "bfloat16"] | None = None,
+) -> Any:
+    """Compare a network with another program's: outputs, a loss and every gradient, within bounds that are measured.
+
+    Both get the weights of ``theirs``, with random numbers in place of zeros, and their own back at the end. The truth
+    is ``theirs`` in float64, or ``mine`` if that alone is on PyTorch.
+
+    mine, theirs: any ``nn.Module`` or MindSpore ``Cell``. inputs: arrays or tensors, as a mapping by keyword or a
+    sequence. names: parameter or module of mine -> of theirs, ``*`` for any part of a name; several of theirs are
+    stacked in mine, None has no partner. loss: output -> what is differentiated (default: the mean of the output times
+    random numbers). their_inputs: if they differ. output, their_output: what a network gives -> the tensor that is
+    compared (default: the first). precision: in which mine computes, if its weights do not tell.
+
+    Returns the report: ``print`` it; ``good``, ``where`` and ``named`` say what is wrong; ``save("port.html")``.
+
+    Raises ConfigError for parameters that find no partner, which it lists, and names that name nothing.
+    """
+    return Joined[Any]("function")["prove"](
+        mine, theirs, inputs, names=names, loss=loss, their_inputs=their_inputs, output=output,
+        their_output=their_output, precision=precision,
+    )  # fmt: skip
+
+
+def witness(model: Any, optimizer: Any, place: str | Path, *, average: Any = None, repeats: int = 3) -> Any:
+    """Record a step of your own training loop, to compare it with the same step on another machine.
+
+    >>> with dit.witness(model, optimizer, "gpu.witness") as w:  # doctest: +SKIP
+    ...     for batch in batches:
+    ...         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+    ...         w.step(loss)
+
+    The first step in the block is recorded into the folder ``place``; no number of the run changes. Before the
+    optimizer steps, that step is repeated ``repeats`` times with every number moved by its rounding, which measures how
+    far two right machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
+    in PyNative mode. ``mm-dit compare gpu.witness npu.witness`` says where two machines part.
+    """
+    return Joined[Any]("function")["witness"](model, optimizer, str(place), average, repeats)

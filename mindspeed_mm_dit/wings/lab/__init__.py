@@ -6,15 +6,17 @@ _FIGURES = {"matplotlib": "matplotlib"}
 
 
 def join() -> None:
-    """Make the commands known."""
+    """Make the commands and functions known."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import join
 
     for name, summary in {
         "parity": "check this implementation against a file of reference values",
-        "compare": "train and run a model on PyTorch and on MindSpore, and report every difference",
+        "compare": "compare PyTorch with MindSpore, a network with diffusers', or two machines' steps",
         "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
         "replay": "recompute one step of a run, and find what in it was not finite",
     }.items():
         packages = {"parity": {"rich": "rich"}, "compare": _FIGURES, "prove": _FIGURES}.get(name, {})
         join("command", name, Command(summary, f"{__name__}.cli.{name}", "lab", packages))
+    join("function", "prove", f"{__name__}.port:prove")
+    join("function", "witness", f"{__name__}.witness:Witness")

@@ -123,7 +123,7 @@ class Comparison:
         """Where the sides part in words: the first wrong module; empty if they do not."""
         if self.good:
             return ""
-        where = first_wrong([*self.findings, *self.watched], lambda name: self.their_names.get(name, ""))
+        where = first_wrong([*self.watched, *self.findings], lambda name: self.their_names.get(name, ""))
         return place_of(where, self.named)
 
     @property

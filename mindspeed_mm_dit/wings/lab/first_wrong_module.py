@@ -54,9 +54,17 @@ class Watch:
         They are ``input/MODULE/PLACE``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
         ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
         """
+        self.stop()
+        return {name: self._joined([each[n] for n in sorted(each)]) for name, each in self._found.items() if each}
+
+    def stop(self) -> None:
+        """Stop watching."""
         for hook in self._hooks:
             hook.remove()
-        return {name: self._joined(list(each.values())) for name, each in self._found.items() if each}
+
+    def parts(self, name: str) -> dict[int, Any]:
+        """Return a value by micro-batch, as it was taken."""
+        return dict(self._found[name])
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
@@ -107,4 +115,4 @@ def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lamb
         return f"forward: module {said(module)}" + (f", first seen in {said(out[0])}" if module != out[0] else "")
     if wrong := [name for name in back if name not in given]:
         return f"backward: module {said(wrong[0])}"
-    return f"backward: behind module {said(given[0])}" if given else AFTER_BACKWARD
+    return f"backward: behind module {said('' if '' in given else given[0])}" if given else AFTER_BACKWARD

@@ -16,6 +16,8 @@ Names = Mapping[str, "str | Sequence[str] | None"]
 """Parameter or module of mine -> theirs; several of theirs are stacked in mine; None: theirs has none. ``*`` is any
 part of a name, the same on both sides."""
 Shapes = Mapping[str, Shape]
+BY_PARAMETER = ("gradient/", "step/", "average/", "start/step/", "start/average/", "moved/")
+"""Beginnings of names that end in a parameter's."""
 MOST_SHOWN = 12
 """Pairs that an error lists."""
 
@@ -35,12 +37,18 @@ class Pair(NamedTuple):
 def theirs_of(name: str, names: Names) -> tuple[str, ...] | None:
     """Return the names of theirs for a parameter or module of mine; None: left out."""
     for rule, found in sorted(names.items(), key=lambda item: -len(item[0])):
-        pattern = re.escape(rule).replace(r"\*", r"([^.]+)")
-        if match := re.fullmatch(rf"{pattern}(\..+)?", name):
+        if match := _pattern(rule).fullmatch(name):
             *parts, rest = match.groups()
             listed = [found] if isinstance(found, str) else found
-            return None if listed is None else tuple(_filled(each, parts) + (rest or "") for each in listed)
+            filled = None if listed is None else [_filled(each, parts) for each in listed]
+            return None if filled is None else tuple(f"{each}.{rest or ''}".strip(".") for each in filled)
     return (name,)
+
+
+def _pattern(rule: str) -> re.Pattern[str]:
+    """Return what matches the names of a rule: the parts that ``*`` stands for, and what follows."""
+    begin = re.escape(rule).replace(r"\*", "([^.]+)")
+    return re.compile(rf"{begin}(?:\.(.+))?" if rule else "(.+)?")
 
 
 def _filled(name: str, parts: Iterable[str]) -> str:
@@ -52,8 +60,7 @@ def _filled(name: str, parts: Iterable[str]) -> str:
 def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
     """Pair the parameters; raises ConfigError that lists all that do not fit, or a name that names nothing."""
     for rule in names:
-        pattern = re.escape(rule).replace(r"\*", "[^.]+")
-        if not any(re.match(rf"{pattern}(\.|$)", name) for name in mine):
+        if not any(map(_pattern(rule).fullmatch, mine)):
             raise ConfigError(f"names: {rule!r}", "names no parameter of mine", nearest(rule, mine).strip())
     wanted = {name: theirs_of(name, names) for name in mine}
     pairs = [Pair(name, others) for name, others in wanted.items() if others is not None]
@@ -123,7 +130,7 @@ def values_paired(mine: Computed, theirs: Computed, modules: Mapping[str, str]) 
     for name, values in mine.items():
         kind, _, rest = name.partition("/")
         module = _module(rest)
-        if kind in MODULES and module in modules and (module or kind in ("output", "given")):
+        if kind in MODULES and module in modules:
             own = by_module.get(f"{kind}/{modules[module]}", [])
             if alike := [each for each in own if theirs[each].shape == values.shape]:
                 found[name] = min(alike, key=lambda each: relative_error(values, theirs[each]))
@@ -132,3 +139,26 @@ def values_paired(mine: Computed, theirs: Computed, modules: Mapping[str, str]) 
 
 def _module(rest: str) -> str:
     return rest.partition("/")[0].partition("#")[0]
+
+
+class Pairing:
+    """Which values of two programs are the same quantity; ``mine`` and ``theirs``: what both computed."""
+
+    def __init__(self, mine: Computed, theirs: Computed, pairs: Sequence[Pair], names: Names) -> None:
+        self.modules = modules_paired(_called(mine), _called(theirs), pairs, names)
+        self._pairs, self._watched = pairs, values_paired(mine, theirs, self.modules)
+        self._whole = [name for name in mine if name in theirs and name.startswith(("loss/", "gradient norm/"))]
+
+    def named(self, values: Computed) -> dict[str, np.ndarray]:
+        """Return values of theirs by the names of mine; a module's by its number or keyword there."""
+        found = {mine: values[theirs] for mine, theirs in self._watched.items() if theirs in values}
+        found |= {name: values[name] for name in self._whole if name in values}
+        for kind in BY_PARAMETER:
+            own = {name[len(kind) :]: array for name, array in values.items() if name.startswith(kind)}
+            joined = {f"{kind}{pair.mine}": pair.join(own) for pair in self._pairs} if own else {}
+            found |= {name: array for name, array in joined.items() if array is not None}
+        return found
+
+
+def _called(found: Computed) -> list[str]:
+    return [name[7:] for name in found if name.startswith("output/") and "#" not in name]

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.wings.lab.compare import Comparison
 from mindspeed_mm_dit.wings.lab.examples import nudged
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, room_of
 from mindspeed_mm_dit.wings.lab.layouts import UNITS
-from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, modules_paired, parameters_paired, values_paired
+from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, Pairing, parameters_paired
 from mindspeed_mm_dit.wings.lab.prove import DRAWS, MEASURED, ROUNDINGS, asked_of
 from mindspeed_mm_dit.wings.lab.table import MODULES, Computed, Finding, judge_steps, noise_of
 
@@ -105,23 +105,13 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
     found, is_theirs = own.measure(), own.room is other.room or other.room.HAS_FLOAT64
     truth, *noisy = _truth(other if is_theirs else own, precision)
     reference = truth if is_theirs else other.measure()
-    modules = modules_paired(_called(found), _called(reference), pairs, names)
-    watched = values_paired(found, reference, modules)
-
-    def named(values: Computed) -> Computed:
-        """Return values of theirs by the names of mine."""
-        joined = {f"gradient/{pair.mine}": pair.join(_below(values, "gradient/")) for pair in pairs}
-        return {
-            **{mine: values[theirs] for mine, theirs in watched.items()},
-            **{name: values[name] for name in (OUTPUT, "loss/1")},
-            **{name: array for name, array in joined.items() if array is not None},
-        }
-
+    pairing = Pairing(found, reference, pairs, names)
+    named = pairing.named
     judged, exact = (found, named(truth)) if is_theirs else (named(reference), truth)
     noise = noise_of([named(each) for each in noisy] if is_theirs else noisy, exact)
     asked, kinds = asked_of(precision), {**dict.fromkeys(MODULES, MEASURED), **JUDGED}
     findings = judge_steps(judged, exact, kinds, asked, noise)
-    within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT]
+    within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT and "//" not in each.name]
     right = {each.which for each in findings if each.kind == "output" and each.good}
     within = [each for each in within if each.good or not _ends(each, right)]
     sides = (type(other.module).__name__, type(own.module).__name__)
@@ -131,7 +121,7 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
                "truth": f"{sides[0 if is_theirs else 1]} in float64"},
         findings=[each for each in findings if each.kind not in MODULES or each.name == OUTPUT], watched=within,
         bounds=JUDGED,
-        their_names={name: theirs for name, theirs in modules.items() if name != theirs},
+        their_names={name: theirs for name, theirs in pairing.modules.items() if name != theirs},
     )  # fmt: skip
 
 
@@ -167,14 +157,6 @@ def _moved(program: Program, precision: str, draw: int) -> Computed:
 def _tensor_in(module: Any) -> Callable[[Any], Any]:
     """Return the function that takes the first tensor of what ``module`` gives."""
     return lambda output: room_of(module).tensors(output)[0][1]
-
-
-def _called(found: Computed) -> list[str]:
-    return [name[7:] for name in found if name.startswith("output/") and "#" not in name]
-
-
-def _below(values: Computed, start: str) -> dict[str, np.ndarray]:
-    return {name[len(start) :]: array for name, array in values.items() if name.startswith(start)}
 
 
 def _precision(program: Program) -> str:

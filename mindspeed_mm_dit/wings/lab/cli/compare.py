@@ -13,14 +13,21 @@ from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.wings.lab.compare import Sides
+    from mindspeed_mm_dit.wings.lab.compare import Comparison, Sides
 
 DESCRIPTION = """\
-Run a model on PyTorch and on MindSpore, with the same weights and random numbers, and report every difference.
+Where do two programs or two machines part? Three kinds of comparison:
 
-  mm-dit compare --model examples/dit/model.json
-  mm-dit compare --model model.json --checkpoint DiT.pt --steps 0 --mindspore-python ~/ms/bin/python
+  mm-dit compare --model examples/dit/model.json             a model on PyTorch and on MindSpore
+  mm-dit compare --against diffusers:Wan2.1-T2V-1.3B         our network and diffusers', with the weights in a folder
+  mm-dit compare --against diffusers:WanTransformer3DModel   the same for a small network with random weights
+  mm-dit compare gpu.witness npu.witness                     a step of any training loop, recorded on two machines
 
+The last two measure how far two right programs may differ: they move every number by its rounding. They compare
+outputs, gradients and the loss, and name the first module that is wrong. Witnesses are recorded by two lines in the
+loop, "with dit.witness(model, optimizer, 'gpu.witness') as w" and "w.step(loss)" (docs/prove.md).
+
+With --model, both frameworks get the same weights and random numbers.
 Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps (with the
 train.args beside model.json), and samples. Measures images/s. Writes one HTML page, and the same as JSON. Each
 framework runs in a process of its own, and in an interpreter of its own if needed. The exit code is 1 if a check
@@ -29,7 +36,13 @@ fails."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", required=True, metavar="JSON", help="model.json")
+    parser.add_argument(
+        "witnesses", nargs="*", metavar="WITNESS", help="two recorded steps; the first is the reference"
+    )
+    parser.add_argument("--names", metavar="JSON", help="of witnesses: an object, parameter or module in the second -> "
+                        "its name in the first, * for any part")  # fmt: skip
+    parser.add_argument("--against", metavar="PROGRAM", help="diffusers:FOLDER or diffusers:CLASS")
+    parser.add_argument("--model", metavar="JSON", help="model.json")
     parser.add_argument(
         "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)"
     )
@@ -53,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare PyTorch and MindSpore."""
+    """Compare what is asked for; return 0 if it agrees, 1 if not."""
+    if sum(map(bool, (args.witnesses, args.against, args.model))) != 1 or len(args.witnesses) not in (0, 2):
+        raise ConfigError("mm-dit compare", "takes two witnesses, or --against, or --model", "name one of them")
+    if not args.model:
+        _check_output(args.output)
+        return _told(args, _of_witnesses(args) if args.witnesses else _of_diffusers(args))
     from mindspeed_mm_dit.wings.lab.compare import Side
     from mindspeed_mm_dit.wings.lab.processes import find_python
 
@@ -61,6 +79,28 @@ def run(args: argparse.Namespace) -> int:
     given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
     first, second = (Side(name, find_python(name, python), name) for name, python in given.items())
     return run_sides(args, (first, second))
+
+
+def _of_witnesses(args: argparse.Namespace) -> Comparison:
+    from mindspeed_mm_dit.configs.strict import read_json
+    from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
+
+    first, second = args.witnesses
+    return compare_witnesses(first, second, read_json(args.names, "--names") if args.names else None)
+
+
+def _of_diffusers(args: argparse.Namespace) -> Comparison:
+    from mindspeed_mm_dit.wings.lab.against import compare_against
+
+    return compare_against(args.against, args.seed)
+
+
+def _told(args: argparse.Namespace, comparison: Comparison) -> int:
+    """Write the report and print it."""
+    comparison.save(args.output)
+    say(str(comparison))
+    say(f"report: {args.output}")
+    return 0 if comparison.good else 1
 
 
 def run_sides(args: argparse.Namespace, sides: Sides) -> int:
@@ -76,11 +116,8 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
-    comparison.save(args.output)
-    say(str(comparison))
-    say(f"report: {args.output}")
     shutil.rmtree(folder)  # (kept if a side fails, for its log)
-    return 0 if comparison.good else 1
+    return _told(args, comparison)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -89,7 +126,6 @@ def check_arguments(args: argparse.Namespace) -> None:
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.limits import LARGEST, check_between
     from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.configs.outputs import check_output_file
     from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
     from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 
@@ -111,9 +147,15 @@ def check_arguments(args: argparse.Namespace) -> None:
         load_data_config(_data(args), "--data")
     if args.checkpoint:
         find_checkpoint(args.checkpoint)
-    if Path(args.output).suffix != ".html":
-        raise ConfigError(f"--output = {args.output}", "is not a .html")
-    check_output_file("--output", args.output)
+    _check_output(args.output)
+
+
+def _check_output(path: str) -> None:
+    from mindspeed_mm_dit.configs.outputs import check_output_file
+
+    if Path(path).suffix != ".html":
+        raise ConfigError(f"--output = {path}", "is not a .html")
+    check_output_file("--output", path)
 
 
 def check_sample_steps(steps: int, model: ModelConfig) -> None:

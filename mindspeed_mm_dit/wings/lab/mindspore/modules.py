@@ -7,13 +7,15 @@ Cells are watched operator by operator: a compiled graph does not call them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.trees import leaves, mapped
 
 Arrays = dict[str, np.ndarray]
@@ -37,6 +39,11 @@ def parameters(module: nn.Cell) -> dict[str, Parameter]:
 def host(x: Tensor) -> np.ndarray:
     """Return a tensor as an array of its own; floats of fewer than 32 bits become float32."""
     return np.array((x.astype(mindspore.float32) if x.dtype in _NARROW else x).asnumpy())
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a tensor of the same values."""
+    return x.copy()
 
 
 def picked(x: Tensor, indices: np.ndarray) -> Tensor:
@@ -97,7 +104,9 @@ def mark(place: int) -> str:
     return f"#{place}" if place else ""
 
 
-def gradients(module: nn.Cell, run: Callable[[], Any], loss: Callable[[Any], Tensor]) -> tuple[Any, Tensor, Arrays]:
+def gradients(
+    module: nn.Cell, run: Callable[[], Any], loss: Callable[[Any], Tensor], taken: Callable[[Tensor], np.ndarray] = host
+) -> tuple[Any, Tensor, Arrays]:
     """Return output, loss, and every gradient of a forward and backward pass."""
     trained = {name: p for name, p in parameters(module).items() if p.requires_grad}
 
@@ -107,8 +116,8 @@ def gradients(module: nn.Cell, run: Callable[[], Any], loss: Callable[[Any], Ten
         return value.mean(), value, output
 
     (_, value, output), found = mindspore.value_and_grad(forward, None, list(trained.values()), has_aux=True)()
-    frozen = {name: np.zeros(p.shape, np.float32) for name, p in parameters(module).items() if name not in trained}
-    return output, value, {name: host(g) for name, g in zip(trained, found)} | frozen
+    frozen = {name: ops.zeros_like(p) for name, p in parameters(module).items() if name not in trained}
+    return output, value, {name: taken(g) for name, g in (dict(zip(trained, found)) | frozen).items()}
 
 
 class Roundings:
@@ -147,10 +156,10 @@ class Roundings:
 
 
 @contextlib.contextmanager
-def kept_as_it_is(module: nn.Cell) -> Iterator[None]:
-    """Give a cell its values and mode back at the end; while entered it evaluates, without dropout."""
+def kept_as_it_is(module: nn.Cell, evaluating: bool = True) -> Iterator[None]:
+    """Give a cell its values and mode back at the end; evaluating: while entered it has no dropout."""
     values, training = {p: p.asnumpy().copy() for p in module.get_parameters()}, module.training
-    module.set_train(False)
+    module.set_train(training and not evaluating)
     try:
         yield
     finally:
@@ -164,3 +173,67 @@ def load(module: nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
     own = parameters(module)
     for name, array in arrays.items():
         own[name].set_data(Tensor(array, own[name].dtype))
+
+
+def before_call(module: nn.Cell, see: Callable[[Callable[[nn.Cell], Any]], None]) -> Any:
+    """Have each call seen before it is made, as what repeats it."""
+
+    def forward(module: nn.Cell, args: Any, kwargs: Any) -> None:
+        see(lambda own: own(*args, **kwargs))
+
+    return module.register_forward_pre_hook(forward, with_kwargs=True)
+
+
+def before_step(optimizer: Any, module: nn.Cell, see: Callable[[dict[str, Tensor]], None]) -> Any:
+    """Have the gradients seen that the optimizer is given."""
+
+    def step(cell: Any, args: Any) -> None:
+        names = {id(p): name for name, p in parameters(module).items()}
+        see({names[id(p)]: gradient for p, gradient in zip(cell.parameters, args[0]) if id(p) in names})
+
+    if not isinstance(optimizer, nn.Optimizer):
+        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of MindSpore")
+    return optimizer.register_forward_pre_hook(step)
+
+
+@contextlib.contextmanager
+def moving(module: nn.Cell, draw: int | None, size: float) -> Iterator[None]:
+    """While entered, numbers of ``module`` are moved by up to ``size`` of themselves; without a draw, none is."""
+    if draw is None:
+        yield
+        return
+    with Roundings(module, size, draw) as roundings:
+        for parameter in module.get_parameters():
+            roundings.move(parameter, size)
+        yield
+
+
+def unit(x: Tensor) -> float:
+    """Return the largest relative error of one rounding of ``x``."""
+    return {mindspore.float64: 2.0**-53, mindspore.float32: 2.0**-24, mindspore.float16: 2.0**-11,
+            mindspore.bfloat16: 2.0**-8}.get(x.dtype, 0.0)  # fmt: skip
+
+
+def size(x: Tensor) -> int:
+    """Return the number of entries."""
+    return x.size
+
+
+def norm(values: Iterable[Tensor]) -> np.ndarray:
+    """Return the norm of all entries of all tensors, (1,)."""
+    return np.sqrt(np.atleast_1d(sum(float(ops.square(x.astype(mindspore.float32)).sum()) for x in values)))
+
+
+def share(x: Tensor, y: Tensor) -> float:
+    """Return the norm of ``x`` over that of ``y``."""
+    return float(norm([x])[0] / max(float(norm([y])[0]), 1e-30))
+
+
+def tensor(value: Any) -> Tensor:
+    """Return a number as a tensor."""
+    return value if isinstance(value, Tensor) else Tensor(value, mindspore.float32)
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return int(os.environ.get("RANK_ID", "0"))

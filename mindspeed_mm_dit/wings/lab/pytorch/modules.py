@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.trees import leaves, mapped
 
 Arrays = dict[str, np.ndarray]
@@ -37,7 +38,7 @@ def plain_name(name: str) -> str:
 def named(module: nn.Module, at: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield name and module of all whose calls can be seen: what is inside of a compiled one cannot."""
     yield at, module
-    if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+    if is_compiled(module):
         return
     for name, child in module.named_children():
         yield from named(child, plain_name(f"{at}.{name}" if at else name))
@@ -48,22 +49,37 @@ def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {plain_name(name): parameter for name, parameter in module.named_parameters()}
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``torch.compile`` has made a graph of a module."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Return whether each rank has a part of a tensor."""
+    return hasattr(x, "to_local")
+
+
 def local(x: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, or the tensor."""
-    return x.to_local() if hasattr(x, "to_local") else x
+    return x.to_local() if is_sharded(x) else x
 
 
 def host(x: Tensor) -> np.ndarray:
     """Return a tensor, sharded or not, as an array of its own; floats of fewer than 32 bits become float32."""
     x = x.detach()
-    x = (x.full_tensor() if hasattr(x, "full_tensor") else x).cpu()
+    x = (x.full_tensor() if is_sharded(x) else x).cpu()
     return np.array(x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x)
+
+
+def copied(x: Tensor) -> Tensor:
+    """Return a tensor of the same values."""
+    return x.detach().clone()
 
 
 def picked(x: Tensor, indices: np.ndarray) -> Tensor:
     """Return the entries ``indices`` of a flattened tensor."""
     x = x.detach()
-    x = x.full_tensor() if hasattr(x, "full_tensor") else x
+    x = x.full_tensor() if is_sharded(x) else x
     return x.reshape(-1)[torch.from_numpy(indices).to(x.device)]
 
 
@@ -156,7 +172,12 @@ def _tell(name: str, slot: int, add: Keep, sent: Any, received: Any) -> None:
         add(name, sent[slot])
 
 
-def gradients(module: nn.Module, run: Callable[[], Any], loss: Callable[[Any], Tensor]) -> tuple[Any, Tensor, Arrays]:
+def gradients(
+    module: nn.Module,
+    run: Callable[[], Any],
+    loss: Callable[[Any], Tensor],
+    taken: Callable[[Tensor], np.ndarray] = host,
+) -> tuple[Any, Tensor, Arrays]:
     """Return output, loss, and every gradient of a forward and backward pass; the module's own gradients stay."""
     own = {p: p.grad for p in module.parameters()}
     try:
@@ -166,7 +187,7 @@ def gradients(module: nn.Module, run: Callable[[], Any], loss: Callable[[Any], T
         value = loss(output)
         if value.requires_grad:
             value.mean().backward()
-        found = {n: host(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in parameters(module).items()}
+        found = {n: taken(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in parameters(module).items()}
         return output, value.detach(), found
     finally:
         for p, gradient in own.items():
@@ -187,15 +208,22 @@ class Roundings(TorchFunctionMode):
         super().__init__()
         self._size, self._draw = size, torch.Generator().manual_seed(seed)
         self._hooks = [each.register_forward_hook(self._output) for _, each in named(module)]
+        self._sees_functions = not any(map(is_compiled, module.modules())) and not any(
+            map(is_sharded, module.parameters())
+        )
+
+    def __enter__(self) -> Any:
+        return super().__enter__() if self._sees_functions else self
 
     def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
+        if self._sees_functions:
+            super().__exit__(*failure)
         for hook in self._hooks:
             hook.remove()
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor):
+        if not isinstance(result, Tensor) or function.__name__ == "__get__":  # (such as a parameter's gradient)
             return result
         given = {local(x).untyped_storage().data_ptr() for _, x in tensors([args, kwargs or {}])}
         return result if local(result).untyped_storage().data_ptr() in given else self._moved(result)
@@ -249,11 +277,11 @@ def exactly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_as_it_is(module: nn.Module) -> Iterator[None]:
-    """Give a module its values and modes back at the end; while entered it evaluates, without dropout."""
+def kept_as_it_is(module: nn.Module, evaluating: bool = True) -> Iterator[None]:
+    """Give a module its values and modes back at the end; evaluating: while entered it has no dropout."""
     values = {x: (local(x).detach().to("cpu", copy=True)) for x in (*module.parameters(), *module.buffers())}
     modes = {each: each.training for each in module.modules()}
-    module.eval()
+    module.train(module.training and not evaluating)
     try:
         yield
     finally:
@@ -270,3 +298,95 @@ def load(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     with torch.no_grad():
         for name, array in arrays.items():
             own[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+
+
+# --- a step of somebody's loop ---------------------------------------------------------------------------------------
+
+
+class Call:
+    """A call of a module, to be repeated: its inputs, random numbers and precision."""
+
+    def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        device = next(module.parameters()).device
+        self._given = mapped((args, kwargs), lambda x: x.detach() if isinstance(x, Tensor) else x)
+        self._kind, self._random = device.type, torch.get_rng_state()
+        self._device_random = getattr(torch, device.type).get_rng_state() if device.type != "cpu" else None
+        self._low = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+
+    def __call__(self, module: nn.Module) -> Any:
+        args, kwargs = self._given
+        devices = [] if self._device_random is None else [getattr(torch, self._kind).current_device()]
+        with (
+            torch.random.fork_rng(devices, device_type=self._kind if devices else "cuda"),
+            torch.autocast(self._kind, self._low[1], self._low[0]),
+        ):
+            torch.set_rng_state(self._random)
+            if self._device_random is not None:
+                getattr(torch, self._kind).set_rng_state(self._device_random)
+            return module(*args, **kwargs)
+
+
+def before_call(module: nn.Module, see: Callable[[Call], None]) -> Any:
+    """Have each call that can be differentiated seen before it is made."""
+
+    def forward(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            see(Call(module, args, kwargs))
+
+    return module.register_forward_pre_hook(forward, with_kwargs=True)
+
+
+def before_step(optimizer: Any, module: nn.Module, see: Callable[[dict[str, Tensor]], None]) -> Any:
+    """Have the gradients seen that the optimizer is given."""
+
+    def step(*_: Any) -> None:
+        see({name: p.grad for name, p in parameters(module).items() if p.grad is not None})
+
+    if not hasattr(optimizer, "register_step_pre_hook"):
+        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of PyTorch")
+    return optimizer.register_step_pre_hook(step)
+
+
+@contextlib.contextmanager
+def moving(module: nn.Module, draw: int | None, size: float) -> Iterator[None]:
+    """While entered, every number of ``module`` is moved by up to ``size`` of itself; without a draw, none is."""
+    if draw is None:
+        yield
+        return
+    with Roundings(module, size, draw) as roundings:
+        for parameter in module.parameters():
+            roundings.move(parameter, size)
+        yield
+
+
+def unit(x: Tensor) -> float:
+    """Return the largest relative error of one rounding of ``x``, or of a product of its numbers."""
+    if not x.is_floating_point():
+        return 0.0
+    products = 2.0**-11 if x.dtype == torch.float32 and x.is_cuda and torch.backends.cuda.matmul.allow_tf32 else 0.0
+    return max(torch.finfo(x.dtype).eps / 2, products)
+
+
+def size(x: Tensor) -> int:
+    """Return the number of entries."""
+    return x.numel()
+
+
+def norm(values: Iterable[Tensor]) -> np.ndarray:
+    """Return the norm of all entries of all tensors, (1,)."""
+    return np.sqrt(np.atleast_1d(sum(float(host(x.detach().float().norm())) ** 2 for x in values)))
+
+
+def share(x: Tensor, y: Tensor) -> float:
+    """Return the norm of ``x`` over that of ``y``."""
+    return float(x.float().norm() / y.float().norm().clamp(min=1e-30))
+
+
+def tensor(value: Any) -> Tensor:
+    """Return a number as a tensor."""
+    return torch.as_tensor(value)
+
+
+def rank() -> int:
+    """Return the rank of this process."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -1,0 +1,165 @@
+"""Record a step of anybody's training loop, on any machine, for ``mm-dit compare A.witness B.witness``.
+
+Recorded are inputs, outputs and gradients of every module, the gradients that the optimizer gets, and what it does to
+the weights. Of large tensors a fixed random choice of entries is kept. Before the optimizer steps, the same step is
+repeated with every number moved at random by its rounding: so far is this machine from itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, room_of
+from mindspeed_mm_dit.wings.lab.prove import ROUNDINGS
+from mindspeed_mm_dit.wings.lab.table import noise_of
+from mindspeed_mm_dit.wings.lab.witness_file import write
+
+MOST_ENTRIES = 4096
+"""Entries that are kept of a tensor."""
+MOST_REPEATS = 100
+
+
+class Witness:
+    """Records the first step within a ``with`` block; see ``dit.witness``."""
+
+    def __init__(self, model: Any, optimizer: Any, place: str, average: Any = None, repeats: int = 3) -> None:
+        check_between("repeats", repeats, 1, MOST_REPEATS)
+        self._room, self._model, self._optimizer, self._average = room_of(model), model, optimizer, average
+        self._place, self._repeats, self._unit = Path(place), repeats, 0.0
+        self._watch: Watch | None = None
+        self._calls: list[Any] = []
+        self._found: dict[str, np.ndarray] = {}
+        self._noise: dict[str, float] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Witness:
+        self._hooks = [
+            self._room.before_call(self._model, self._called),
+            self._room.before_step(self._optimizer, self._model, self._stepping),
+        ]
+        self._start = self._weights()
+        return self
+
+    def __exit__(self, kind: Any, *failure: Any) -> None:
+        self._end()
+        if kind is None and not (self._place / "rank0.json").is_file():
+            raise ConfigError("w.step()", "was never called within the block: no step is recorded",
+                              "call it after each step of the optimizer")  # fmt: skip
+
+    def step(self, loss: Any = None) -> None:
+        """End the step: call it after the optimizer's. Later calls do nothing.
+
+        loss: the number that was differentiated.
+
+        Raises:
+            ConfigError: no call of the model was seen, or the optimizer took no step.
+        """
+        if not self._hooks:
+            return
+        self._end()
+        if not self._calls or not any(name.startswith("gradient/") for name in self._found):
+            what = "the optimizer took no step" if self._calls else "the model was not called"
+            raise ConfigError("w.step()", f"since the block began, {what}",
+                              "give dit.witness the module and the optimizer that the loop calls, not compiled to a "
+                              "graph on MindSpore")  # fmt: skip
+        for name, after in self._weights().items():
+            self._found[name] = after.astype(np.float64) - self._start[name]
+        found = {f"start/{name}": value for name, value in self._start.items()} | self._found
+        if loss is not None:
+            found["loss/1"] = np.atleast_1d(self._room.host(self._room.tensor(loss))).astype(np.float64)
+            self._noise["loss/1"] = self._noise.pop("loss") / max(abs(float(found["loss/1"].mean())), 1e-30)
+        shapes = {name: list(p.shape) for name, p in self._room.parameters(self._model).items()}
+        write(self._place, self._room.rank(), found, self._noise,
+              {"unit": self._unit, "shapes": shapes, "settings": self._room.settings(),
+               "model": type(self._model).__name__, "micro_batches": len(self._calls)})  # fmt: skip
+
+    def _end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _weights(self) -> dict[str, np.ndarray]:
+        trees = {"step": self._model, "average": self._average}
+        return {f"{kind}/{name}": self._taken(p) for kind, tree in trees.items() if tree is not None
+                for name, p in self._room.parameters(tree).items()}  # fmt: skip
+
+    def _taken(self, x: Any) -> np.ndarray:
+        """Return a tensor, or the chosen entries of a large one."""
+        count = self._room.size(x)
+        return self._room.host(self._room.picked(x, chosen(count)) if count > MOST_ENTRIES else x)
+
+    def _seen(self, x: Any) -> np.ndarray:
+        self._unit = max(self._unit, self._room.unit(x))
+        return self._taken(x)
+
+    def _called(self, call: Any) -> None:
+        """Note a call of the model by the loop."""
+        if self._watch is None:
+            self._watch = Watch(self._model, taken=self._seen)
+            self._ends = Watch(self._model, lambda name: not name, taken=self._room.copied)
+        self._calls.append(call)
+        self._watch.next()
+        self._ends.next()
+
+    def _stepping(self, gradients: Mapping[str, Any]) -> None:
+        """Record what the optimizer gets, and repeat the step with every number moved."""
+        if self._watch is None or self._noise:
+            return
+        found = self._watch.end()
+        sent = self._ends.parts("given/")
+        self._ends.stop()
+        self._found = {**found, **{f"gradient/{name}": self._taken(g) for name, g in gradients.items()},
+                       "gradient norm/1": self._room.norm(gradients.values())}  # fmt: skip
+        calls, self._calls = self._calls, []  # (a repeated call is none of the loop)
+        value, base, outputs = self._again(calls, sent)
+        moved = [self._again(calls, sent, draw, outputs) for draw in range(self._repeats)]
+        self._calls = calls
+        modules = [{name: each[name] for name in found} for _, each, _ in moved]
+        own = {name: base[name] for name in base if name not in found}
+        self._noise = noise_of(modules, found) | noise_of([each for _, each, _ in moved], own)
+        self._noise |= {"loss": max(abs(each - value) for each, _, _ in moved)}
+        for name in (name for name in own if name.startswith("gradient/")):
+            self._found[f"moved/{name[9:]}"] = np.max([np.abs(each[name] - own[name]) for _, each, _ in moved], 0)
+
+    def _again(
+        self, calls: list[Any], sent: Mapping[int, Any], draw: int | None = None, before: Sequence[Any] = ()
+    ) -> tuple[float, dict[str, Any], list[Any]]:
+        """Take the calls again; return the change of the loss by the outputs, all quantities, and the outputs.
+
+        A draw: with every number moved. What the loop sends back is moved too, by as much as the outputs have moved
+        from those ``before``, for a loss compares them with something of their size.
+        """
+        room, watch = self._room, Watch(self._model, taken=self._taken)
+
+        def run() -> list[Any]:
+            outputs = []
+            for call in calls:
+                watch.next()
+                outputs.append(room.tensors(call(self._model))[0][1])
+            return outputs
+
+        def loss(outputs: list[Any]) -> Any:
+            back = dict(sent)
+            for n in sent if before else ():
+                back[n] = sent[n] + (room.copied(outputs[n]) - before[n]) * room.share(sent[n], before[n])
+            return sum((outputs[n] * back[n]).sum() for n in sent)
+
+        with room.kept_as_it_is(self._model, evaluating=False), room.moving(self._model, draw, ROUNDINGS * self._unit):
+            outputs, _, gradients = room.gradients(self._model, run, loss, self._taken)
+        found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+        norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
+        value = sum(float(room.host((room.copied(outputs[n]) * sent[n]).sum())) for n in sent)
+        return value, {**found, "gradient norm/1": np.atleast_1d(norm)}, list(map(room.copied, outputs))
+
+
+@cache
+def chosen(count: int) -> np.ndarray:
+    """Return which entries are kept of a tensor of ``count``: the same on every machine."""
+    return np.random.Generator(np.random.Philox(count)).integers(0, count, MOST_ENTRIES)

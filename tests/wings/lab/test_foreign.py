@@ -1,0 +1,317 @@
+"""Published faults, planted in somebody else's network and loop, are found and named; other right ways are not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mindspeed_mm_dit as dit
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
+from tests.conftest import FRAMEWORK
+from tests.wings.lab.foreign import ALPHA, PLAIN, RANK, Loop, attention, inputs, network, ops, places, train
+
+on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
+
+
+# --- ten faults ------------------------------------------------------------------------------------------------------
+
+
+def causal(q, k, v, mask):
+    count = q.shape[2]
+    return attention(q, k, v, ops.tensor(np.tri(count, dtype=bool))[None, None] & mask)
+
+
+def from_the_end_of_the_text(length, count):
+    cos, sin = places(0, length + count)
+    return np.concatenate([cos[:1].repeat(length, 0), cos[length:]]), np.concatenate([0 * sin[:length], sin[length:]])
+
+
+NETWORKS = {
+    "causal joint attention": (replace(PLAIN, attention=causal), "module blocks.0.attn"),
+    "RoPE of image tokens from the text's offset": (replace(PLAIN, places=from_the_end_of_the_text), "module rope"),
+    "guidance not times 1000": (replace(PLAIN, guidance=1.0), "module guidance_embedder"),
+    "swapped shift and scale of the final norm": (
+        replace(PLAIN, final=lambda x, scale, shift: x * (1 + shift) + scale), "module norm_out",
+    ),
+    "mask ignored with padding": (
+        replace(PLAIN, attention=lambda q, k, v, mask: attention(q, k, v, None)), "module blocks.0.attn",
+    ),
+    "LoRA scale without alpha": (replace(PLAIN, lora=1.0 / RANK if ALPHA != 1 else 1.0), "module blocks.0.mlp.fc1"),
+}  # fmt: skip
+LOOPS = {
+    "loss weighted twice": (Loop(weight=lambda t: (1 + t) ** 2), "backward: behind module the network"),
+    "times of the wrong end": (Loop(time=lambda t: 1 - t), "forward: the data: input 1 of the network"),
+    "micro-batches averaged as equals": (Loop(share=lambda counted, total: 0.5), "backward: behind module the network"),
+}
+
+
+@pytest.fixture
+def given(framework):
+    """The inputs, each twice of itself in its own words."""
+    return inputs()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_fault_of_a_network_is_found_and_its_module_named(framework, given, name):
+    parts, where = NETWORKS[name]
+    found = dit.prove(network(framework, parts), network(framework), given)
+    assert not found.good and where in found.where, (found.where, str(found))
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    return tmp_path_factory.mktemp("witness") / "right.witness"
+
+
+def recorded(framework, place, parts=PLAIN, loop=Loop(), prepare=lambda model: model, average=None, seed=0):  # noqa: B008
+    def witness(model, optimizer, average):
+        return dit.witness(model, optimizer, place, average=average)
+
+    train(framework, network(framework, parts, seed=seed), loop, witness, average, prepare)
+    return place
+
+
+def against_right(framework, right, place, **other):
+    if not right.exists():
+        recorded(framework, right, average=network(framework) if FRAMEWORK == "pytorch" else None)
+    return compare_witnesses(right, recorded(framework, place, **other))
+
+
+@pytest.mark.parametrize("name", [*LOOPS, *NETWORKS])
+def test_a_fault_of_a_loop_is_found_between_two_machines_and_named(framework, right, tmp_path, name):
+    other = {"parts": NETWORKS[name][0]} if name in NETWORKS else {"loop": LOOPS[name][0]}
+    found = against_right(framework, right, tmp_path / "w", **other)
+    where = (NETWORKS | LOOPS)[name][1]
+    assert not found.good and where in found.where, (found.where, str(found))
+
+
+@on_pytorch
+def test_an_ema_that_does_not_see_a_compiled_module_is_found(framework, right, tmp_path):
+    import torch
+
+    def compiled(model):
+        return torch.compile(model, backend="eager")
+
+    found = against_right(framework, right, tmp_path / "w", prepare=compiled, average=network(framework))
+    assert found.where == "the average: weights are right, their average is not" and "average/" in found.named
+
+
+# --- thirty other right ways -----------------------------------------------------------------------------------------
+
+
+def by_hand(q, k, v, mask):
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    scores = ops.where(mask, scores, ops.cast_like(ops.tensor(np.float32(-1e9)), scores))
+    weights = ops.exp(scores - scores.max(-1)[0 if FRAMEWORK == "pytorch" else ...][..., None])
+    return weights @ v / weights.sum(-1)[..., None]
+
+
+def reordered(q, k, v, mask):
+    order = np.random.default_rng(3).permutation(k.shape[2])
+    return attention(q, k[:, :, order], v[:, :, order], mask[..., order])
+
+
+def in_chunks(q, k, v, mask):
+    return ops.cat([attention(q[:, :, start : start + 4], k, v, mask) for start in range(0, q.shape[2], 4)], 2)
+
+
+def head_by_head(q, k, v, mask):
+    return ops.cat([attention(q[:, n : n + 1], k[:, n : n + 1], v[:, n : n + 1], mask) for n in range(q.shape[1])], 1)
+
+
+def sample_by_sample(q, k, v, mask):
+    return ops.cat([attention(q[n : n + 1], k[n : n + 1], v[n : n + 1], mask[n : n + 1]) for n in range(len(q))], 0)
+
+
+def turned_in_pairs(x, cos, sin):
+    a, b = x[..., 0::2], x[..., 1::2]
+    return ops.reshape(ops.cat([(a * cos - b * sin)[..., None], (a * sin + b * cos)[..., None]], -1), x.shape)
+
+
+def of_squares(x):
+    mean = x.mean(-1)[..., None]
+    return (x - mean) * ((x * x).mean(-1)[..., None] - mean * mean + 1e-6) ** -0.5
+
+
+FUSED = {"blocks.*.attn.qkv": tuple(f"blocks.*.attn.to_{name}" for name in "qkv")}
+EITHER = {
+    "attention by hand": {"attention": by_hand},
+    "keys in another order": {"attention": reordered},
+    "attention in chunks of queries": {"attention": in_chunks},
+    "attention head by head": {"attention": head_by_head},
+    "attention sample by sample": {"attention": sample_by_sample},
+    "rotations as real numbers": {"rotary": turned_in_pairs},
+    "variance from squares": {"norm": of_squares},
+    "modulation fused": {"final": lambda x, scale, shift: ops.addcmul(shift, x, 1 + scale)},
+    "modulation spelt out": {"final": lambda x, scale, shift: x + x * scale + shift},
+    "the MLP's GELU as a sigmoid": {
+        "gelu": lambda x: x * ops.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+    },
+    "linear layers as products": {"linear": lambda layer, x: x @ layer.weight.swapaxes(0, 1) + layer.bias},
+    "halves of the sums": {"linear": lambda layer, x: (
+        ops.linear(x[..., :9], layer.weight[:, :9]) + ops.linear(x[..., 9:], layer.weight[:, 9:]) + layer.bias
+    )},
+    "tables of positions in float64": {"places": lambda length, count: tuple(
+        table.astype(np.float64).astype(np.float32) for table in places(length, count)
+    )},
+    "fused queries, keys and values": {"is_fused": True},
+}  # fmt: skip
+
+
+def _torch_parts():
+    import torch
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.checkpoint import checkpoint
+
+    def of_one_kernel(q, k, v, mask):
+        with sdpa_kernel(SDPBackend.MATH):
+            return functional.scaled_dot_product_attention(q, k, v, mask)
+
+    def with_a_bias(q, k, v, mask):
+        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+        return functional.scaled_dot_product_attention(q, k, v, bias)
+
+    def by_einsum(q, k, v, mask):
+        scores = torch.einsum("bhnd,bhmd->bhnm", q, k).div(q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
+        return torch.einsum("bhnm,bhmd->bhnd", scores.softmax(-1), v)
+
+    def channels_last(layer, x):
+        found = functional.conv2d(
+            x.transpose(1, 2)[..., None].contiguous(memory_format=torch.channels_last), layer.weight[..., None, None],
+            layer.bias,
+        )  # fmt: skip
+        return found[..., 0].transpose(1, 2).contiguous()
+
+    return {
+        "another kernel of attention": {"attention": of_one_kernel},
+        "a mask that is added": {"attention": with_a_bias},
+        "attention by einsum": {"attention": by_einsum},
+        "PyTorch's layer norm": {"norm": lambda x: functional.layer_norm(x, x.shape[-1:], eps=1e-6)},
+        "PyTorch's GELU": {"gelu": lambda x: functional.gelu(x, approximate="tanh")},
+        "layers as convolutions, channels last": {"linear": channels_last},
+        "recomputed blocks": {"called": lambda block, *given: checkpoint(block, *given, use_reentrant=False)},
+        "written in place": {"final": lambda x, scale, shift: x.mul(1 + scale).add_(shift)},
+    }
+
+
+PYTORCH = _torch_parts() if FRAMEWORK == "pytorch" else {}
+
+
+@pytest.mark.parametrize("name", [*EITHER, *PYTORCH])
+def test_another_right_way_to_compute_is_not_called_wrong(framework, given, name):
+    parts = replace(PLAIN, **(EITHER | PYTORCH)[name])
+    found = dit.prove(network(framework, parts), network(framework), given, names=FUSED if parts.is_fused else None)
+    assert found.good, str(found)
+
+
+@on_pytorch
+@pytest.mark.parametrize("name", ["compiled", "in float64", "in bfloat16 by autocast", "in bfloat16"])
+def test_another_precision_or_a_compiler_is_not_called_wrong(framework, given, name):
+    import torch
+
+    class Low(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network(framework, replace(PLAIN, rotary=turned_in_pairs))
+
+        def forward(self, **given):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(**given)
+
+    mine, their_inputs, names, precision = network(framework), None, None, None
+    if name == "compiled":
+        mine = torch.compile(mine, backend="aot_eager")
+    elif name == "in float64":
+        mine, their_inputs = mine.double(), given
+        given = {key: value.astype(np.float64) for key, value in given.items()}
+    elif name == "in bfloat16":
+        mine, their_inputs = network(framework, replace(PLAIN, rotary=turned_in_pairs)).bfloat16(), given
+        given = {key: torch.from_numpy(value).bfloat16() for key, value in given.items()}
+    else:
+        mine, names, precision = Low(), {"net": ""}, "bfloat16"
+    found = dit.prove(mine, network(framework), given, their_inputs=their_inputs, names=names, precision=precision)
+    assert found.good, str(found)
+
+
+STEPS = {
+    "the same again": {},
+    "attention by hand": {"parts": replace(PLAIN, attention=by_hand)},
+    "keys in another order": {"parts": replace(PLAIN, attention=reordered)},
+    "halves of the sums": {"parts": replace(PLAIN, **EITHER["halves of the sums"])},
+    "weights of the loss in another order": {"loop": Loop(weight=lambda t: t + 1.0)},
+    "a share in another order": {"loop": Loop(share=lambda counted, total: 1 / (total / counted))},
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_another_right_step_is_not_called_wrong(framework, right, tmp_path, name):
+    found = against_right(framework, right, tmp_path / "w", **STEPS[name])
+    assert found.good, str(found)
+
+
+# --- witnesses -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unwatched(*given):
+    yield SimpleNamespace(step=lambda loss: None)
+
+
+@on_pytorch
+def test_a_witness_changes_no_number_of_the_run_it_watches(framework, tmp_path):
+    import torch
+
+    after = []
+    for witness in (unwatched, lambda *given: dit.witness(*given[:2], tmp_path / "w")):
+        made = network(framework)
+        train(framework, made, Loop(steps=3), witness)
+        after.append({name: p.detach().clone() for name, p in made.named_parameters()})
+    assert all(torch.equal(after[0][name], after[1][name]) for name in after[0])
+    assert sum(file.stat().st_size for file in (tmp_path / "w").iterdir()) < 2**20
+
+
+def test_mistakes_of_recording_are_named_with_what_to_record_again(framework, right, tmp_path):
+    against_right(framework, right, tmp_path / "w")
+    for words, other in {
+        "are steps of other inputs, not one is the same": {"loop": Loop(seed=40)},
+        "are steps of other weights: x_embedder.weight": {"seed": 1},
+    }.items():
+        with pytest.raises(UserError, match=words):
+            compare_witnesses(right, recorded(framework, tmp_path / f"{other}"[:20], **other))
+    file = next((tmp_path / "w").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match="is cut short or damaged"):
+        compare_witnesses(right, tmp_path / "w")
+    (tmp_path / "w/rank0.json").unlink()
+    assert main(["compare", str(right), str(tmp_path / "w")]) == 2
+    with pytest.raises(UserError, match="the model was not called"):
+        train(
+            framework, network(framework), Loop(), lambda model, *rest: dit.witness(network(framework), *rest[:1], "e")
+        )
+
+
+def test_pairs_that_do_not_fit_are_listed_first(framework, given):
+    shallow = network(framework, depth=1)
+    with pytest.raises(UserError, match=r"(?s)find no partner.*mine blocks\.1\.attn.*theirs has no"):
+        dit.prove(network(framework), shallow, given)
+    with pytest.raises(UserError, match=r"'blokcs.\*': names no parameter of mine"):
+        dit.prove(network(framework), shallow, given, names={"blokcs.*": "blocks.*"})
+
+
+@on_pytorch
+def test_the_page_of_two_witnesses_has_one_picture_of_all_errors(framework, right, tmp_path):
+    against_right(framework, right, tmp_path / "w")
+    assert main(["compare", str(right), str(tmp_path / "w"), "--output", str(tmp_path / "r.html")]) == 0
+    page, found = (tmp_path / "r.html").read_text(), json.loads((tmp_path / "r.json").read_text())
+    assert page.count("data:image/png;base64,") == 1 and "float32 products" in page
+    kinds = {each["name"].partition("/")[0] for each in found["quantities"]}
+    assert kinds == {"output", "loss", "gradient norm", "gradient", "step"}
