@@ -40,7 +40,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Tests start some hundred processes: what they import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-mindspore test test-pytorch test-mindspore test-device test-fast check docs docs-serve mutants clean
+.PHONY: register demo demo-mindspore test test-pytorch test-mindspore test-device test-fast check docs docs-serve mutants clean
 
 demo: $(VENV)/.installed
 	bash examples/dit/pretrain.sh
@@ -84,6 +84,9 @@ docs: $(VENV)/.installed-docs
 
 docs-serve: $(VENV)/.installed-docs
 	$(BIN)/mkdocs serve
+
+register: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.register
 
 mutants: $(MUTATION_VENV)/.installed
 	OMP_NUM_THREADS=1 nice $(MUTATION_VENV)/bin/python benchmarks/mutants.py $(MUTANTS)

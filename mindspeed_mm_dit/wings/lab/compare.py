@@ -129,7 +129,8 @@ class Comparison:
     @property
     def note(self) -> str:
         """An explanation if only the losses differ; otherwise empty."""
-        return AMPLIFIED if [kind for kind, check in self.checks.items() if not check.good] == ["loss"] else ""
+        bad = [kind for kind, check in self.checks.items() if not check.good]
+        return AMPLIFIED if self.speeds and bad == ["loss"] else ""
 
     def __str__(self) -> str:
         from mindspeed_mm_dit.wings.lab.page import said_of_comparison

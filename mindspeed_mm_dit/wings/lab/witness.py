@@ -8,7 +8,7 @@ repeated with every number moved at random by its rounding: so far is this machi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -136,27 +136,31 @@ class Witness:
         A draw: with every number moved. What the loop sends back is moved too, by as much as the outputs have moved
         from those ``before``, for a loss compares them with something of their size.
         """
-        room, watch = self._room, Watch(self._model, taken=self._taken)
-
-        def run() -> list[Any]:
-            outputs = []
-            for call in calls:
-                watch.next()
-                outputs.append(room.tensors(call(self._model))[0][1])
-            return outputs
-
-        def loss(outputs: list[Any]) -> Any:
-            back = dict(sent)
-            for n in sent if before else ():
-                back[n] = sent[n] + (room.copied(outputs[n]) - before[n]) * room.share(sent[n], before[n])
-            return sum((outputs[n] * back[n]).sum() for n in sent)
-
+        room, watch, value = self._room, Watch(self._model, taken=self._taken), 0.0
+        outputs, gradients = list[Any](), dict[str, np.ndarray]()
         with room.kept_as_it_is(self._model, evaluating=False), room.moving(self._model, draw, ROUNDINGS * self._unit):
-            outputs, _, gradients = room.gradients(self._model, run, loss, self._taken)
+            for n in sorted(sent):
+                watch.next()
+
+                def loss(output: Any, n: int = n) -> Any:
+                    back = sent[n]
+                    if before:
+                        back = back + (room.copied(output) - before[len(outputs)]) * room.share(
+                            back, before[len(outputs)]
+                        )
+                    return (output * back).sum()
+
+                run = partial(self._first, calls[n])
+                output, _, own = room.gradients(self._model, run, loss, self._taken)
+                value += float(room.host((room.copied(output) * sent[n]).sum()))
+                outputs.append(room.copied(output))
+                gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in own.items()}
         found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
-        value = sum(float(room.host((room.copied(outputs[n]) * sent[n]).sum())) for n in sent)
-        return value, {**found, "gradient norm/1": np.atleast_1d(norm)}, list(map(room.copied, outputs))
+        return value, {**found, "gradient norm/1": np.atleast_1d(norm)}, outputs
+
+    def _first(self, call: Any) -> Any:
+        return self._room.tensors(call(self._model))[0][1]
 
 
 @cache

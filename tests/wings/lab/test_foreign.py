@@ -110,12 +110,12 @@ def test_an_ema_that_does_not_see_a_compiled_module_is_found(framework, right, t
 def by_hand(q, k, v, mask):
     scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
     scores = ops.where(mask, scores, ops.cast_like(ops.tensor(np.float32(-1e9)), scores))
-    weights = ops.exp(scores - scores.max(-1)[0 if FRAMEWORK == "pytorch" else ...][..., None])
+    weights = ops.exp(scores)
     return weights @ v / weights.sum(-1)[..., None]
 
 
 def reordered(q, k, v, mask):
-    order = np.random.default_rng(3).permutation(k.shape[2])
+    order = np.random.default_rng(3).permutation(k.shape[2]).tolist()
     return attention(q, k[:, :, order], v[:, :, order], mask[..., order])
 
 
