@@ -43,7 +43,7 @@ def host(x: Tensor) -> np.ndarray:
 
 def copied(x: Tensor) -> Tensor:
     """Return a tensor of the same values."""
-    return x.copy()
+    return ops.stop_gradient(x).copy()
 
 
 def picked(x: Tensor, indices: np.ndarray) -> Tensor:
