@@ -32,12 +32,12 @@ HEAD = """\
 # Register: our networks against the published ones
 
 Every network here is compared with the class or the values that its authors or diffusers published: outputs, losses and
-every gradient. The table shows the quantity that is nearest to its bound. A share of 1 would be the bound; below it, the
-difference is rounding. [prove.md](prove.md) says how bounds are measured.
+every gradient. The table shows the quantity that is nearest to its bound. A share of 1 would be the bound; below it,
+the difference is rounding. [prove.md](prove.md) says how bounds are measured.
 
 Written on {today} by `make register`, with {versions}.
-Each row takes less than a minute on a laptop: the networks are small, with random weights. To repeat one, run its command
-in a clone of this repository.
+Each row takes less than a minute on a laptop: the networks are small, with random weights. To repeat one, run its
+command in a clone of this repository.
 
 | network | against | agree | nearest to its bound | share | command |
 |---|---|---|---|---|---|
