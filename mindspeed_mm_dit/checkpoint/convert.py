@@ -118,7 +118,7 @@ def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
     notes = []
     if frequencies.LAYER in state.weights and "diffusers" in formats:
         notes.append(DIFFUSERS_CAVEAT)
-    if "pipeline" in formats:
+    if "pipeline" in formats and frequencies.LAYER in state.weights:
         notes.append(PIPELINE_CAVEAT)
     return notes
 

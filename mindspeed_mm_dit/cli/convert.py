@@ -34,7 +34,7 @@ folder format, or other names in a .safetensors:
   pytorch, mindspore   a checkpoint that --load takes, optimizer state included
   diffusers            the network alone
   original             one file under the names of the network's authors, as ComfyUI takes it
-  pipeline             for diffusers' DiTPipeline.from_pretrained: network, autoencoder, scheduler, names of the classes
+  pipeline             for from_pretrained of diffusers' pipeline: network, autoencoder, text encoders, scheduler
 Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 

@@ -1,4 +1,5 @@
-"""A folder that diffusers' DiTPipeline loads: network, autoencoder, scheduler, and the names of the classes.
+"""A folder that diffusers' DiTPipeline loads: network, autoencoder, scheduler, and the names of the classes. (Those of
+image transformers such as FLUX are written by image_pipeline.py.)
 
 model_index.json                         what is in it, and id2label
 transformer/                             the network, as formats/diffusers.py writes it
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint import frequencies
-from mindspeed_mm_dit.checkpoint.formats import diffusers
+from mindspeed_mm_dit.checkpoint.formats import diffusers, image_pipeline
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
@@ -48,6 +50,9 @@ def write(path: Path, state: State) -> None:
         CheckpointError: the autoencoder of model.json cannot be read.
     """
     model = _model(state)
+    if isinstance(model.predictor, JointConfig):
+        image_pipeline.write(path, state, model)
+        return
     _check(model)
     visited = frequencies.visited(model.diffusion.num_train_timesteps)
     changes = diffusers.Changes(tuple(visited.tolist()), model.predictor.num_classes)
