@@ -21,6 +21,7 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, of_newest
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.autoencoder import SCALE
+from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.parameters import Parameters
@@ -103,7 +104,7 @@ def _convert(
     notes += [*merging, *differences]
     if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums, so it could not be checked for damage")
-    notes += _caveats(state, (source_format, target_format))
+    notes += _caveats(state, (source_format, target_format)) + _assumed(state, target_format)
     if state.is_autoencoder:
         state, assumed = _with_config(state, target_format)
         notes += assumed
@@ -121,6 +122,17 @@ def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
     if "pipeline" in formats and frequencies.LAYER in state.weights:
         notes.append(PIPELINE_CAVEAT)
     return notes
+
+
+def _assumed(state: State, target_format: str) -> list[str]:
+    """Return a note on the setting of an image transformer that no tensor shows, if its width is not the published."""
+    if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
+        return []
+    network = predictor_of(_shapes(state.weights), {})
+    turned = getattr(network, "axes_dims_rope", None)
+    if not isinstance(network, JointConfig) or turned is None or network.head_dim == type(network).attention_head_dim:
+        return []
+    return [f"config.json: axes_dims_rope = {list(turned)} is assumed, in the published proportions (--model sets it)"]
 
 
 def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:

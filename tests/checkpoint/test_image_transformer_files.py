@@ -69,6 +69,14 @@ def test_a_folder_of_diffusers_becomes_any_file_and_a_folder_again_bit_by_bit(na
     assert_same(weights_of(tmp_path / "parts"), theirs)
 
 
+def test_what_no_tensor_of_a_single_file_shows_is_assumed_and_said(tmp_path, capsys):
+    arrays = weights_of(GOLDEN / "flux_schnell_tiny")
+    safetensors.write_arrays(tmp_path / "a.safetensors", arrays, {})
+    convert(tmp_path / "a.safetensors", tmp_path / "folder", "--to", "diffusers")
+    assert "axes_dims_rope = [2, 4, 6] is assumed" in capsys.readouterr().out
+    assert config_of(GOLDEN / "flux_schnell_tiny")["axes_dims_rope"] == [4, 6, 2]
+
+
 @pytest.mark.parametrize(("name", "tensor"), FAMILIES.items())
 def test_a_file_has_the_names_of_its_authors(name, tensor, tmp_path):
     convert(GOLDEN / name, tmp_path / "a.safetensors", "--to", "original")
