@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from tests.conftest import GOLDEN
 from tests.training.launch import Configs
 
 CLIPS = 24
@@ -47,3 +51,56 @@ def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data
     (place / "model.json").write_text(json.dumps(model))
     (place / "data.json").write_text(json.dumps({"dataset_param": param}))
     return Configs(place)
+
+
+VAE = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny")}
+CLIP = {"image_dim": 12, "added_kv_proj_dim": 16}
+NETWORKS = {
+    "channels": {"in_channels": 6},
+    "channels, last frame": {"in_channels": 6, "last_frame": True},
+    "times by token": {"expand_timesteps": True},
+    "features of CLIP": {"in_channels": 6, **CLIP},
+    "features of CLIP, last frame": {
+        "in_channels": 36, "out_channels": 16, **CLIP, "pos_embed_seq_len": 34, "last_frame": True,
+        "latent_size": [3, 4, 4], "patch_size": [1, 2, 2],
+    },
+}  # fmt: skip
+BESIDE = ("channels, last frame", "times by token", "features of CLIP, last frame")
+"""Networks that are trained on images beside the clips; the others on the clips' own frames."""
+
+
+def write_begun_clips(place: Path) -> Path:
+    """Write the same clips, each with images that it begins and ends with: mirrored frames of its own."""
+    folder = write_clips(place)
+    entries = json.loads((folder / "annotation.json").read_text())
+    for number, entry in enumerate(entries):
+        for name, frame in (("first", 0), ("last", entry["num_frames"] - 1)):
+            pixels = read_frames(folder / entry["path"], np.array([frame]))[0]
+            entry[name] = f"{name}{number}.png"
+            Image.fromarray(pixels[:, ::-1].copy()).save(folder / entry[name])
+    (folder / "annotation.json").write_text(json.dumps(entries))
+    return folder
+
+
+def write_clip_vision(folder: Path, image_size: int) -> dict[str, str]:
+    """Few random weights of CLIP's vision half, with patches of 2 pixels."""
+    transformers = pytest.importorskip("transformers", reason="requirements/video.txt")
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.CLIPVisionConfig(hidden_size=12, image_size=image_size, patch_size=2, **sizes)
+    transformers.CLIPVisionModel(config).save_pretrained(folder)
+    return {"from_pretrained": str(folder)}
+
+
+def begun_configs(folder: Path, clips: Path, name: str, **data: object) -> Configs:
+    """Write the configs of a network that begins with an image."""
+    changes = NETWORKS[name]
+    data |= {"first_frame_key": "first", "last_frame_key": "last"} if name in BESIDE else {}
+    configs = clip_configs(folder, clips, "wan", **data)
+    model = json.loads((folder / "model.json").read_text())
+    model["predictor"] |= {"patch_size": [1, 8, 8], **changes}
+    if "image_dim" in changes:
+        model["image_encoder"] = write_clip_vision(folder / "image_encoder", 8 if "last_frame" in changes else 32)
+    if changes.get("out_channels") == 16:
+        model["ae"] = VAE
+    (folder / "model.json").write_text(json.dumps(model))
+    return configs

@@ -61,7 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, required=True)
     add_request(parser)
     add_chain(parser)
-    add_experts(parser)
+    add_experts(parser).add_argument(
+        "--low-noise-cfg-scale",
+        type=float,
+        metavar="S",
+        help="guidance of the expert of low noise (default: --cfg-scale)",
+    )
     add_drawing(parser)
     parser.add_argument(
         "--output",
@@ -158,8 +163,8 @@ def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     )
 
 
-def add_experts(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of the expert of low noise."""
+def add_experts(parser: argparse.ArgumentParser) -> Any:
+    """Declare the flags that name the expert of low noise; return their group."""
     experts = parser.add_argument_group("two experts (Wan 2.2)")
     experts.add_argument(
         "--low-noise-checkpoint",
@@ -171,14 +176,9 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
         "(default: where the windows meet that they were trained on)",
     )  # fmt: skip
     experts.add_argument(
-        "--low-noise-cfg-scale",
-        type=float,
-        metavar="S",
-        help="guidance of the expert of low noise (default: --cfg-scale)",
-    )
-    experts.add_argument(
         "--low-noise-lora", action="append", default=[], metavar="FILE[:S]", help="adapters of the expert of low noise"
     )
+    return experts
 
 
 def run(args: argparse.Namespace) -> int:

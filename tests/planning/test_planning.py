@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
@@ -90,6 +91,27 @@ def test_a_published_recipe_is_planned_without_its_weights(capsys, recipe, eleme
     assert load_fsdp2_config(folder / "fsdp2.yaml") and "--use-torch-fsdp2" in words
     batch = int(words[words.index("--global-batch-size") + 1])
     assert batch == 8 * int(words[words.index("--micro-batch-size") + 1])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "elements", "experts"),
+    [
+        ("t2v_a14b", 14_288_491_584, "two experts      53.2 GiB of float32 weights each, 106.5 GiB both"),
+        ("i2v_a14b", 14_288_901_184, "two experts      53.2 GiB of float32 weights each, 106.5 GiB both"),
+        ("ti2v_5b", 4_999_787_712, ""),
+    ],
+)
+def test_wan_2_2_is_planned_without_its_weights_and_the_memory_of_both_experts_is_said(
+    capsys, recipe, elements, experts
+):
+    folder = ROOT / f"examples/dit/wan2.2_{recipe}"
+    shared = ["--global-batch-size", "1", "--context-parallel-size", "8"]
+    flags = ["--model", f"{folder}/model.json", "--world-size", "8", "--device-memory-gib", "64", *shared]
+    assert main(["plan", *flags]) == 0
+    found = capsys.readouterr().out
+    assert f"parameters       {elements:,} " in found and experts in found and ("two experts" in found) == bool(experts)
+    assert {"--use-torch-fsdp2", "--init-from", *shared} <= set(read_train_args(folder / "train.args"))
+    assert load_fsdp2_config(folder / "fsdp2.yaml") and load_data_config(folder / "data.json")
 
 
 @pytest.mark.parametrize("recompute", [False, True])

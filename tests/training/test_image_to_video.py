@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.data.video_file import read_frames
+from mindspeed_mm_dit.configs.autoencoder import PixelConfig
+from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.errors import ConfigError
-from tests.clips_fixtures import clip_configs, write_clips
-from tests.conftest import FRAMEWORK, GOLDEN
-from tests.training.launch import Configs
+from mindspeed_mm_dit.models.pixels import to_images
+from tests.clips_fixtures import NETWORKS, begun_configs, write_begun_clips, write_clip_vision
+from tests.conftest import FRAMEWORK
 
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the text encoder runs on PyTorch")
 STEPS = "--train-iters 2 --global-batch-size 4 --lr 1e-2 --lr-decay-style constant "
-VAE = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny")}
-CLIP = {"image_dim": 12, "added_kv_proj_dim": 16}
-NETWORKS = {
-    "channels": {"in_channels": 6},
-    "channels, last frame": {"in_channels": 6, "last_frame": True},
-    "times by token": {"expand_timesteps": True},
-    "features of CLIP": {"in_channels": 6, **CLIP},
-    "features of CLIP, last frame": {
-        "in_channels": 36, "out_channels": 16, **CLIP, "pos_embed_seq_len": 34, "last_frame": True,
-        "latent_size": [3, 4, 4], "patch_size": [1, 2, 2],
-    },
-}  # fmt: skip
-BESIDE = ("channels, last frame", "times by token", "features of CLIP, last frame")
-"""Networks that are trained on images beside the clips; the others on the clips' own frames."""
 
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    """Clips, each with the images it begins and ends with: mirrored frames of its own size."""
     pytest.importorskip("av", reason="requirements/video.txt")
     pytest.importorskip("transformers", reason="requirements/video.txt")
-    folder = write_clips(tmp_path_factory.mktemp("clips"))
-    entries = json.loads((folder / "annotation.json").read_text())
-    for number, entry in enumerate(entries):
-        for name, place in (("first", 0), ("last", -1)):
-            frame = read_frames(folder / entry["path"], np.array([place % entry["num_frames"]]))[0]
-            entry[name] = f"{name}{number}.png"
-            Image.fromarray(frame[:, ::-1].copy()).save(folder / entry[name])
-    (folder / "annotation.json").write_text(json.dumps(entries))
-    return folder
+    return write_begun_clips(tmp_path_factory.mktemp("clips"))
 
 
-def write_clip_vision(folder, image_size):
-    """Few random weights of CLIP's vision half, with patches of 2 pixels."""
-    transformers = pytest.importorskip("transformers", reason="requirements/video.txt")
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
-    config = transformers.CLIPVisionConfig(hidden_size=12, image_size=image_size, patch_size=2, **sizes)
-    transformers.CLIPVisionModel(config).save_pretrained(folder)
-    return {"from_pretrained": str(folder)}
+@pytest.mark.parametrize("mask_channels", [1, 4])
+def test_of_one_frame_none_is_given(framework, mask_channels):
+    from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder
+    from mindspeed_mm_dit.models.frames import given_frames
+
+    autoencoder = PixelAutoencoder(PixelConfig(channels=1))
+    model = SimpleNamespace(ae=autoencoder, latents=lambda batch: autoencoder.scaled(to_images(batch["pixels"])))
+    for frames in (1, 5):
+        pixels = framework.ops.tensor(np.full((2, 1, frames, 4, 4), 200, np.uint8))
+        found = framework.ops.numpy(given_frames(FirstFrame((1, 5, 4, 4), mask_channels), {"pixels": pixels}, model))
+        assert found.shape == (2, mask_channels + 1, frames, 4, 4) and found.any() == (frames > 1)
 
 
 def test_features_are_the_states_before_clips_last_layer_of_a_square_of_its_size(tmp_path):
@@ -75,21 +58,6 @@ def test_features_are_the_states_before_clips_last_layer_of_a_square_of_its_size
     assert found.numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
 
 
-def begun_configs(folder, clips, name, **data):
-    """Write the configs of a network that begins with an image."""
-    changes = NETWORKS[name]
-    data |= {"first_frame_key": "first", "last_frame_key": "last"} if name in BESIDE else {}
-    configs = clip_configs(folder, clips, "wan", **data)
-    model = json.loads((folder / "model.json").read_text())
-    model["predictor"] |= {"patch_size": [1, 8, 8], **changes}
-    if "image_dim" in changes:
-        model["image_encoder"] = write_clip_vision(folder / "image_encoder", 8 if "last_frame" in changes else 32)
-    if changes.get("out_channels") == 16:
-        model["ae"] = VAE
-    (folder / "model.json").write_text(json.dumps(model))
-    return configs
-
-
 @pytest.fixture(scope="module", params=NETWORKS)
 def trained(request, clips, tmp_path_factory):
     """A run of two steps, and the files of a first and a last frame."""
@@ -97,7 +65,6 @@ def trained(request, clips, tmp_path_factory):
     configs = begun_configs(folder, clips, request.param)
     outcome = configs.run(f"{STEPS} --save {folder}/out")
     assert outcome.code == 0, outcome.output
-    (folder / "losses.json").write_text(json.dumps(outcome.losses))
     for name, grey in (("first", 200), ("last", 40)):
         Image.new("L", (32, 32), grey).save(folder / f"{name}.png")
     Image.new("L", (16, 32)).save(folder / "narrow.png")
@@ -105,31 +72,6 @@ def trained(request, clips, tmp_path_factory):
     if "last_frame" in NETWORKS[request.param]:
         images += ["--last-image", str(folder / "last.png")]
     return folder, images
-
-
-@pytest.fixture(scope="module")
-def features(trained, clips, tmp_path_factory):
-    """The same configs with a cache, and without clips and encoders."""
-    folder, place = trained[0], tmp_path_factory.mktemp("features")
-    files = ("--model", str(folder / "model.json"), "--data", str(folder / "data.json"))
-    assert main(["cache-latents", *files, "--output", str(place / "cache"), "--shard-images", "10"]) == 0
-    data = json.loads((folder / "data.json").read_text())
-    data["dataset_param"] |= {"features": str(place / "cache"), "data_folder": "no", "json_path": "no/annotation.json"}
-    (place / "data.json").write_text(json.dumps(data))
-    (place / "model.json").write_text((folder / "model.json").read_text())
-    wrapped = "sub_modules_to_wrap: ['predictor.blocks.{*}']\nsharding_size: auto\n"
-    (place / "auto.yaml").write_text(wrapped)
-    return Configs(place)
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_cache_teaches_what_the_files_do_on_any_ranks(trained, features, ranks):
-    sharded = f"--use-torch-fsdp2 --fsdp2-config-path {features.folder}/auto.yaml --micro-batch-size 1"
-    outcome = features.run(STEPS + (sharded if ranks > 1 else ""), ranks)
-    wanted = json.loads((trained[0] / "losses.json").read_text())
-    assert outcome.code == 0, outcome.output
-    assert [*outcome.losses.values()] == pytest.approx([*wanted.values()], rel=2e-6)
 
 
 def sample(folder, *flags):

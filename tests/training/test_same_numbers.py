@@ -16,7 +16,7 @@ from mindspeed_mm_dit.cli.main import main
 from tests import buckets_fixtures
 from tests.buckets_fixtures import write_clip_configs, write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
-from tests.clips_fixtures import clip_configs, write_clips
+from tests.clips_fixtures import begun_configs, clip_configs, write_begun_clips, write_clips
 from tests.data.test_sharded import write_tar
 from tests.mindspore import launch as mindspore
 from tests.training.launch import Configs, Outcome
@@ -159,6 +159,15 @@ LEARNED = {
     "Wan": Learned(
         lambda folder, _: clip_configs(folder, write_clips(folder), "wan"), 8, 2, ("sharded", "shared"),
         needs=("av", "transformers"),
+    ),
+    "clips begun with an image": Learned(
+        lambda folder, _: begun_configs(folder, write_begun_clips(folder), "features of CLIP, last frame"), 4, 1,
+        ("sharded", "shared"), elsewhere=functools.partial(in_cache, key="features"), on_mindspore=True,
+        needs=("av", "transformers"),
+    ),
+    "clips begun at time zero": Learned(
+        lambda folder, _: begun_configs(folder, write_begun_clips(folder), "times by token"), 4, 1, ("shared",),
+        elsewhere=functools.partial(in_cache, key="features"), on_mindspore=True, needs=("av", "transformers"),
     ),
     "steps of Muon": Learned(small, 16, 4, ("sharded", "four"), "--optimizer muon --weight-decay 0.02 "),
     "adapters": Learned(beside_a_base, 16, 4, (*RANKS, "recomputed"), LORA + "--init-from BASE "),

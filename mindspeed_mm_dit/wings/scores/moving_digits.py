@@ -87,6 +87,49 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
     )
 
 
+@dataclass(frozen=True)
+class BegunScores:
+    """How far generated clips keep the digit of the frame that they were given, and move as asked."""
+
+    kept: float
+    """Fraction whose later frames are nearer to the given digit than to another real one of its class, drawn at random;
+    a half by chance, if only the class is kept."""
+    direction: float
+    """Fraction whose ink moves in the direction asked for."""
+    distance: float
+    """Mean distance of the later frames' digit to the given one, in units of a pixel's level, 0 ... 16."""
+    distance_of_others: float
+    """The same to the other digit of the class."""
+    clips: int
+    """Number of clips scored."""
+
+    @property
+    def line(self) -> str:
+        """Return the scores in words."""
+        return (
+            f"moving digits score: {self.kept:.1%} of {self.clips} clips keep the digit they were given (distance "
+            f"{self.distance:.1f}; to another of its class {self.distance_of_others:.1f}), "
+            f"{self.direction:.1%} move as asked"
+        )
+
+
+def score_begun(clips: np.ndarray, captions: Sequence[str], given: np.ndarray) -> BegunScores:
+    """Score ``clips`` (N, F, H, W) uint8, grey, that were asked to begin with the frames ``given`` (N, H, W).
+
+    captions (N,): as in CAPTIONS. Raises DataError for clips of another size.
+    """
+    real, draw = real_digits(), np.random.default_rng(0)
+    classes = [NAMES.index(caption.split()[1]) for caption in captions]
+    others = [draw.choice(real.pixels[real.labels == label]).reshape(DIGIT, DIGIT) for label in classes]
+    frames = np.stack([moving(image, "right", PLACES[0])[0, ..., 0] for image in others])  # (N, 48, 48)
+    digits = (_stilled(_shrunk(some[:, None])) * (255 / 16) for some in (given, frames))  # 2 x (N, 64)
+    own, other = (_distances(_shrunk(clips[:, 1:]), some.reshape(-1, DIGIT, DIGIT)) for some in digits)
+    moves = np.array(read_directions(clips)) == [caption.split()[-1] for caption in captions]
+    return BegunScores(
+        float((own < other).mean()), float(moves.mean()), float(own.mean()), float(other.mean()), len(clips)
+    )
+
+
 def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     share = float((read_digits(clips) == labels).mean())
@@ -130,6 +173,17 @@ def _stilled(clips: np.ndarray) -> np.ndarray:
     fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
     chosen = squares[np.arange(N)[:, None], np.arange(F), fullest // w, fullest % w]  # (N, F, 1, 1, 8, 8)
     return _ink(chosen).mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
+
+
+def _distances(clips: np.ndarray, digits: np.ndarray) -> np.ndarray:
+    """Return how far the ink of each clip (N, F, H, W) is from a digit (N, 8, 8), wherever it stands in a frame, (N,).
+
+    In a digit's own levels, 0 ... 16: the root mean square over its pixels, and the mean over the frames.
+    """
+    ink = np.pad(_ink(clips), ((0, 0), (0, 0), (2, 2), (2, 2)))  # a digit's edge is often empty
+    squares = np.lib.stride_tricks.sliding_window_view(ink, (1, 1, DIGIT, DIGIT))[..., 0, 0, :, :]  # (N, F, h, w, 8, 8)
+    squared = ((squares - _ink(digits)[:, None, None, None]) ** 2).mean((-2, -1))  # (N, F, h, w)
+    return np.asarray(np.sqrt(squared.min((2, 3))).mean(1) * (16 / 255))
 
 
 def _small_of(clips: np.ndarray) -> tuple[int, int]:

@@ -86,6 +86,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     if "vector" in conditions.items:
         raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
                           "sample it from Python: docs/python.md")  # fmt: skip
+    conditions.check_draws_alone("mm-dit app")
     is_video, left = len(pipe.config.sample_size) == 3, set[str]()
 
     def draw(classes, prompts, num, scale, steps, sampler, seed, request) -> Any:  # type: ignore[no-untyped-def]

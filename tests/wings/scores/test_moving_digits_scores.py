@@ -7,7 +7,13 @@ from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
 from mindspeed_mm_dit.wings.scores.digits import FITTED_ON, real_digits
-from mindspeed_mm_dit.wings.scores.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
+from mindspeed_mm_dit.wings.scores.moving_digits import (
+    digits_line,
+    read_digits,
+    read_directions,
+    score_begun,
+    score_moving_digits,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +41,19 @@ def test_captions_of_other_clips_score_as_chance_does(real):
     found = score_moving_digits(clips, np.random.default_rng(1).permutation(captions).tolist())
     assert found.both == pytest.approx(1 / 40, abs=0.015)
     assert found.digit == pytest.approx(1 / 10, abs=0.03) and found.direction == pytest.approx(1 / 4, abs=0.05)
+
+
+def test_a_clip_that_keeps_the_digit_it_was_given_is_told_from_one_that_keeps_its_class_alone(real):
+    clips, captions = real[0][:, ::2], real[1]  # (every second frame moves by a whole pixel of a digit)
+    kept = score_begun(clips, captions, clips[:, 0])
+    assert kept.kept > 0.99 and kept.direction == 1.0 and kept.distance < 1 < kept.distance_of_others / 3
+    of_class, draw = {}, np.random.default_rng(3)
+    for number, caption in enumerate(captions):
+        of_class.setdefault(caption.split()[1], []).append(number)
+    others = np.array([draw.choice(of_class[caption.split()[1]]) for caption in captions])
+    swapped = score_begun(clips[others], captions, clips[:, 0])
+    assert swapped.kept == pytest.approx(0.5, abs=0.12)  # (digits by the same few writers)
+    assert swapped.distance == pytest.approx(swapped.distance_of_others, rel=0.1)
 
 
 def test_some_noise_changes_little(real):
