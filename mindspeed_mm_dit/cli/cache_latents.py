@@ -111,11 +111,10 @@ def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
     """Check everything that can be checked, and return the samples, read from their files and not from a cache."""
     from mindspeed_mm_dit.configs.data import load_data_config
     from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data
+    from mindspeed_mm_dit.models.data import check_sizes, fitted, made_by, open_data
     from mindspeed_mm_dit.models.registry import check_encoders
 
-    param = load_data_config(args.data, "--data").dataset_param
-    param = param.without_cache()
+    param = fitted(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
     if folder in (output, *output.parents):
         raise ConfigError(

@@ -15,7 +15,7 @@ from pathlib import Path
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, classes_in
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
-from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.flag_combinations import without_effect
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
@@ -32,7 +32,7 @@ from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.models.data import check_sizes, dearest, models_of
+from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted, models_of
 from mindspeed_mm_dit.models.on_paper import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
@@ -164,12 +164,18 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     if args.timestep_window is not None:
         model_json |= {"diffusion": {**model_json.get("diffusion", {}), "timestep_window": list(args.timestep_window)}}
     ways, valid = host.ways_to_bf16, args.mm_valid_data
+    model = model_config_from_mapping(model_json, args.mm_model)
+
+    def data_of(path: str, flag: str) -> DataConfig:
+        found = load_data_config(path, flag)
+        return replace(found, dataset_param=fitted(model, found.dataset_param))
+
     return MultiModalArguments(
-        model=model_config_from_mapping(model_json, args.mm_model),
-        data=load_data_config(args.mm_data, host.mm_data),
+        model=model,
+        data=data_of(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
-        valid_data=load_data_config(valid, "--mm-valid-data") if valid else None,
+        valid_data=data_of(valid, "--mm-valid-data") if valid else None,
         kept_classes=classes_in(args.load),
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
     )

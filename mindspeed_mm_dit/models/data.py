@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from mindspeed_mm_dit.configs.buckets import Budget
+from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.source import SourceParam
@@ -74,6 +76,24 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
             "make the two agree; no weight of wan or custom_dit depends on latent_size"
             if has == "videos" else f"set image_size to {wanted.split(' x ')[0]}, or change predictor.input_size",
         )  # fmt: skip
+
+
+def fitted(model: ModelConfig, param: SourceParam) -> SourceParam:
+    """Return ``param`` with a budget of videos whose sides are multiples of what ``model`` takes too.
+
+    MindSpeed-MM's data.json has one for all its Wan, and the autoencoder of TI2V-5B divides sides by twice as much.
+    """
+    if not (isinstance(param, ClipsParam) and isinstance(param.buckets, Budget)) or len(model.latent_shape) != 4:
+        return param
+    for times in (1, 2, 4):
+        side = times * param.buckets.multiple_of
+        try:
+            sized(model, (param.buckets.shapes[0][0], side, side))
+        except ConfigError:
+            continue
+        if side**2 <= param.buckets.area:
+            return replace(param, buckets=replace(param.buckets, multiple_of=side))
+    return param
 
 
 def sized(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:

@@ -9,7 +9,10 @@ import pytest
 
 from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.data import check_sizes, fitted
+from tests.conftest import ROOT
 
 WAN = {
     "dataset_param": {
@@ -52,6 +55,15 @@ def changed(section, key, value):
         part = part[name]
     part[key.rpartition(".")[2]] = value
     return content
+
+
+@pytest.mark.parametrize(("recipe", "side"), [("t2v_a14b", 16), ("i2v_a14b", 16), ("ti2v_5b", 32)])
+def test_its_budget_has_sides_that_each_wan_takes(tmp_path, recipe, side):
+    """One data.json serves all of Wan 2.2 there; the autoencoder of TI2V-5B divides sides by twice as much."""
+    model = load_model_config(ROOT / f"examples/dit/wan2.2_{recipe}/model.json")
+    param = fitted(model, read(tmp_path, copy.deepcopy(WAN)).dataset_param)
+    check_sizes(model, param)
+    assert param.buckets.multiple_of == side and {1, 81} <= {frames for frames, _, _ in param.sizes}
 
 
 def test_its_wan_examples_are_clips_of_a_budget_here(tmp_path):

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.errors import ConfigError
@@ -50,12 +50,14 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.data.order import split_rows
     from mindspeed_mm_dit.data.rows import Wanted
     from mindspeed_mm_dit.data.sources import source_of
+    from mindspeed_mm_dit.models.data import fitted
 
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
     check_between("--seed", args.seed, 0, LARGEST)
     data = load_data_config(path, "CONFIG")
-    param = data.dataset_param.without_bad()
+    param: Any = data.dataset_param.without_bad()
     model = _model(args, path, data)
+    param = fitted(model, param) if model else param
     conditions = model.predictor.conditions if model else None
     items, label = (conditions.items, conditions.label) if conditions else (param.items, None)
     _check_output(args.output, param, items)

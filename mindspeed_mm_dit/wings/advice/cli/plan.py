@@ -170,9 +170,9 @@ def check_arguments(args: argparse.Namespace) -> None:
 def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
     """Return ``model`` for the most expensive of the shapes in a data.json."""
     from mindspeed_mm_dit.configs.data import load_data_config
-    from mindspeed_mm_dit.models.data import check_sizes, dearest
+    from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted
 
-    param = load_data_config(path, "--data").dataset_param
+    param = fitted(model, load_data_config(path, "--data").dataset_param)
     check_sizes(model, param)
     found = dearest(model, param)
     if param.buckets is not None:
