@@ -1,4 +1,13 @@
-"""Train and sample diffusion transformers (DiT, Peebles & Xie 2023) of images and videos, from classes or text."""
+"""Train and sample diffusion transformers (DiT, Peebles & Xie 2023) of images and videos, from classes or text.
+
+In a shell: ``mm-dit`` lists its commands. In Python:
+
+    import mindspeed_mm_dit as dit
+    pipe = dit.load("outputs/digits")                      # the folder of a run, or weights in any format
+    pipe.sample(classes=[3, 7], num=4).save("some.png")    # help(pipe.sample) explains every argument
+    pipe = dit.create("digits")                            # a model.json: an untrained network
+    pipe.loss(pixels, classes=labels).mean().backward()    # to train it in a loop of your own
+"""
 
 from __future__ import annotations
 
@@ -24,3 +33,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names of the module, those of the Python API too, which ``help`` then explains."""
+    return sorted({*globals(), *__all__})

@@ -229,6 +229,8 @@ class _Work:
         from mindspeed_mm_dit.sampling.video_files import FPS
 
         settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
+        if settings.guidance.scale > USUAL_SCALE:
+            say(f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr)
         output = Output(args.output, FPS if args.fps is None else args.fps)
         asked = asked_of(args, config, names)
         titles = asked.titles(names)

@@ -33,12 +33,14 @@ def image_of(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def draw_grid(images: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
-    """Lay out images (N, H, W, 3 or 1) uint8 by title, at most ``per_title`` of each.
+def draw_grid(
+    images: np.ndarray, titles: Sequence[str], per_title: int | None = None, least: int = CELL_PIXELS
+) -> Image.Image:
+    """Lay out images (N, H, W, 3 or 1) uint8 by title, at most ``per_title`` of each, of at least ``least`` pixels.
 
     Rows are in the order in which titles first appear. A title that cannot be drawn is replaced by its number.
     """
-    high, wide = _cell(*images.shape[1:3])
+    high, wide = _cell(images.shape[1], images.shape[2], least)
     numbers = _numbers_of(titles)
     shown = {number: images[numbers == number][:per_title] for number in range(int(numbers.max()) + 1)}
     columns, step = min(LINE, max(map(len, shown.values()))), high + GAP_PIXELS
@@ -96,9 +98,9 @@ def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
 
 
-def _cell(height: int, width: int) -> tuple[int, int]:
+def _cell(height: int, width: int, least: int = CELL_PIXELS) -> tuple[int, int]:
     """Return height and width of an image in a picture."""
-    times = max(1, -(-CELL_PIXELS // min(height, width)))
+    times = max(1, -(-least // min(height, width)))
     return height * times, width * times
 
 

@@ -267,7 +267,8 @@ def _facts(path: Path) -> dict[str, Any]:
     if path.is_dir():
         _check_folder(path)
         described = model_of(path)
-        return {"model": described} if described else read_facts(path)
+        folder = diffusers.model_folder(path) if diffusers.fits(path) else path
+        return {"model": described} if described else read_facts(folder)
     return _facts_in(path, path.stat().st_mtime_ns)
 
 

@@ -21,6 +21,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_text_widths
+from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -111,6 +112,13 @@ def _listed(name: str, asked: Any) -> list[Any] | None:
     return found
 
 
+def _one_of(name: str, given: Any, by_flag: str, flag: Any) -> Any:
+    """Return what one of two names of an argument says; raises ConfigError if both do."""
+    if given is not None and flag is not None:
+        raise ConfigError(f"{name} = {shown(given)}", f"is {by_flag} by another name, and both are given", "drop one")
+    return given if flag is None else flag
+
+
 def _written(size: Any) -> str | None:
     """Return (H, W) in the form of the flag --size."""
     if size is None or isinstance(size, str):
@@ -121,7 +129,7 @@ def _written(size: Any) -> str | None:
     return f"{own[0]}x{own[1]}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pipeline:
     """A model with all that is needed to sample it and to train it."""
 
@@ -162,6 +170,18 @@ class Pipeline:
         runtime.load_arrays(model.predictor, model.initial_weights(seed))
         return cls(runtime.to_runtime_device(model), config)
 
+    def __repr__(self) -> str:
+        """Return in three lines what it draws, what steers it, and what to call."""
+        size = parameters_of(self.config.predictor).num_elements()
+        items, classes = self.config.predictor.conditions.items, ", ".join(self.classes[:10])
+        more = ", ..." if len(self.classes) > 10 else ""
+        return (
+            f"<{self.config.predictor.model_id} of {size:,} parameters, {self.config.diffusion.model_id}, "
+            f"draws {' x '.join(map(str, self.config.sample_size))}\n"
+            f" steered by {' and '.join(items)}{f': {classes}{more}' if classes else ''}\n"
+            f" .sample(...) draws, .loss(...) trains, .config and .predictor are its parts>"
+        )
+
     @property
     def predictor(self) -> Any:
         """The network, an ordinary module: ``predictor(x_t, t, *condition)``."""
@@ -178,6 +198,7 @@ class Pipeline:
         num: int = 1,
         steps: int | None = None,
         guidance: float | None = None,
+        cfg_scale: float | None = None,
         low_noise_guidance: float | None = None,
         sampler: str | None = None,
         seed: int = 0,
@@ -185,6 +206,7 @@ class Pipeline:
         frames: int | None = None,
         size: tuple[int, int] | str | None = None,
         channels: GuidedChannels | None = None,
+        cfg_channels: GuidedChannels | None = None,
         interval: tuple[float, float] = (0.0, 1.0),
         batch_size: int = 64,
         bf16: bool = False,
@@ -199,7 +221,8 @@ class Pipeline:
         image, last_image: what a video begins and ends with, if the model takes it: a file, a PIL image, or an array
         (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is none, larger follows
         the condition more closely; None is 4, or 1 if the network takes the strength of guidance as an input;
-        ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert.
+        ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert. cfg_scale, cfg_channels:
+        ``guidance`` and ``channels`` under the names of the flags.
         frames, size (H, W) or "HxW": draw another size. options: further options of the sampler, by name. path: number
         of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
         after every step with the number of samples it worked on.
@@ -208,6 +231,8 @@ class Pipeline:
             ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
         """
         config = resized(self.config, frames, _written(size))
+        guidance = _one_of("guidance", guidance, "cfg_scale", cfg_scale)
+        channels = _one_of("channels", channels, "cfg_channels", cfg_channels)
         settings = settings_for(
             config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
             batch_size=batch_size, options=options, bf16=bf16, experts=self.experts, low_scale=low_noise_guidance,

@@ -44,9 +44,12 @@ def sample(*flags: str) -> int:
 COMMON = ("--classes", "0,3-4", "--num-per-class", "2", "--sampler", "ddim", "--steps", "5", "--cfg-scale", "2")
 
 
-def test_an_npz_holds_images_and_labels(trained, tmp_path):
+def test_an_npz_holds_images_and_labels(trained, tmp_path, capsys):
     output = tmp_path / "s.npz"
-    assert sample("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", str(output)) == 0
+    given = ("--checkpoint", f"{trained}/checkpoints", *COMMON, "--output", str(output))
+    assert sample(*given) == 0 and "note: " not in capsys.readouterr().err
+    assert sample(*given, "--cfg-scale", "500") == 0
+    assert "note: --cfg-scale 500 overdrives samples" in capsys.readouterr().err
     with np.load(output) as file:
         assert file["arr_0"].shape == (6, 8, 8, 1) and file["arr_0"].dtype == np.uint8
         assert file["arr_1"].tolist() == [0, 0, 3, 3, 4, 4]

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, described_by, joint_kinds, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
@@ -82,16 +83,17 @@ class Changes:
 
 def fits(path: Path) -> bool:
     """Return whether ``path`` is a diffusers model folder, or a pipeline with ``transformer/`` in it."""
-    return (_model_folder(path) / "config.json").is_file()
+    return (model_folder(path) / "config.json").is_file()
 
 
-def _model_folder(path: Path) -> Path:
+def model_folder(path: Path) -> Path:
+    """Return the folder of the network in a diffusers folder, which may be a pipeline."""
     return path if (path / "config.json").is_file() else path / "transformer"
 
 
 def read(path: Path) -> State:
     """Read the weights by the published names, and config.json."""
-    folder = _model_folder(path)
+    folder = model_folder(path)
     config = read_json(folder / "config.json", "SOURCE")
     stored = _read_stored(folder)
     arrays = stored.arrays
@@ -226,6 +228,9 @@ def write(path: Path, state: State) -> None:
             dit = _published(network, state)
             arrays, config = dit_names.to_diffusers(state.weights, dit), state.config or _dit_json(dit)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if "model" in state.facts and not state.is_autoencoder:  # (diffusers does not say what the weights learned)
+        told = {name: state.facts[name] for name in ("model", "classes") if name in state.facts}
+        (path / RUN_FACTS).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     _write_parts(path, arrays, state.is_bfloat16)
 
 

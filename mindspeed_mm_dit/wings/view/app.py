@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
 from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.sampling.video_files import draw_strips
@@ -26,6 +27,8 @@ POINTS = 8
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
 MOST_ASKED, MOST_LETTERS, MOST_WAITING = 64, 10_000, 16
 """Most classes or prompts of a drawing, letters of its prompts, and drawings that wait for the one under way."""
+MOST_KEPT, SHOWN_PIXELS = 12, 256
+"""Drawings that the page keeps, and the least size of an image on it."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -82,7 +85,7 @@ def launch(page: Any, port: int | None = None) -> str:
 
 def page_of(pipe: Pipeline, title: str) -> Any:
     """Return the page, not served yet."""
-    gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
+    gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
         raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
                           "sample it from Python: docs/python.md")  # fmt: skip
@@ -101,26 +104,45 @@ def page_of(pipe: Pipeline, title: str) -> Any:
 
     for function in (draw, leave):
         function.__annotations__["request"] = gr.Request  # tells Gradio to pass it
-    with gr.Blocks(title=title, delete_cache=(600, 3600)) as page, gr.Row():
-        with gr.Column():
-            classes = _classes(pipe)
-            prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
-            num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples per class or prompt")
-            scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
-                              visible=conditions.has_null)  # fmt: skip
-            steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
-            sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
-            button = gr.Button("Draw", variant="primary")
-        with gr.Column(scale=2):
-            gr.Markdown("### Samples")
-            samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
-            gr.Markdown("### The path from noise")
-            path = _picture()
-        asked = [classes, prompts, num, scale, steps, sampler, seed]
-        button.click(draw, asked, [samples, path], api_name="draw")
+    with gr.Blocks(title=title, delete_cache=(600, 3600)) as page:
+        gr.Markdown(f"## {title}")
+        with gr.Row():
+            asked, button, samples, path = _inputs_and_outputs(pipe)
+        before = gr.Gallery(label="Before", columns=4, object_fit="contain", format="png", visible=not is_video)
+        drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
+        if "caption" not in conditions.items:  # (there is no prompt yet)
+            drawings.append(page.load(draw, asked, [samples, path], api_name=False))
+        for drawing in () if is_video else drawings:
+            drawing.success(_with_newest, [samples, before], before, api_name=False)
         page.unload(leave)
     return page
+
+
+def _with_newest(drawn: Any, before: Any) -> list[Any]:
+    """Return the drawings that the page keeps, the newest first."""
+    return [drawn, *(picture for picture, _ in before or ())][:MOST_KEPT]
+
+
+def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
+    """Return what the page asks for, its button, and where samples and their way from noise are shown."""
+    gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
+    is_video = len(pipe.config.sample_size) == 3
+    with gr.Column():
+        classes = _classes(pipe)
+        prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
+        num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples per class or prompt")
+        scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
+                          visible=conditions.has_null)  # fmt: skip
+        steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
+        sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        button = gr.Button("Draw", variant="primary")
+    with gr.Column(scale=2):
+        gr.Markdown("### Samples")
+        samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
+        gr.Markdown("### The path from noise")
+        path = _picture()
+    return [classes, prompts, num, scale, steps, sampler, seed], button, samples, path
 
 
 def _picture() -> Any:
@@ -177,7 +199,7 @@ def _lines(prompts: Any) -> list[str]:
 def _shown(samples: Samples) -> Any:
     """Return a grid of images, or an animation per video."""
     if samples.arrays.ndim == 4:
-        return samples.grid()
+        return draw_grid(samples.arrays, samples.titles, least=SHOWN_PIXELS)
     folder = Path(tempfile.mkdtemp())
     samples.save(folder / "video.gif")
     return [(str(file), title) for file, title in zip(sorted(folder.iterdir()), samples.titles)]
