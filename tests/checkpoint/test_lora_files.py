@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
@@ -151,6 +151,44 @@ def test_names_of_mindspeed_mm_diffsynth_and_other_programs_are_known(tmp_path):
         path = tmp_path / f"{number}.safetensors"
         write_arrays(path, {f"{name}.{suffixes[0]}": down, f"{name}.{suffixes[1]}": up}, {})
         assert list(files.read(path).layers) == ["blocks.1.attn1.to_q"], name
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("transformer.single_transformer_blocks.1.attn.to_q", ["single_transformer_blocks.1.attn.to_q"]),  # ai-toolkit
+        (
+            "lora_transformer_transformer_blocks_1_attn_to_add_out",
+            ["transformer_blocks.1.attn.to_add_out"],
+        ),  # OneTrainer
+        ("lycoris_transformer_blocks_0_ff_context_net_2", ["transformer_blocks.0.ff_context.net.2"]),  # SimpleTuner
+        ("lora_unet_joint_blocks_0_x_block_attn2_qkv", [f"transformer_blocks.0.attn2.to_{x}" for x in "qkv"]),
+        ("diffusion_model.double_blocks.1.txt_attn.qkv", [f"transformer_blocks.1.attn.add_{x}_proj" for x in "qkv"]),
+        ("diffusion_model.layers.1.attention.to_q", ["layers.1.attention.to_q"]),
+        ("lora_unet_context_refiner_0_attention_out", ["context_refiner.0.attention.to_out.0"]),  # musubi-tuner
+        ("lora_unet_transformer_blocks_1_img_mod_1", ["transformer_blocks.1.img_mod.1"]),
+    ],
+)
+def test_names_of_trainers_of_image_transformers_are_known_without_the_base(name, wanted, tmp_path):
+    matrices = {
+        "lora_down.weight": np.ones((2, 8), np.float32),
+        "lora_up.weight": np.ones((8 * len(wanted), 2), np.float32),
+    }
+    write_arrays(tmp_path / "a.safetensors", {f"{name}.{own}": array for own, array in matrices.items()}, {})
+    found = files.read(tmp_path / "a.safetensors").layers
+    assert list(found) == wanted and {own.rank for own in found.values()} == {2}
+
+
+def test_a_file_whose_layers_several_networks_have_asks_for_its_base(tmp_path, capsys):
+    """FLUX.1 and FLUX.2 call the layers of their MLPs alike."""
+    matrices = {"lora_down.weight": np.ones((2, 8), np.float32), "lora_up.weight": np.ones((32, 2), np.float32)}
+    named = {f"lora_unet_double_blocks_0_img_mlp_0.{own}": array for own, array in matrices.items()}
+    write_arrays(tmp_path / "a.safetensors", named, {})
+    assert main(["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "b"), "--to", "diffusers"]) == 2
+    assert "name the model.json of its base: --model" in capsys.readouterr().err
+    adapter = Adapter({"transformer_blocks.0.attn.to_q": LowRank(*(np.ones((2, 2), np.float32),) * 2, 2.0)})
+    with pytest.raises(ConfigError, match="--model: is needed: several networks have layers of these names"):
+        files.LORA_FORMATS["native"].write(tmp_path / "c.safetensors", adapter, {})
 
 
 # --- traps ------------------------------------------------------------------------------------------------------------
