@@ -76,7 +76,7 @@ PARTS = {
         f"{_CONDITION}.ImageTokens": f"{_CONDITIONS}.frames:IMAGE_TOKENS",
         f"{_CONDITION}.TextStates": f"{_CONDITIONS}.text:TEXT",
         f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
-        "mindspeed_mm_dit.configs.joined_text.JoinedText": f"{_CONDITIONS}.joined:JOINED",
+        "mindspeed_mm_dit.configs.joined_text.JoinedText": "mindspeed_mm_dit.models.joined_text:JOINED",
     },
 }
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its

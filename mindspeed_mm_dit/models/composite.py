@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
-from mindspeed_mm_dit.configs.joined_text import JoinedText
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
@@ -17,7 +16,6 @@ from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
 from mindspeed_mm_dit.models.frames import features_of_frames, given_frames
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.joined_text import joined_text
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_image_encoder, load_teachers
@@ -116,10 +114,6 @@ class DiTModel(nn.Module):
     def frames(self, condition: FirstFrame, batch: Mapping[str, Tensor]) -> Tensor:
         """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.given_frames``."""
         return given_frames(condition, batch, self)
-
-    def joined(self, condition: JoinedText, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return states and pooled vectors of captions that three encoders read; see ``joined_text.joined_text``."""
-        return joined_text(condition, batch, self.text_encoders)
 
     def image_features(self, condition: ImageTokens, batch: Mapping[str, Tensor]) -> Tensor:
         """Return CLIP's features (B, L, width) of the frames that a batch gives, computed now or from a cache."""

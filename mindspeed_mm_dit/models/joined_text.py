@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspeed_mm_dit.configs.joined_text import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.data.conditions.joined import KEPT
-from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.data.conditions.contract import ConditionKind
+from mindspeed_mm_dit.data.conditions.joined import KEPT, JoinedFeed, asked, null
 
 Tensor = Any
 
 
 def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoders: Sequence[Any]) -> tuple[Tensor, ...]:
     """Return states (B, L, D) and pooled vectors (B, P) of a batch, encoded now, from a cache, or as they are in it."""
+    from mindspeed_mm_dit.framework import ops
+
     if condition.name in batch:
         return tuple(batch[name] for name in condition.names)
     if "text_0" in batch:
@@ -30,3 +32,8 @@ def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoder
     width = max(both.shape[2], t5.shape[2])
     filled = [ops.pad(own, (0, width - own.shape[2], 0, 0)) for own in (both, t5)]
     return ops.cat(filled, 1), ops.cat(pooled, 1)
+
+
+JOINED = ConditionKind(
+    JoinedFeed, asked, null, encode=lambda condition, batch, model: joined_text(condition, batch, model.text_encoders)
+)

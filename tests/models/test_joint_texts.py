@@ -21,12 +21,14 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Qwen3Config, Qwen25VLConfig
 from mindspeed_mm_dit.data.conditions.joined import KEPT
+from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder, open_tokenizer
 from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.training.contract import AveragedModel
 from tests.captions_fixtures import captioned_configs
 from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_model, write_t5
 
@@ -137,7 +139,8 @@ def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
     files = configs_of(tmp_path, "sd3")
     batch, _, model = losses(*files)
     batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != KEPT}
-    text, pooled = model.given(batch)[:2]
+    pictures = AveragedModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
+    text, pooled = encoded(model.predictor.config.conditions, batch, pictures)
     clips = [
         transformers.CLIPTextModelWithProjection.from_pretrained(tmp_path / name).eval()
         for name in ("clip_l", "clip_g")

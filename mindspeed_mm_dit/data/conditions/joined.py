@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.joined_text import ENCODERS, JoinedText
-from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
+from mindspeed_mm_dit.data.conditions.contract import Arrays
 from mindspeed_mm_dit.data.conditions.text import CaptionFeed
 from mindspeed_mm_dit.data.draws import Stream, coins
 
@@ -27,7 +27,7 @@ class JoinedFeed(CaptionFeed):
             for part in self._condition.parts:
                 found |= self._fed.cache.read_text(part.name, cached[rows], numbers)
         else:
-            found = _asked(self._condition, self._chosen(rows, numbers), self._fed.tokenizers)
+            found = asked(self._condition, self._chosen(rows, numbers), self._fed.tokenizers)
         if self._condition.encoder_dropout:
             seed, dropout = self._fed.seed, self._condition.encoder_dropout
             lost = [coins(seed, Stream.ENCODER_DROP, sample_indices, dropout, number) for number in range(ENCODERS)]
@@ -35,7 +35,8 @@ class JoinedFeed(CaptionFeed):
         return found
 
 
-def _asked(condition: JoinedText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def asked(condition: JoinedText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+    """Return ids and mask (B, L) of each encoder for ``captions`` (B,)."""
     found: Arrays = {}
     for number, tokenizer in enumerate(tokenizers):
         tokens = tokenizer(captions)
@@ -43,8 +44,6 @@ def _asked(condition: JoinedText, captions: Sequence[str], tokenizers: Sequence[
     return found
 
 
-def _null(condition: JoinedText, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
-    return _asked(condition, [instead or ""], tokenizers)
-
-
-JOINED = ConditionKind(JoinedFeed, _asked, _null, encode=lambda condition, batch, model: model.joined(condition, batch))
+def null(condition: JoinedText, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
+    """Return the same for one empty caption, or for what stands ``instead`` of it."""
+    return asked(condition, [instead or ""], tokenizers)
