@@ -9,10 +9,13 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.data.video_file import read_frames, write_video
 from tests import buckets_fixtures
 from tests.buckets_fixtures import write_clip_configs, write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
@@ -130,6 +133,21 @@ def stills_and_videos(folder: Path, digits: Path) -> Configs:
     return Configs(write_clip_configs(folder, clips, valid_fraction=0.15, bucket_group=2))
 
 
+def with_stills(clips: Path) -> Path:
+    """Add images to the annotation of ``clips``: the first frames of some, and let others be wide."""
+    entries = json.loads((clips / "annotation.json").read_text())
+    for number, entry in enumerate(entries[:8]):
+        frame = read_frames(clips / entry["path"], np.array([0]))[0]
+        Image.fromarray(frame).save(clips / f"{number}.png")
+        entries.append({"path": f"{number}.png", "cap": entry["cap"]})
+    for entry in entries[8:14]:
+        pixels = read_frames(clips / entry["path"], np.arange(entry["num_frames"]))
+        write_video(clips / entry["path"], pixels[:, :32], entry["fps"])
+        del entry["resolution"]
+    (clips / "annotation.json").write_text(json.dumps(entries))
+    return clips
+
+
 LEARNED = {
     "noise": Learned(
         lambda folder, digits: Configs.create(folder, digits, num_layers=3).hold_out(0.2), 64, 8,
@@ -164,6 +182,12 @@ LEARNED = {
         lambda folder, _: begun_configs(folder, write_begun_clips(folder), "features of CLIP, last frame"), 4, 1,
         ("sharded", "shared"), elsewhere=functools.partial(in_cache, key="features"), on_mindspore=True,
         needs=("av", "transformers"),
+    ),
+    "stills among clips begun with an image": Learned(
+        lambda folder, _: begun_configs(
+            folder, with_stills(write_clips(folder)), "features of CLIP", num_frames=None, max_height=None,
+            max_width=None, buckets=[[9, 32, 32], [9, 32, 48], [1, 32, 32]], bucket_group=4), 8, 2, ("shared",),
+        elsewhere=functools.partial(in_cache, key="features"), needs=("av", "transformers"),
     ),
     "clips begun at time zero": Learned(
         lambda folder, _: begun_configs(folder, write_begun_clips(folder), "times by token"), 4, 1, ("shared",),
