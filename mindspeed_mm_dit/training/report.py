@@ -107,6 +107,7 @@ def report(args: RunConfig) -> None:
         shapes=list(data.shapes()[:SHAPES_SHOWN]),
     )
     command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
+    tell(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
     sys.stdout.flush()
     runtime.free_memory()  # the drawing process computes on the same device
     ended = subprocess.run(command, env=without_launcher(os.environ), check=False)

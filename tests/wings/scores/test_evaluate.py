@@ -188,6 +188,7 @@ def test_an_npz_is_scored_without_a_model(alone, tmp_path, capsys):
         ),
         (("--statistics", "pictures", "--inception", "w.pth"), "is an .npz"),
         (("--checkpoint", "c", "--reference", "digits", "--num", "0"), "--num = 0"),
+        (("--checkpoint", "c", "--reference", "digits", "--inception", "w.pth"), "--inception = w.pth: is not used"),
         (("--samples", "a.npz", "--reference", "digits", "--size", "8x8"), "--size = 8x8: is of images that a model"),
         (("--samples", "a.npz", "--inception", "w.pth", "--ai-framework", "mindspore"), "is a network of PyTorch"),
     ],

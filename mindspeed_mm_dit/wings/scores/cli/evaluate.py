@@ -143,6 +143,11 @@ def _check_flags(args: argparse.Namespace) -> None:
         return
     if not args.reference:
         raise ConfigError("--reference", "is needed", "name ADM's .npz, a folder of real images, or digits")
+    from mindspeed_mm_dit.wings.scores.digits_judge import DIGITS
+
+    if args.reference == DIGITS and args.inception:
+        raise ConfigError(f"--inception = {args.inception}", f"is not used: a classifier of digits scores --reference "
+                          f"{DIGITS}", "leave it out")  # fmt: skip
     check_output_folder("--output", args.output, make=False)
 
 
