@@ -32,6 +32,8 @@ MANY_COPIES = 0.5
 """A note is written from this part of copies among the samples on."""
 OF_QUALITY = ("accuracy", "precision", "recall")
 """Scores that are left out if images with destroyed shapes reach more than half of what whole ones do."""
+LEAST_READ = 0.5
+"""There is no verdict if fewer real images than this part are read as asked."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class SelfTest:
 
     def tells(self, name: str) -> bool:
         """Return whether this score of OF_QUALITY tells whole images from destroyed ones."""
-        return bool(self.whole) and self.best_destroyed[name] < self.whole[name] / 2
+        can_read = bool(self.whole) and self.whole["accuracy"] >= LEAST_READ
+        return can_read and self.best_destroyed[name] < self.whole[name] / 2
 
     def judged(self, found: Scores) -> dict[str, Any]:
         """Return the scores by name, without those that tell nothing on these images."""
@@ -77,7 +80,7 @@ class SelfTest:
         seen = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
         if self.tells("accuracy"):
             return f"{seen}; with their shapes destroyed few: {ways}"
-        return f"no verdict: {seen}, and with their shapes destroyed as well: {ways}. It tells little but colours here"
+        return f"no verdict: {seen}, and with their shapes destroyed: {ways}. It hardly sees shapes here"
 
 
 def self_test(images: np.ndarray, labels: np.ndarray) -> SelfTest:

@@ -133,6 +133,14 @@ def test_where_only_colours_differ_no_verdict_is_given_and_that_is_said_first(tm
     assert "No verdict: " in (tmp_path / "r/report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"), [(4, "the classifier reads"), (15, "none can be held out of fewer than 3")]
+)
+def test_a_classifier_that_cannot_be_tested_or_reads_few_real_images_gives_no_verdict(classes, words):
+    said = str(images_judge.self_test(drawn("disc", 30, seed=0), np.arange(30) * classes // 30))
+    assert said.startswith("no verdict: ") and words in said
+
+
 def test_grey_samples_are_held_against_colours_as_grey(real, tmp_path, capsys):
     images = np.concatenate([drawn(name, 10, seed=3) for name in NAMES]).mean(-1, keepdims=True).astype(np.uint8)
     np.savez(tmp_path / "grey.npz", images, np.repeat(np.arange(3), 10))
