@@ -10,7 +10,10 @@ import pytest
 
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.checkpoint.formats import safetensors
+from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank
+from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
@@ -59,6 +62,33 @@ def test_each_expert_answers_in_its_own_window_whatever_the_batches(clips, tmp_p
     assert (sampled(tmp_path, *both, "--boundary", "1") == alone[1]).all()
     guided = sampled(tmp_path, *both, "--boundary", "1", "--low-noise-cfg-scale", "1")
     assert (guided == sampled(tmp_path, "--checkpoint", low, "--cfg-scale", "1")).all()
+
+
+@pytest.mark.parametrize("form", ["diffusers", "kohya", "native"])
+def test_each_expert_has_its_own_adapters_in_the_files_of_other_programs(clips, tmp_path, form):
+    """One file for each, and nothing in it tells which: the flag decides, as where diffusers loads it."""
+    high, low = expert(clips, "high", HIGH), expert(clips, "low", LOW)
+    draw, files = np.random.default_rng(0), []
+    shapes = {name: array.shape for name, array in safetensors.read(Path(low)).weights.items()}
+    layers = [f"blocks.{i}.{layer}" for i in range(2) for layer in WAN_BLOCK]
+    for name in ("of_high", "of_low"):
+        sides = ((shapes[f"{layer}.weight"], layer) for layer in layers)
+        adapter = Adapter({layer: LowRank(*(draw.normal(0, 0.3, side).astype(np.float32) for side in ((2, columns), (
+            rows, 2))), 2.0) for (rows, columns), layer in sides})  # fmt: skip
+        files.append(tmp_path / (name if LORA_FORMATS[form].is_folder else f"{name}.safetensors"))
+        if LORA_FORMATS[form].is_folder:
+            files[-1].mkdir()
+        LORA_FORMATS[form].write(files[-1], adapter, shapes)
+    merged = [str(tmp_path / f"{name}.safetensors") for name in ("merged_high", "merged_low")]
+    for checkpoint, file, target in zip((high, low), files, merged):
+        assert main(["convert", checkpoint, target, "--merge-lora", str(file)]) == 0
+    lora = ("--lora", str(files[0]), "--low-noise-lora", str(files[1]))
+    found = sampled(tmp_path, "--checkpoint", high, "--low-noise-checkpoint", low, *lora)
+    places = ("--model", str(clips[0] / "config/model.json"), "--boundary", "0.6")  # (a converted file names none)
+    wanted = sampled(tmp_path, "--checkpoint", merged[0], "--low-noise-checkpoint", merged[1], *places)
+    assert (found == wanted).mean() > 0.999
+    swapped = ("--lora", str(files[1]), "--low-noise-lora", str(files[0]))
+    assert (sampled(tmp_path, "--checkpoint", high, "--low-noise-checkpoint", low, *swapped) != wanted).mean() > 0.1
 
 
 @pytest.mark.parametrize(
