@@ -138,7 +138,8 @@ def _inputs(config: Any) -> dict[str, np.ndarray]:
     patch = config.patch_size if video else (config.patch_size,) * 2
     size = [side * count for side, count in zip(patch, (2, 2, 3) if video else (4, 6))]
     small = dataclasses.replace(config, latent_size=tuple(size))
-    given = {name: array[:, :9] if array.ndim == 3 and name == "text" else array
+    length = 512 if getattr(config, "image_dim", None) else 9  # (diffusers: an image's tokens are those before 512)
+    given = {name: array[:, :length] if array.ndim == 3 and name == "text" else array
              for name, array in small.conditions.examples(2).items()}  # fmt: skip
     channels = config.latent_channels if video else config.in_channels
     x = draw.standard_normal((2, channels, *size), np.float32)

@@ -39,7 +39,12 @@ class Witness:
         self._noise: dict[str, float] = {}
         self._hooks: list[Any] = []
 
+    @property
+    def _written(self) -> Path:
+        return self._place / f"rank{self._room.rank()}.json"
+
     def __enter__(self) -> Witness:
+        self._written.unlink(missing_ok=True)  # (of an earlier run)
         self._hooks = [
             self._room.before_call(self._model, self._called),
             self._room.before_step(self._optimizer, self._model, self._stepping),
@@ -49,7 +54,7 @@ class Witness:
 
     def __exit__(self, kind: Any, *failure: Any) -> None:
         self._end()
-        if kind is None and not (self._place / "rank0.json").is_file():
+        if kind is None and not self._written.is_file():
             raise ConfigError("w.step()", "was never called within the block: no step is recorded",
                               "call it after each step of the optimizer")  # fmt: skip
 

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.wings.lab import compare
+from mindspeed_mm_dit.wings.lab.against import SMALL
 from mindspeed_mm_dit.wings.lab.cli.compare import add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.wings.lab.compare import Comparison, Side, training_flags
 from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
@@ -28,6 +29,7 @@ from mindspeed_mm_dit.wings.lab.page import write_comparison
 from mindspeed_mm_dit.wings.lab.processes import batch_size_of, find_python
 from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_error
 from mindspeed_mm_dit.wings.lab.task import Task
+from tests.conftest import FRAMEWORK, GOLDEN
 from tests.training.launch import Configs
 from tests.wings.lab import forked_tasks
 
@@ -187,6 +189,30 @@ def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
     given = arguments(configs, Path("r.html"), *flags)
     with pytest.raises(UserError, match=message):
         check_arguments(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "takes two witnesses, or --against, or --model"),
+        (["a.witness"], "takes two witnesses"),
+        (["a.witness", "b.witness"], "a.witness: is no witness"),
+        (["--against", "diffusers:Wan"], "The classes are WanTransformer3DModel"),
+        (["--against", "timm:vit"], "is no diffusers:FOLDER and no diffusers:CLASS"),
+        (["--against", f"diffusers:{GOLDEN}/zimage_tiny"], "is of a ZImageTransformer2DModel, none of"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(words, message, capsys, framework):
+    assert main(["compare", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
+@pytest.mark.parametrize("place", [*SMALL, f"{GOLDEN}/sd35_tiny", f"{GOLDEN}/wan21_i2v_tiny"])
+def test_our_networks_are_those_of_diffusers(place, tmp_path, capsys, framework):
+    pytest.importorskip("diffusers")
+    assert main(["compare", "--against", f"diffusers:{place}", "--output", f"{tmp_path}/r.html"]) == 0
+    assert "verdict: PASS" in capsys.readouterr().out
 
 
 def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
