@@ -7,7 +7,7 @@ diffusers' pipelines and examples, whose times run from 0 (data) to 1 (noise).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 from mindspeed_mm_dit.objectives.guidance import guided_network
-from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, loaded
+from mindspeed_mm_dit.wings.lab.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, loaded, watched
 from mindspeed_mm_dit.wings.lab.reference.image_families import FAMILIES
 from mindspeed_mm_dit.wings.lab.reference.images import Point
 from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
@@ -93,17 +93,8 @@ class ImageTransformer:
     @cached_property
     def taps(self) -> Mapping[str, Any]:
         """Output of every module by its name: a tensor, or a tuple of them."""
-        found: dict[str, Any] = {}
-
-        def keep(name: str, module: Any, inputs: Any, output: Any) -> None:
-            found[name] = output
-
-        network = self.fresh_network()
-        for name, module in network.named_modules():
-            module.register_forward_hook(partial(keep, name))
-        x, t, condition = self.inputs
-        answer(network, x, t, *condition)
-        return found
+        network, (x, t, condition) = self.fresh_network(), self._inputs
+        return watched(network, lambda: answer(network, x, t, *condition))
 
     def tap(self, name: str) -> Any:
         """Return the output of a module, or the one of several whose number follows the name.
