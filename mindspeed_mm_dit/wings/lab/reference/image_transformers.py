@@ -93,7 +93,7 @@ class ImageTransformer:
     @cached_property
     def taps(self) -> Mapping[str, Any]:
         """Output of every module by its name: a tensor, or a tuple of them."""
-        network, (x, t, condition) = self.fresh_network(), self._inputs
+        network, (x, t, condition) = self.fresh_network(), self.inputs
         return watched(network, lambda: answer(network, x, t, *condition))
 
     def tap(self, name: str) -> Any:
