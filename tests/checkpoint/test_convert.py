@@ -312,6 +312,12 @@ def test_a_target_of_no_clear_format_is_refused(target, to, message):
         of_target(Path(target), to)
 
 
+def test_a_form_of_adapters_is_none_of_whole_weights(tmp_path):
+    source = write(tmp_path, "pt", State({"model": dit_arrays()}, FACTS))
+    with pytest.raises(ConfigError, match="--to = peft: is a form of adapters"):
+        convert(source, tmp_path / "a", "peft")
+
+
 def test_unknown_and_missing_sources_are_refused(tmp_path):
     (tmp_path / "a.gguf").write_text("x")
     with pytest.raises(CheckpointError, match="no format known here"):

@@ -51,7 +51,7 @@ EXPECT_LESS = """\
                        Expect less here: {}. Samples will be textures, or copies of your images. What helps: more of
                        them, an accelerator, or weights that are trained already (--from)"""
 EXPECT_OF_CAPTIONS = """\
-what to expect:        a prompt draws what the images show whose captions have its words"""
+what to expect:        a prompt draws something like the images whose captions share its words"""
 EXPECT_BY_HEART = """\
                        {:,} images are few: they are learned by heart, so samples look like them"""
 EXPECT_NO_OTHER_WORDS = """\
