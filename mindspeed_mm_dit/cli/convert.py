@@ -101,13 +101,13 @@ def run(args: argparse.Namespace) -> int:
 def _convert_both(args: argparse.Namespace, aloud: Callable[[str], object]) -> Summary:
     """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
     from mindspeed_mm_dit.checkpoint.convert_experts import convert_experts
-    from mindspeed_mm_dit.sampling.load import boundary_of
+    from mindspeed_mm_dit.sampling.load import describe_both
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
             raise ConfigError(f"{flag} = {shown(value)}", "does not go with --low-noise-checkpoint",
                               "drop it, or convert one after the other")  # fmt: skip
-    boundary = boundary_of(args.source, args.low_noise_checkpoint, args.model, args.boundary)
+    *_, boundary = describe_both(args.source, args.low_noise_checkpoint, args.model, args.boundary)
     return convert_experts(
         args.source, args.low_noise_checkpoint, args.target, boundary, args.weights, args.overwrite, aloud
     )

@@ -195,20 +195,16 @@ def experts(
 
         return read
 
-    ours, theirs, level = _both(high, low, model_json, boundary)
+    ours, theirs, level = describe_both(high, low, model_json, boundary)
     sides = ((high, "--checkpoint", ours, adapters[0]), (low, FLAG, theirs, adapters[1]))
     first, second = (reader(*side) for side in sides)
     return Experts(level, str(low), (first, second))
 
 
-def boundary_of(high: str | Path, low: str | Path, model_json: str | Path | None, asked: float | None) -> float:
-    """Return the noise level that parts two experts, after checking that they belong together."""
-    return _both(high, low, model_json, asked)[2]
-
-
-def _both(
+def describe_both(
     high: str | Path, low: str | Path, model_json: str | Path | None, asked: float | None
 ) -> tuple[ModelConfig, ModelConfig, float]:
+    """Return the configs of two experts and the noise level that parts them; raises unless they belong together."""
     check_path(FLAG, str(low))
     ours = describe(high, model_json).config
     theirs = of_newest(low, FLAG, lambda path: _described(path, None if "model" in _facts(path) else model_json)).config
