@@ -16,7 +16,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
 from tests.conftest import FRAMEWORK
-from tests.wings.lab.foreign import ALPHA, PLAIN, RANK, Loop, attention, inputs, network, ops, places, train
+from tests.wings.lab.foreign import PLAIN, Loop, attention, inputs, network, ops, places, train
 
 on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
 
@@ -44,7 +44,7 @@ NETWORKS = {
     "mask ignored with padding": (
         replace(PLAIN, attention=lambda q, k, v, mask: attention(q, k, v, None)), "module blocks.0.attn",
     ),
-    "LoRA scale without alpha": (replace(PLAIN, lora=1.0 / RANK if ALPHA != 1 else 1.0), "module blocks.0.mlp.fc1"),
+    "LoRA scale without alpha": (replace(PLAIN, lora=1.0), "module blocks.0.mlp.fc1"),
 }  # fmt: skip
 LOOPS = {
     "loss weighted twice": (Loop(weight=lambda t: (1 + t) ** 2), "backward: behind module the network"),
@@ -55,7 +55,7 @@ LOOPS = {
 
 @pytest.fixture
 def given(framework):
-    """The inputs, each twice of itself in its own words."""
+    """What both networks are asked."""
     return inputs()
 
 
