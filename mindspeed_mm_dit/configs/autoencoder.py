@@ -172,7 +172,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         if not path.exists():
             raise CheckpointError(
                 f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
-                f"put a diffusers {self.diffusers_class} there, e.g. {self.example}, or correct the path",
+                f"put a diffusers {self.diffusers_class} there, e.g. {self.example} (mm-dit get), or correct the path",
             )  # fmt: skip
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)

@@ -158,8 +158,9 @@ def _tuned(
         return whole, recommend(whole, request), "all of them are trained"
     except ConfigError as error:
         if new := _new_to(base, whole, classes):
-            raise ConfigError(f"--from = {base.name}", f"does not know these {new}, so all of it must be trained; "
-                              f"{error.reason}", error.cure) from None  # fmt: skip
+            reason = f"does not know these {new}, so all of it must be trained; {error.reason}"
+            cure = "use more memory or devices; adapters do for one class, or for classes that it knows by name"
+            raise ConfigError(f"--from = {base.name}", reason, cure) from None
     adapted = tuned(whole, ADAPTERS)
     little = f"{machine.num_bytes / GIB:,.4g} GiB are too little to train all"
     return adapted, recommend(adapted, request), f"adapters (LoRA) are trained: {little}"

@@ -26,7 +26,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.wings.scores.metrics import Gaussian
 
 INCEPTION = (
-    "download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "mm-dit get Inception, or download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
     "weights-inception-2015-12-05-6726825d.pth, and name it with --inception"
 )
 """What to do if the Inception's weights are missing."""
