@@ -57,10 +57,8 @@ def _of_files(images: ImageSet) -> list[str]:
             "are left out"
         )
     if images.skipped:
-        found.append(
-            f"{images.what}: {len(images.skipped):,} image(s) that cannot be read are skipped, the first is "
-            f"{images.skipped[0]}"
-        )
+        words = "image(s) that cannot be read are skipped, the first is"
+        found.append(f"{images.what}: {len(images.skipped):,} {words} {images.skipped[0]}")
     if images.resized:
         found.append(
             f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "

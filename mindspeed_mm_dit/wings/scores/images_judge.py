@@ -139,14 +139,14 @@ def judgement_of(
     found: Mapping[str, Any],
     yardstick: Mapping[str, Any],
     real: RealImages,
-    reference: Mapping[str, Any],
-    notes: list[str],
+    what: Mapping[str, Any],
+    notes: Sequence[str],
 ) -> Judgement:
     """Return the judgement of images whose scores against ``real`` ones are ``found``."""
-    what = "pixels" if real.pixels.ndim == 2 else "shapes"
-    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference's {what}"
+    seen = "pixels" if real.pixels.ndim == 2 else "shapes"
+    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference's {seen}"
     return Judgement(
-        scores=found, yardstick=yardstick, reference={**reference, "scikit-learn": version("scikit-learn")},
+        scores=found, yardstick=yardstick, reference={**what, "scikit-learn": version("scikit-learn")},
         features={"space": space, "components": len(real.space.components_), "copy_quantile": NEAREST_SHARE,
                   "copy_distance": real.copy_distance}, notes=notes,
     )  # fmt: skip

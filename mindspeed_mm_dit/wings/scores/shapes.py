@@ -58,9 +58,6 @@ def _in_patches(values: np.ndarray, across: int) -> np.ndarray:
     return rearrange(values[:, :height, :width], "n (h a) (w b) c -> n h w a b c", a=a, b=b)
 
 
-# --- destroyed -------------------------------------------------------------------------------------------------
-
-
 def _shuffled(images: np.ndarray, rng: np.random.Generator, across: int = PATCHES) -> np.ndarray:
     patches = _in_patches(images, across)
     (n, h, w), flat = patches.shape[:3], rearrange(patches, "n h w a b c -> n (h w) a b c")
@@ -95,9 +92,6 @@ DESTROYED: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = 
 """Ways to destroy shapes: (images (N, H, W, C), draws) -> as many images. The last looks like a sample drawn early."""
 
 
-# --- a classifier ----------------------------------------------------------------------------------------------
-
-
 def reader_of(images: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Fit a classifier: images (n, H, W, C) -> labels (n,), NOTHING for what looks like a destroyed image."""
     from sklearn.decomposition import PCA
@@ -105,11 +99,8 @@ def reader_of(images: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], 
     from sklearn.svm import SVC
 
     rng, turns = np.random.default_rng(0), min(MOST_TURNS, max(1, MOST_FITTED // len(images)))
-    ways = [
-        images,
-        images[:, :, ::-1],
-        *(_enlarged(images[:, :, :: 1 - turn % 2 * 2], rng) for turn in range(2, turns)),
-    ]
+    mirrored = images[:, :, ::-1]
+    ways = [images, mirrored, *(_enlarged((images, mirrored)[turn % 2], rng) for turn in range(2, turns))]
     plenty, each = np.repeat(images, turns, axis=0), len(DESTROYED)
     ruined = [way(plenty[n::each], rng) for n, way in enumerate(DESTROYED.values())]
     answers = np.concatenate([np.tile(labels, turns), np.full(len(plenty), NOTHING)])
