@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.condition import Conditions
@@ -68,6 +68,12 @@ class SD3Config(JointConfig):
             raise ConfigError(
                 what, f"are more than predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side"
             )
+
+    def narrowed(self) -> SD3Config:
+        """Return the same network with at most 4 heads and blocks; of the blocks, the same share has two attentions."""
+        layers = min(self.num_layers, 4)
+        dual = tuple(sorted({number * layers // self.num_layers for number in self.dual_attention_layers}))
+        return JointConfig.narrowed(replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
 
     @property
     def conditions(self) -> Conditions:

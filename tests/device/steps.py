@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit import framework
+from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
@@ -30,14 +31,20 @@ def on_the_cpu() -> Iterator[None]:
 
 
 def narrow(config: str) -> ModelConfig:
-    """Return the model of examples/dit/CONFIG with all its blocks, but one head, narrow texts and small latents."""
+    """Return the model of examples/dit/CONFIG with one head, narrow texts and small latents.
+
+    It has all its blocks, but at most 4 of each kind of joint attention.
+    """
     model = load_model_config(ROOT / "examples/dit" / config / "model.json")
     whole = model.predictor
-    if hasattr(whole, "heads_key"):  # a transformer of videos
-        width = {whole.heads_key: 1, "ffn_dim": 2 * whole.head_dim}
+    if isinstance(whole, JointConfig):
+        whole, width = whole.narrowed(), {"num_attention_heads": 1, "joint_attention_dim": 64, "text_length": 8}
+    elif hasattr(whole, "heads_key"):  # a transformer of videos
+        width = {whole.heads_key: 1, "ffn_dim": 2 * whole.head_dim, "text_dim": whole.text_dim and 64}
     else:
         width = {"num_heads": 1, "hidden_size": whole.head_dim, "projector_dim": min(whole.projector_dim, 64)}
-    predictor = dataclasses.replace(whole, **width, text_dim=whole.text_dim and min(whole.text_dim, 64))
+        width["text_dim"] = whole.text_dim and 64
+    predictor = dataclasses.replace(whole, **width)
     channels, *sizes = predictor.latent_shape
     with contextlib.suppress(ConfigError):  # some take latents of their own size alone
         predictor = predictor.resized((channels, *(min(size, 8) for size in sizes)))

@@ -159,7 +159,7 @@ def test_a_compiled_network_gives_the_same_answer(framework, config):
 
 
 @on_pytorch
-@pytest.mark.parametrize("config", OURS.values(), ids=OURS)
+@pytest.mark.parametrize("config", [*OURS.values(), SD3Config(dual_attention_layers=(0, 5))], ids=[*OURS, "sd3, late"])
 def test_a_smaller_network_of_the_same_kind_has_at_most_four_blocks_of_each(config):
     large = dataclasses.replace(config, num_layers=9, num_attention_heads=9)
     small = large.narrowed()
