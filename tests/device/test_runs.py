@@ -11,11 +11,15 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.wings.lab import proof
 from tests.before.runs import SCRIPT
 from tests.before.test_examples import flags
 from tests.training import launch
 from tests.training.launch import Configs
 from tests.training.test_run import write_fsdp2
+from tests.wings.lab.campaign import config_folder
+from tests.wings.lab.forked_tasks import run_tasks
 
 pytestmark = pytest.mark.ranks
 CPU = {"DEVICE_APART_COUNT": "0"}
@@ -121,3 +125,16 @@ def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
     )
     assert there.code == here.code == 0 and len(here.lines) == 3, there.output
     assert_alike(there, here)
+
+
+def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, tmp_path, monkeypatch, capsys):
+    def counted(ranks, framework, tasks, *rest):
+        monkeypatch.setenv("DEVICE_APART_REPORT", str(tmp_path / ("host" if tasks[0].on_host else "device")))
+        return run_tasks(ranks, framework, tasks, *rest)
+
+    monkeypatch.setattr(proof, "run_tasks", counted)
+    page = tmp_path / "proof.html"
+    code = main(["prove", str(config_folder(tiny)), "--layouts", "device", "--output", str(page)])
+    assert code == 0 and "1 rank, device" in capsys.readouterr().out
+    host, device = (json.loads((tmp_path / f"{name}.0.json").read_text()) for name in ("host", "device"))
+    assert device["operators"] and not host["operators"]

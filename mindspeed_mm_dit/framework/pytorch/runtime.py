@@ -34,15 +34,24 @@ SHARES_SEQUENCES = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
 _sequence_ranks = 1
 _num_microbatches = 1
+_stays_on_host = False
 _flags_group: dist.ProcessGroup | None = None
 
 
 def device_type() -> str:
-    """Return "cuda", "npu" or "cpu": the best device of this machine."""
+    """Return "cuda", "npu" or "cpu": the best device of this machine, unless the process stays on the host."""
+    if _stays_on_host:
+        return "cpu"
     if torch.cuda.is_available():
         return "cuda"
     npu = getattr(torch, "npu", None)  # exists once torch_npu is imported
     return "npu" if npu is not None and npu.is_available() else "cpu"
+
+
+def stay_on_host() -> None:
+    """Let this process compute on the CPU, whatever accelerators there are."""
+    global _stays_on_host
+    _stays_on_host = True
 
 
 def shapes_alone() -> torch.device:

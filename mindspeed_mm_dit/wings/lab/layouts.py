@@ -39,6 +39,8 @@ class Layout:
     framework: str = "pytorch"
     host: str = "standalone"
     """Host of the step, a value of ``--host``."""
+    against_host: bool = False
+    """Whether its truth is computed on the host's CPU, not on the accelerator; without one it is not offered."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -48,6 +50,11 @@ class Layout:
     def label(self) -> str:
         """The name, with the framework if that is not PyTorch."""
         return self.name if self.framework == "pytorch" else f"{self.name} ({self.framework})"
+
+    @property
+    def truth(self) -> tuple[bool, tuple[str, ...]]:
+        """What layouts share that are compared with the same truth."""
+        return self.against_host, self.what
 
     @property
     def stem(self) -> str:
@@ -66,6 +73,7 @@ _ULYSSES = ("--context-parallel-size", "2")
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("whole batch"),
+    Layout("device", against_host=True),
     Layout("micro-batches", micro_batches=4),
     Layout("recompute", sharding={**_SHARDED, **_RECOMPUTED}, micro_batches=2),
     Layout("torch.compile", flags=("--torch-compile",)),
@@ -110,7 +118,7 @@ def chosen(patterns: Sequence[str], layouts: Sequence[Layout] = LAYOUTS) -> list
         if not any(_matches(layout, pattern) for layout in layouts):
             names = list(dict.fromkeys(layout.name for layout in layouts))
             raise ConfigError(
-                f"--layouts {pattern}", "is none", f"{nearest(pattern, names)}There are: {'; '.join(names)}"
+                f"--layouts {pattern}", "is none here", f"{nearest(pattern, names)}There are: {'; '.join(names)}"
             )
     return [layout for layout in layouts if not patterns or any(_matches(layout, pattern) for pattern in patterns)]
 

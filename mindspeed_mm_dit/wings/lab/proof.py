@@ -38,8 +38,8 @@ TRUTH_BYTES = 72
 """Bytes per parameter of a step in float64: the weight, a perturbed one, its gradient, a perturbed one, two moments and
 the EMA, and two copies of what is written."""
 Say = Callable[[str], None]
-TruthTasks = dict[tuple[str, ...], dict[str, list[Task]]]
-"""Layout.what -> the task of the truth (key ""), and the tasks that measure rounding (key: precision)."""
+TruthTasks = dict[tuple[bool, tuple[str, ...]], dict[str, list[Task]]]
+"""Layout.truth -> the task of the truth (key ""), and the tasks that measure rounding (key: precision)."""
 
 
 @dataclass(frozen=True)
@@ -171,31 +171,32 @@ def _taken(
     own = [(each, config.task(each, each.stem + watched * "-watched", watched)) for each in layouts]
     found = _compute(config, tasks | {task.output: (each, task) for each, task in own}, pythons, say)
     truths = truths_of(asked, found)
-    return [(each, found[task.output], truths[each.what]) for each, task in own]
+    return [(each, found[task.output], truths[each.truth]) for each, task in own]
 
 
 def truth_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False) -> TruthTasks:
-    """Return the tasks that compute the truth of each ``Layout.what``, and its rounding in the layouts' precisions."""
+    """Return the tasks that compute each ``Layout.truth``, and its rounding in the layouts' precisions."""
     asked: TruthTasks = {}
     for layout in layouts:
-        own, one = asked.setdefault(layout.what, {}), Layout("truth", what=layout.what)
-        stem = f"truth{list(asked).index(layout.what)}{watched * '-watched'}"
-        own.setdefault("", [config.task(one, stem, watched, is_truth=True)])
+        own, one = asked.setdefault(layout.truth, {}), Layout("truth", what=layout.what)
+        stem = f"truth{list(asked).index(layout.truth)}{watched * '-watched'}"
+        how = {"is_truth": True, "on_host": layout.against_host}
+        own.setdefault("", [config.task(one, stem, watched, **how)])
         sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "kept": ROUNDINGS * UNITS["float32"]}
         names = [f"{stem}-{layout.precision}-{draw}" for draw in range(DRAWS)]
-        own.setdefault(layout.precision, [config.task(one, name, watched, is_truth=True, draw=draw, **sizes)
+        own.setdefault(layout.precision, [config.task(one, name, watched, draw=draw, **how, **sizes)
                                           for draw, name in enumerate(names)])  # fmt: skip
     return asked
 
 
-def truths_of(asked: TruthTasks, found: Mapping[str, Taken | str]) -> dict[tuple[str, ...], Truth | str]:
+def truths_of(asked: TruthTasks, found: Mapping[str, Taken | str]) -> dict[tuple[bool, tuple[str, ...]], Truth | str]:
     """Return each truth from the results of its tasks, or the reason why there is none."""
-    truths: dict[tuple[str, ...], Truth | str] = {}
-    for what, tasks in asked.items():
+    truths: dict[tuple[bool, tuple[str, ...]], Truth | str] = {}
+    for key, tasks in asked.items():
         taken = {precision: [found[task.output] for task in own] for precision, own in tasks.items()}
         refused = [each for each in itertools.chain(*taken.values()) if isinstance(each, str)]
         (exact,) = taken.pop("")
-        truths[what] = refused[0] if refused else Truth(exact, taken)  # type: ignore[arg-type]
+        truths[key] = refused[0] if refused else Truth(exact, taken)  # type: ignore[arg-type]
     return truths
 
 
@@ -230,7 +231,7 @@ def _by_processes(asked: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str
     """Group the tasks by the processes that do them; a host that is not ours needs a launch for each task."""
     groups: dict[object, dict[str, tuple[Layout, Task]]] = {}
     for output, (layout, task) in asked.items():
-        key = (layout.framework, layout.ranks) if layout.host == "standalone" else output
+        key = (layout.framework, layout.ranks, task.on_host) if layout.host == "standalone" else output
         groups.setdefault(key, {})[output] = layout, task
     return groups.values()
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import end_with_launcher
@@ -71,8 +71,12 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.training.lr import LearningRate
     from mindspeed_mm_dit.wings.lab.steps import begin, join, script
 
-    args = join(quiet(flags))
     room: Any = importlib.import_module(f"mindspeed_mm_dit.wings.lab.{active()}.step_record")
+    if task.on_host:
+        room.stay_on_host()
+    args = join(quiet(flags))
+    if task.on_host:
+        _check_inputs(args)
     first: Any = first_weights(args, None)
     first = _drawn(first, args.seed) if task.drawn else first
     engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
@@ -103,6 +107,13 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     found |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     room.forget()
     return {**found, "positions": sample_indices[:, : values.shape[1]]}
+
+
+def _check_inputs(args: RunConfig) -> None:
+    """Refuse to compare two devices that would each encode the inputs, with roundings that are not measured."""
+    if args.mm.encodes and (args.mm.autoencoder or args.mm.model.text_encoders or args.mm.model.teachers):
+        raise ConfigError("layout device", "autoencoder and encoders would give each device other inputs",
+                          "fill a cache first: mm-dit cache-latents")  # fmt: skip
 
 
 def _drawn(first: Any, seed: int) -> Any:

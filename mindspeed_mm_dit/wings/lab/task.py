@@ -28,6 +28,8 @@ class Task:
     steps: int = 1
     is_truth: bool = False
     """Whether it is computed in float64."""
+    on_host: bool = False
+    """Whether it is computed on the host's CPU, whatever accelerators there are."""
     rounding: float = 0.0
     """Relative size of the perturbation of a truth's numbers."""
     kept: float = 0.0

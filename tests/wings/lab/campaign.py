@@ -83,7 +83,7 @@ def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | Non
         config = open_config(given, folder, None, True, steps=STEPS)
         layouts = drawn_layouts(seed, has_video=not what.startswith("dit,"))
         truths = truths_here(config, layouts)
-        asked += [(seed, what, each, truths[each.what], config.task(each, each.stem)) for each in layouts]
+        asked += [(seed, what, each, truths[each.truth], config.task(each, each.stem)) for each in layouts]
     said = {}
     for ranks in sorted({layout.ranks for _, _, layout, _, _ in asked}):
         tasks = [task for _, _, layout, _, task in asked if layout.ranks == ranks]
@@ -97,7 +97,10 @@ def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | Non
 def drawn_layouts(seed: int, has_video: bool) -> list[Layout]:
     """Return one layout of each number of ranks; of images alone none in which ranks share a sample."""
     draw = np.random.default_rng(seed)
-    ours = [each for each in LAYOUTS if (each.framework, each.host) == ("pytorch", "standalone")]
+    ours = [
+        each for each in LAYOUTS
+        if (each.framework, each.host) == ("pytorch", "standalone") and not each.against_host
+    ]  # fmt: skip
     fit = [each for each in ours if has_video or each.sharing == 1]
     by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
     return [own[int(draw.integers(len(own)))] for own in by_ranks]

@@ -12,9 +12,10 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.lab import proof
-from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS
+from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, chosen
 from mindspeed_mm_dit.wings.lab.proof import open_config
 from mindspeed_mm_dit.wings.lab.prove import Verdict
 from mindspeed_mm_dit.wings.lab.task import Taken
@@ -61,7 +62,7 @@ def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> d
     for name, fault in faults.items():
         taken = Taken.read(tasks[name])
         assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
-        truth = truths[fault.layout.what]
+        truth = truths[fault.layout.truth]
         verdict = Verdict(fault.layout, truth.judge(fault.layout, taken))
         found[name] = replace(verdict, where=truth.first_wrong(verdict, taken))
     return found
@@ -79,6 +80,15 @@ def test_a_fault_of_ranks_that_share_a_sample_is_found_and_named(clips, tmp_path
     name = "RoPE's offset on the second rank"
     found = judged(clips, tmp_path, [name])[name]
     assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
+def test_a_device_is_held_to_the_host_only_where_both_are_given_the_same_inputs(clips, tmp_path, monkeypatch):
+    from mindspeed_mm_dit.framework.pytorch import runtime
+
+    monkeypatch.setattr(runtime, "_stays_on_host", False)
+    with pytest.raises(ConfigError, match="layout device"):
+        truths_here(open_config(clips, tmp_path, None, True, steps=1), chosen(["device"]))
+    runtime.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +136,7 @@ def test_a_right_step_passes_everywhere_and_what_cannot_be_proved_here_is_said(d
     [
         (["nowhere"], "CONFIG = nowhere: is no folder"),
         (["examples/dit", "--layouts", "FSPD2"], "--layouts FSPD2: is none"),
+        (["examples/dit/digits_flow", "--layouts", "device"], "--layouts device: is none here"),
         (["examples/dit", "--steps", "0"], "--steps = 0: must be at least 1"),
         (["examples/dit", "--steps", "1000000000"], "--steps = 1000000000: must be a number of at most 1,000"),
         (["examples/dit", "--output", "proof.pdf"], "--output = proof.pdf: is not a .html"),

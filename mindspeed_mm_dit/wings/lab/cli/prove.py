@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = open_config(config_folder(args.config[0]), folder, args.checkpoint, args.full, args.steps)
         config = _checked(config)
+        layouts = chosen(args.layouts, _offered())
         verdicts = prove(config, layouts, {**interpreters(None, args.mindspore_python), **_absent(layouts)}, _say)
         write_proof(Path(args.output), config, verdicts)
     finally:
@@ -133,6 +134,14 @@ def _checked(config: Config) -> Config:
     activate("pytorch")  # of the truth
     mm = preflight(quiet(parse(list(config.task(Layout("truth"), "truth").flags)))).mm
     return replace(config, about={**config.about, "data": mm.data_digest})
+
+
+def _offered() -> list[Layout]:
+    """Return the layouts that mean something on this machine."""
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS
+
+    return [layout for layout in LAYOUTS if not (layout.against_host and runtime.device_type() == "cpu")]
 
 
 def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.wings.lab.pytorch import modules
 
 Arrays = dict[str, np.ndarray]
 whole = modules.host
+stay_on_host = runtime.stay_on_host
 IS_DIVIDED_AFTER = False
 """Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
 
