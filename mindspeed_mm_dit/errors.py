@@ -29,8 +29,10 @@ class UserError(Exception):
         self.what, self.reason, self.cure = what, reason, cure
         super().__init__(plain(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else "")))
 
-    def __str__(self) -> str:
-        return f"{type(self).__name__}: {self.args[0]}"
+    @property
+    def told(self) -> str:
+        """What a command prints: the kind of mistake before the rest, as a traceback has it."""
+        return f"{type(self).__name__}: {self}"
 
 
 class ConfigError(UserError):

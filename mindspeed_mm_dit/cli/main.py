@@ -25,13 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run_command(argv)
     except UserError as error:
-        say(f"{error}", file=sys.stderr)
+        say(error.told, file=sys.stderr)
         return 2
     except BrokenPipeError:  # the program that read our output has ended
         print_nowhere(sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
-        say(f"{PlatformError(error.filename or 'a file', error.strerror or str(error))}", file=sys.stderr)
+        say(PlatformError(error.filename or "a file", error.strerror or str(error)).told, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         say("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)

@@ -83,7 +83,7 @@ def say(error: UserError) -> None:
     """Print ``error``; if the fault may be ours, with the traceback of its cause."""
     if isinstance(error, StepError):
         traceback.print_exception(error.__cause__)
-    terminal.tell(f"\n{error}", file=sys.stderr)
+    terminal.tell(f"\n{error.told}", file=sys.stderr)
 
 
 def leave_for_launcher(error: UserError) -> None:

@@ -121,7 +121,7 @@ class Progress:
                 self._store.begin(self.iteration)
             except ConfigError as error:  # another run has taken the folder and what is unfinished in it
                 self._problem = problem = error
-                print_rank_0(f"warning: {error}")
+                print_rank_0(f"warning: {error.told}")
             except OSError as error:
                 self._problem = problem = unwritten(error, self._store.root)
                 self._give_up_save(problem)
@@ -129,7 +129,7 @@ class Progress:
 
     def _give_up_save(self, problem: CheckpointError) -> None:
         """Report why the save under way failed, and free its disk space; called in any thread."""
-        print_rank_0(f"warning: {problem}")
+        print_rank_0(f"warning: {problem.told}")
         if runtime.rank() == 0:
             with suppress(OSError):  # a folder that is gone
                 if self._claim.is_ours():

@@ -91,5 +91,5 @@ def test_a_run_goes_on_with_the_widths_of_its_checkpoint_or_begins_them_where_it
         check_stds(asked, kept, "here")
     with pytest.raises(ConfigError) as caught:
         check_stds([0.05], [0.1, 0.2], "here")
-    assert str(caught.value).startswith("ConfigError: --power-ema-stds = 0.05: here has the averages of 0.1 0.2\n")
+    assert str(caught.value).startswith("--power-ema-stds = 0.05: here has the averages of 0.1 0.2\n")
     assert trees(2) == ["power_ema_1", "power_ema_2"]

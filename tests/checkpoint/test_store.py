@@ -335,8 +335,8 @@ def test_a_folder_means_its_folder_of_checkpoints_and_what_is_not_there_is_named
     for name, words in (("link", "is a link to nothing"), ("gone", "there is no such file or folder")):
         with pytest.raises(CheckpointError) as error:
             find_checkpoint(tmp_path / name)
-        assert str(error.value) == f"CheckpointError: --checkpoint = {tmp_path / name}: {words}"
-    with pytest.raises(CheckpointError, match=r"^CheckpointError: --load = .*/best: its run has kept no best"):
+        assert str(error.value) == f"--checkpoint = {tmp_path / name}: {words}"
+    with pytest.raises(CheckpointError, match=r"^--load = .*/best: its run has kept no best"):
         find_checkpoint(newest.parent / BEST, "--load")
 
 

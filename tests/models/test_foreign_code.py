@@ -49,7 +49,7 @@ def test_every_call_of_a_library_stays_on_this_machine_and_runs_no_code_of_a_fol
 )
 def test_a_key_that_names_code_is_named(tmp_path, file, content, key):
     (tmp_path / file).write_text(json.dumps({"model_type": "bert", **content}))
-    with pytest.raises(ConfigError, match=rf"^ConfigError: a\.folder = .*{file}: {key} = .*: names code"):
+    with pytest.raises(ConfigError, match=rf"^a\.folder = .*{file}: {key} = .*: names code"):
         check_names_no_code("a.folder", tmp_path)
 
 

@@ -55,7 +55,7 @@ NO_FACTS = [("classes", (1, 2)), ("classes", ("cat", None)), ("classes", (b"cat"
 
 @pytest.mark.parametrize(("name", "value"), NO_FACTS)
 def test_a_fact_that_no_resume_would_read_is_named_before_the_run(facts, name, value):
-    with pytest.raises(ConfigError, match=r"^ConfigError: run\.json: (classes|model) = .*: is nothing that a resume"):
+    with pytest.raises(ConfigError, match=r"^run\.json: (classes|model) = .*: is nothing that a resume"):
         facts(**{name: value})
 
 

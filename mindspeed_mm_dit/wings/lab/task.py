@@ -54,7 +54,7 @@ class Task:
 
     def refuse(self, error: UserError) -> None:
         """Write the reason why there are no results."""
-        Path(f"{self.output}.refused").write_text(str(error), encoding="utf-8")
+        Path(f"{self.output}.refused").write_text(error.told, encoding="utf-8")
 
 
 def sample_indices_of(

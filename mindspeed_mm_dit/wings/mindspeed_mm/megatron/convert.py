@@ -122,4 +122,4 @@ def main() -> None:
     try:
         mm_convert()
     except UserError as error:
-        raise SystemExit(str(error)) from None
+        raise SystemExit(error.told) from None

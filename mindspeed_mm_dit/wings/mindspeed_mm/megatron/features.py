@@ -50,7 +50,7 @@ def main() -> None:
     try:
         write_features(args.mm_model, args.mm_data, args.samples, args.save_dir, args.seed)
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(error.told)
 
 
 def write_features(model_json: str, data_json: str, count: int, folder: str, seed: int) -> None:

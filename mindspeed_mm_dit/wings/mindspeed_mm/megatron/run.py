@@ -28,7 +28,7 @@ def main() -> None:
     try:
         check_host(wants_mindspore(sys.argv), in_their_scripts=True)
     except UserError as error:
-        sys.exit(str(error))
+        sys.exit(error.told)
     gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if wants_mindspore(sys.argv) else ()
     for name in ("torch", "torch_npu", "mindspeed.megatron_adaptor", *gate):
         importlib.import_module(name)
