@@ -305,7 +305,8 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     if not path.exists():
         words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
         beside = path.parent.iterdir() if path.parent.is_dir() and not path.is_symlink() else ()
-        raise CheckpointError(f"{flag} = {path}", words, nearest(str(path), map(str, beside)).strip())
+        cure = nearest(path.name, [one.name for one in beside]).strip()
+        raise CheckpointError(f"{flag} = {path}", words, cure)
     return path
 
 

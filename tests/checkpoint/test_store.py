@@ -336,6 +336,8 @@ def test_a_folder_means_its_folder_of_checkpoints_and_what_is_not_there_is_named
         with pytest.raises(CheckpointError) as error:
             find_checkpoint(tmp_path / name)
         assert str(error.value) == f"--checkpoint = {tmp_path / name}: {words}"
+    with pytest.raises(CheckpointError, match=r"no such file or folder\n    Cure: Did you mean 'run'\?"):
+        find_checkpoint(tmp_path / "rum")
     with pytest.raises(CheckpointError, match=r"^--load = .*/best: its run has kept no best"):
         find_checkpoint(newest.parent / BEST, "--load")
 
