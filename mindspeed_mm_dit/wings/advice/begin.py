@@ -82,6 +82,8 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
     hours = steps * batch * train_flop(whole.predictor) / (machine.cores * CORE_FLOP_PER_SECOND) / 3600
     takes = "" if machine.accelerators else f"; about {hours:,.1f} hours on this CPU"
     seen = f"each of {images.count:,} images {steps * batch // images.count:,} times"
+    fitting, batch = sharding.reasons["recompute_modules"], starter.flags["--global-batch-size"].value
+    shared = sharding.micro_batch_size == batch and not machine.accelerators  # (a rank's share is the default)
     adapters = {"--lora-target-modules": Choice(ADAPTERS.targets[0], way), "--lora-r": Choice(ADAPTERS.rank),
                 "--lora-alpha": Choice(ADAPTERS.alpha)}  # fmt: skip
     same_size = starter.design["image_size"].value == base.image_size
@@ -95,7 +97,7 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         "--init-from": Choice(str(base.source.path), "the weights to begin with"),
         **({} if model is whole else adapters),
         "--train-iters": Choice(steps, f"{seen}{takes}"),
-        "--micro-batch-size": Choice(sharding.micro_batch_size, sharding.reasons["recompute_modules"]),
+        **({} if shared else {"--micro-batch-size": Choice(sharding.micro_batch_size, fitting)}),
         "--optimizer": Choice("adam", "as the weights were trained"),
         "--lr": Choice(2e-5 if model is whole else 1e-4, "small: the network is trained already"),
         "--lr-decay-style": Choice("constant", "the run can be prolonged"),

@@ -280,7 +280,7 @@ def _with_network(
     flags = {
         "--train-iters": steps,
         "--global-batch-size": batch,
-        "--micro-batch-size": _micro_batch(model, machine, sharding, ae is not None, buckets),
+        **_micro_batch(model, machine, sharding, batch.value, ae is not None, buckets),
         **_learning(model, machine, steps.value, _has_blocks(machine, diffusion)),
         **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **_precision_and_sharding(machine, sharding),
@@ -435,13 +435,17 @@ def _two_digits(number: float) -> int:
 
 
 def _micro_batch(
-    model: ModelConfig, machine: Machine, sharding: Recommendation, online_vae: bool, buckets: Mapping[str, Choice]
-) -> Choice:
+    model: ModelConfig, machine: Machine, sharding: Recommendation, batch: int, online_vae: bool,
+    buckets: Mapping[str, Choice],
+) -> dict[str, Choice]:  # fmt: skip
     size = sharding.micro_batch_size
+    if size == batch and not machine.accelerators and not buckets:
+        return {}  # a rank's share of the batch is the default: MindSpore has two ranks on a CPU
     if buckets:  # (a micro-batch has images of one shape)
         size = math.gcd(size, buckets["bucket_group"].value)
     need = memory(model, sharding.placement, online_vae).total(size) / GIB
-    return Choice(size, f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}")
+    reason = f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}"
+    return {"--micro-batch-size": Choice(size, reason)}
 
 
 def _learning(model: ModelConfig, machine: Machine, steps: int, with_muon: bool) -> dict[str, Choice]:

@@ -43,7 +43,7 @@ def test_every_setting_of_a_first_run_on_a_cpu_and_of_the_published_one():
     alike = {"--weight-decay": 0, "--report": None, "--report-sampler": "heun", "--report-steps": 25,
              "--report-cfg-scale": 2}  # fmt: skip
     assert values(small.flags) == alike | {
-        "--train-iters": 2_800, "--global-batch-size": 32, "--micro-batch-size": 32, "--lr": 4e-3,
+        "--train-iters": 2_800, "--global-batch-size": 32, "--lr": 4e-3,
         "--adam-beta2": 0.95, "--optimizer": "muon", "--lr-decay-style": "cosine",
         "--ema-decay": 0.995, "--log-interval": 56, "--eval-interval": 280, "--eval-iters": 1, "--save-interval": 560,
     }  # fmt: skip
