@@ -26,7 +26,8 @@ from mindspeed_mm_dit.wings.lab.table import Finding, Tolerances, judge_steps, n
 
 def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
     """Take the steps up to the iterations ``asked``, judge losses and gradient norms by the log, and print both."""
-    args, places = join(quiet(run.flags)), run.places(asked)
+    places = run.places(asked)  # (refused before ranks join)
+    args = join(quiet(run.flags))
     if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
     log = _named((place, run.log[place]) for place in places)

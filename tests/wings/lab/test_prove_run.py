@@ -98,6 +98,7 @@ def test_the_first_steps_of_the_embedded_demo_are_those_of_its_card(digits_folde
         (["digits", "--card", "card.md"], "--at, --log and --card: are about a run"),
     ],
 )
-def test_what_is_no_run_is_named(flags, reason, capsys):
+def test_what_is_no_run_is_named_before_ranks_join(flags, reason, capsys, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.wings.lab.prove_run.join", None)
     assert main(["prove", *flags]) == 2
     assert reason in capsys.readouterr().err
