@@ -120,17 +120,19 @@ def prove(
     )  # fmt: skip
 
 
-def witness(model: Any, optimizer: Any, place: str | Path, *, average: Any = None, repeats: int = 3) -> Any:
-    """Record a step of your own training loop, to compare it with the same step on another machine.
+def witness(
+    model: Any, optimizer: Any, place: str | Path, *, average: Any = None, repeats: int = 3, steps: int = 2
+) -> Any:
+    """Record the first steps of your own training loop, to compare them with the same on another machine.
 
     >>> with dit.witness(model, optimizer, "gpu.witness") as w:  # doctest: +SKIP
     ...     for batch in batches:
     ...         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
     ...         w.step(loss)
 
-    The first step in the block is recorded into the folder ``place``; no number of the run changes. Before the
-    optimizer steps, that step is repeated ``repeats`` times with every number moved by its rounding, which measures how
-    far two right machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
+    The first ``steps`` in the block are recorded into the folder ``place``; no number of the run changes. Before the
+    optimizer steps, each is repeated ``repeats`` times with every number moved by its rounding, which measures how far
+    two right machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
     in PyNative mode. ``mm-dit compare gpu.witness npu.witness`` says where two machines part.
     """
-    return Joined[Any]("function")["witness"](model, optimizer, str(place), average, repeats)
+    return Joined[Any]("function")["witness"](model, optimizer, str(place), average, repeats, steps)

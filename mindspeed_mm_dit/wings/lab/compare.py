@@ -96,6 +96,8 @@ class Comparison:
     bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
     their_names: Mapping[str, str] = field(default_factory=dict)
     """Module -> its name in the reference, if that is another."""
+    when: str = ""
+    """In which step the sides part, if one was looked for."""
 
     @cached_property
     def kinds(self) -> dict[str, list[Finding]]:
@@ -124,7 +126,7 @@ class Comparison:
         if self.good:
             return ""
         where = first_wrong([*self.watched, *self.findings], lambda name: self.their_names.get(name, ""))
-        return place_of(where, self.named)
+        return f"{self.when}, {place_of(where, self.named)}".removeprefix(", ")
 
     @property
     def note(self) -> str:

@@ -54,10 +54,10 @@ class Watch:
         They are ``input/MODULE/PLACE``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
         ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
         """
-        self.stop()
+        self.remove()
         return {name: self._joined([each[n] for n in sorted(each)]) for name, each in self._found.items() if each}
 
-    def stop(self) -> None:
+    def remove(self) -> None:
         """Stop watching."""
         for hook in self._hooks:
             hook.remove()

@@ -1,12 +1,14 @@
-"""Record a step of anybody's training loop, on any machine, for ``mm-dit compare A.witness B.witness``.
+"""Record the first steps of anybody's training loop, for ``mm-dit compare A.witness B.witness``.
 
 Recorded are inputs, outputs and gradients of every module, the gradients that the optimizer gets, and what it does to
 the weights. Of large tensors a fixed random choice of entries is kept. Before the optimizer steps, the same step is
-repeated with every number moved at random by its rounding: so far is this machine from itself.
+repeated with every number moved at random by its rounding: so far is this machine from itself. In later steps, weights
+are moved by as much as the optimizer may have turned the roundings of earlier ones into.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -24,42 +26,45 @@ from mindspeed_mm_dit.wings.lab.witness_file import write
 MOST_ENTRIES = 4096
 """Entries that are kept of a tensor."""
 MOST_REPEATS = 100
+MOST_STEPS = 100
+MOST_TURNED = 2.0
+"""By so many times itself the change of an entry is off at most: rounding has turned its sign."""
 
 
 class Witness:
-    """Records the first step within a ``with`` block; see ``dit.witness``."""
+    """Records the first steps within a ``with`` block; see ``dit.witness``."""
 
-    def __init__(self, model: Any, optimizer: Any, place: str, average: Any = None, repeats: int = 3) -> None:
+    def __init__(
+        self, model: Any, optimizer: Any, place: str, average: Any = None, repeats: int = 3, steps: int = 2
+    ) -> None:
         check_between("repeats", repeats, 1, MOST_REPEATS)
+        check_between("steps", steps, 1, MOST_STEPS)
         self._room, self._model, self._optimizer, self._average = room_of(model), model, optimizer, average
-        self._place, self._repeats, self._unit = Path(place), repeats, 0.0
+        self._place, self._repeats, self._steps, self._unit = Path(place), repeats, steps, 0.0
+        self._moved: dict[str, np.ndarray] = {}
+        self._drift: dict[str, float] = {}
         self._watch: Watch | None = None
-        self._calls: list[Any] = []
-        self._found: dict[str, np.ndarray] = {}
-        self._noise: dict[str, float] = {}
         self._hooks: list[Any] = []
 
-    @property
-    def _written(self) -> Path:
-        return self._place / f"rank{self._room.rank()}.json"
-
     def __enter__(self) -> Witness:
-        self._written.unlink(missing_ok=True)  # (of an earlier run)
+        for earlier in self._place.glob(f"step*-rank{self._room.rank()}.json"):
+            earlier.unlink()
         self._hooks = [
             self._room.before_call(self._model, self._called),
             self._room.before_step(self._optimizer, self._model, self._stepping),
         ]
-        self._start = self._weights()
+        self._step, self._start = 0, self._weights()
+        self._next()
         return self
 
     def __exit__(self, kind: Any, *failure: Any) -> None:
         self._end()
-        if kind is None and not self._written.is_file():
+        if kind is None and self._step == 1:
             raise ConfigError("w.step()", "was never called within the block: no step is recorded",
                               "call it after each step of the optimizer")  # fmt: skip
 
     def step(self, loss: Any = None) -> None:
-        """End the step: call it after the optimizer's. Later calls do nothing.
+        """End a step: call it after the optimizer's. Calls after the last recorded step do nothing.
 
         loss: the number that was differentiated.
 
@@ -68,27 +73,47 @@ class Witness:
         """
         if not self._hooks:
             return
-        self._end()
         if not self._calls or not any(name.startswith("gradient/") for name in self._found):
             what = "the optimizer took no step" if self._calls else "the model was not called"
             raise ConfigError("w.step()", f"since the block began, {what}",
                               "give dit.witness the module and the optimizer that the loop calls, not compiled to a "
                               "graph on MindSpore")  # fmt: skip
-        for name, after in self._weights().items():
-            self._found[name] = after.astype(np.float64) - self._start[name]
-        found = {f"start/{name}": value for name, value in self._start.items()} | self._found
+        after, found, name = self._weights(), self._found, f"loss/{self._step}"
+        found |= {f"start/{key}": value for key, value in self._start.items()}
+        found |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}
+        found |= {f"moved/{key}": value for key, value in self._moved.items()}
         if loss is not None:
-            found["loss/1"] = np.atleast_1d(self._room.host(self._room.tensor(loss))).astype(np.float64)
-            self._noise["loss/1"] = self._noise.pop("loss") / max(abs(float(found["loss/1"].mean())), 1e-30)
+            found[name] = np.atleast_1d(self._room.host(self._room.tensor(loss))).astype(np.float64)
+            self._noise[name] = self._noise.pop("loss") / max(abs(float(found[name].mean())), 1e-30)
         shapes = {name: list(p.shape) for name, p in self._room.parameters(self._model).items()}
-        write(self._place, self._room.rank(), found, self._noise,
+        write(self._place, self._step, self._room.rank(), found, self._noise,
               {"unit": self._unit, "shapes": shapes, "settings": self._room.settings(),
                "model": type(self._model).__name__, "micro_batches": len(self._calls)})  # fmt: skip
+        self._drifted(after)
+        self._start = after
+        self._next()
+        if self._step > self._steps:
+            self._end()
+
+    def _next(self) -> None:
+        """Begin the next step."""
+        self._step, self._watch = self._step + 1, None
+        self._calls: list[Any] = []
+        self._found: dict[str, np.ndarray] = {}
+        self._noise: dict[str, float] = {}
 
     def _end(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        for each in (*self._hooks, *((self._watch, self._ends) if self._watch else ())):
+            each.remove()
         self._hooks = []
+
+    def _drifted(self, after: Mapping[str, np.ndarray]) -> None:
+        """Add up by how much of itself another right machine's weight may be off after this step."""
+        for name in (each for each in self._moved if f"gradient/{each}" in self._found):
+            gradient = np.abs(self._found[f"gradient/{name}"])
+            share = np.minimum(self._moved[name] / np.maximum(gradient, 1e-300), MOST_TURNED)
+            off, size = np.linalg.norm(share * self._found[f"step/{name}"]), np.linalg.norm(after[f"step/{name}"])
+            self._drift[name] = self._drift.get(name, 0.0) + math.sqrt(3) * float(off) / max(float(size), 1e-30)
 
     def _weights(self) -> dict[str, np.ndarray]:
         trees = {"step": self._model, "average": self._average}
@@ -119,19 +144,19 @@ class Witness:
             return
         found = self._watch.end()
         sent = self._ends.parts("given/")
-        self._ends.stop()
+        self._ends.remove()
         self._found = {**found, **{f"gradient/{name}": self._taken(g) for name, g in gradients.items()},
-                       "gradient norm/1": self._room.norm(gradients.values())}  # fmt: skip
+                       f"gradient norm/{self._step}": self._room.norm(gradients.values())}  # fmt: skip
         calls, self._calls = self._calls, []  # (a repeated call is none of the loop)
         value, base, outputs = self._again(calls, sent)
-        moved = [self._again(calls, sent, draw, outputs) for draw in range(self._repeats)]
+        for draw in range(self._repeats):  # (the values of one repetition at a time are held)
+            off, moved, _ = self._again(calls, sent, draw, outputs)
+            noise = noise_of([moved], {**base, **found}) | {"loss": abs(off - value)}
+            self._noise = {name: max(far, self._noise.get(name, 0.0)) for name, far in noise.items()}
+            for name in (key[9:] for key in base if key.startswith("gradient/")):
+                far = np.abs(moved[f"gradient/{name}"] - base[f"gradient/{name}"])
+                self._moved[name] = np.maximum(self._moved.get(name, 0.0), far)
         self._calls = calls
-        modules = [{name: each[name] for name in found} for _, each, _ in moved]
-        own = {name: base[name] for name in base if name not in found}
-        self._noise = noise_of(modules, found) | noise_of([each for _, each, _ in moved], own)
-        self._noise |= {"loss": max(abs(each - value) for each, _, _ in moved)}
-        for name in (name for name in own if name.startswith("gradient/")):
-            self._found[f"moved/{name[9:]}"] = np.max([np.abs(each[name] - own[name]) for _, each, _ in moved], 0)
 
     def _again(
         self, calls: list[Any], sent: Mapping[int, Any], draw: int | None = None, before: Sequence[Any] = ()
@@ -143,7 +168,8 @@ class Witness:
         """
         room, watch, value = self._room, Watch(self._model, taken=self._taken), 0.0
         outputs, gradients = list[Any](), dict[str, np.ndarray]()
-        with room.kept_as_it_is(self._model, evaluating=False), room.moving(self._model, draw, ROUNDINGS * self._unit):
+        moving = room.moving(self._model, draw, ROUNDINGS * self._unit, self._drift)
+        with room.kept_as_it_is(self._model, evaluating=False), moving:
             for n in sorted(sent):
                 watch.next()
 
@@ -162,7 +188,7 @@ class Witness:
                 gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in own.items()}
         found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
-        return value, {**found, "gradient norm/1": np.atleast_1d(norm)}, outputs
+        return value, {**found, f"gradient norm/{self._step}": np.atleast_1d(norm)}, outputs
 
     def _first(self, call: Any) -> Any:
         return self._room.tensors(call(self._model))[0][1]

@@ -180,6 +180,17 @@ class Network(nn.Module):
         return self.proj_out(self.norm_out(both[:, text.shape[1] :], c))
 
 
+class Wrapped(nn.Module):
+    """A network of which every name has one part more."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, *given):
+        return self.net(*given)
+
+
 def network(framework, parts=PLAIN, depth=2, seed=0):
     """A network with weights drawn from ``seed``."""
     made, draw = Network(parts, depth), np.random.default_rng(seed)
@@ -207,15 +218,16 @@ def inputs(seed=1, batch=3) -> dict[str, np.ndarray]:
 class Loop:
     """Flow matching with micro-batches of unequal numbers of tokens that count."""
 
-    time: Callable[[Any], Any] = lambda t: t
+    time: Callable[[Any, int], Any] = lambda t, step: t
     weight: Callable[[Any], Any] = lambda t: 1 + t
     share: Callable[[float, float], float] = lambda counted, total: counted / total
     moves_average: bool = True
     seed: int = 1
-    steps: int = 1
+    rates: tuple[float, ...] = (1e-2,)
+    """The learning rate of each step."""
 
-    def losses(self, made, total):
-        """Yield a function for each micro-batch, which returns its part of the loss."""
+    def losses(self, made, total, step):
+        """Yield a function for each micro-batch of a step, from 0, which returns its part of the loss."""
         for number, counted in enumerate((3, 1)):
             given = {name: ops.tensor(value) for name, value in inputs(self.seed + number, counted).items()}
             noise = ops.tensor(np.random.default_rng(7 + number).standard_normal((counted, N, C), np.float32))
@@ -223,7 +235,7 @@ class Loop:
             def loss(given=given, noise=noise, counted=counted):
                 t = given["t"]
                 x_t = given["x"] * (1 - t)[:, None, None] + noise * t[:, None, None]
-                found = made(x_t, self.time(t), given["text"], given["mask"], given["guidance"])
+                found = made(x_t, self.time(t, step), given["text"], given["mask"], given["guidance"])
                 each = ops.mean_per_sample((found - (noise - given["x"])) ** 2) * self.weight(t)
                 return each.mean() * self.share(counted, total)
 
@@ -239,11 +251,12 @@ def train(framework, made, loop, witness, average=None, prepare=lambda model: mo
 def _on_pytorch(made, loop, witness, average, prepare):
     import torch
 
-    optimizer, model = torch.optim.AdamW(made.parameters(), lr=1e-2), prepare(made)
+    model = prepare(made)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
     with witness(model, optimizer, average) as w:
-        for _ in range(loop.steps):
-            total = 0.0
-            for loss in loop.losses(model, 4):
+        for step, rate in enumerate(loop.rates):
+            total, optimizer.param_groups[0]["lr"] = 0.0, rate
+            for loss in loop.losses(model, 4, step):
                 value = loss()
                 value.backward()
                 total += value.item()
@@ -264,9 +277,10 @@ def _on_mindspore(made, loop, witness, average, prepare):
 
     optimizer, model = msnn.AdamWeightDecay(made.trainable_params(), 1e-2), prepare(made)
     with witness(model, optimizer, average) as w:
-        for _ in range(loop.steps):
+        for step, rate in enumerate(loop.rates):
+            mindspore.ops.assign(optimizer.learning_rate, mindspore.Tensor(rate, mindspore.float32))
             total, gradients = 0.0, None
-            for loss in loop.losses(model, 4):
+            for loss in loop.losses(model, 4, step):
                 value, found = mindspore.value_and_grad(loss, None, made.trainable_params())()
                 gradients = found if gradients is None else tuple(a + b for a, b in zip(gradients, found))
                 total += float(value)

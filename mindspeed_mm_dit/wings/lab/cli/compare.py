@@ -21,7 +21,7 @@ Where do two programs or two machines part? Three kinds of comparison:
   mm-dit compare --model examples/dit/model.json             a model on PyTorch and on MindSpore
   mm-dit compare --against diffusers:Wan2.1-T2V-1.3B         our network and diffusers', with the weights in a folder
   mm-dit compare --against diffusers:WanTransformer3DModel   the same for a small network with random weights
-  mm-dit compare gpu.witness npu.witness                     a step of any training loop, recorded on two machines
+  mm-dit compare gpu.witness npu.witness                     first steps of any training loop, on two machines
 
 The last two measure how far two right programs may differ: they move every number by its rounding. They compare
 outputs, gradients and the loss, and name the first module that is wrong. Witnesses are recorded by two lines in the
@@ -37,7 +37,7 @@ fails."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument(
-        "witnesses", nargs="*", metavar="WITNESS", help="two recorded steps; the first is the reference"
+        "witnesses", nargs="*", metavar="WITNESS", help="what two machines recorded; the first is the reference"
     )
     parser.add_argument("--names", metavar="JSON", help="of witnesses: an object, parameter or module in the second -> "
                         "its name in the first, * for any part")  # fmt: skip

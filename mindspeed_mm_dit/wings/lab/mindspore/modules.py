@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import mindspore
@@ -141,7 +142,7 @@ class Roundings:
 
     def move(self, x: Parameter, size: float) -> None:
         """Move a weight or a constant in place."""
-        x.set_data(self.moved(x, size))
+        ops.assign(x, self.moved(x, size))  # (a compiled optimizer keeps the place of a weight)
 
     def _output(self, module: nn.Cell, inputs: Any, output: Any) -> Any:
         return mapped(output, self._moved)
@@ -164,7 +165,7 @@ def kept_as_it_is(module: nn.Cell, evaluating: bool = True) -> Iterator[None]:
         yield
     finally:
         for p, value in values.items():
-            p.set_data(Tensor(value, p.dtype))
+            ops.assign(p, Tensor(value, p.dtype))
         module.set_train(training)
 
 
@@ -197,14 +198,19 @@ def before_step(optimizer: Any, module: nn.Cell, see: Callable[[dict[str, Tensor
 
 
 @contextlib.contextmanager
-def moving(module: nn.Cell, draw: int | None, size: float) -> Iterator[None]:
-    """While entered, numbers of ``module`` are moved by up to ``size`` of themselves; without a draw, none is."""
+def moving(
+    module: nn.Cell, draw: int | None, size: float, more: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[None]:
+    """While entered, numbers of ``module`` are moved by up to ``size`` of themselves; without a draw, none is.
+
+    more: parameter -> by how much more it is moved.
+    """
     if draw is None:
         yield
         return
     with Roundings(module, size, draw) as roundings:
-        for parameter in module.get_parameters():
-            roundings.move(parameter, size)
+        for name, parameter in parameters(module).items():
+            roundings.move(parameter, size + more.get(name, 0.0))
         yield
 
 

@@ -9,12 +9,13 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import _engine_run_backward, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from mindspeed_mm_dit.errors import ConfigError
@@ -186,7 +187,8 @@ def gradients(
         output = run()
         value = loss(output)
         if value.requires_grad:
-            value.mean().backward()
+            mean = value.mean()  # (its backward() would leave Roundings, also for what is recomputed)
+            _engine_run_backward((mean,), (torch.ones_like(mean),), False, False, (), accumulate_grad=True)
         found = {n: taken(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in parameters(module).items()}
         return output, value.detach(), found
     finally:
@@ -348,14 +350,19 @@ def before_step(optimizer: Any, module: nn.Module, see: Callable[[dict[str, Tens
 
 
 @contextlib.contextmanager
-def moving(module: nn.Module, draw: int | None, size: float) -> Iterator[None]:
-    """While entered, every number of ``module`` is moved by up to ``size`` of itself; without a draw, none is."""
+def moving(
+    module: nn.Module, draw: int | None, size: float, more: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[None]:
+    """While entered, every number of ``module`` is moved by up to ``size`` of itself; without a draw, none is.
+
+    more: parameter -> by how much more it is moved.
+    """
     if draw is None:
         yield
         return
     with Roundings(module, size, draw) as roundings:
-        for parameter in module.parameters():
-            roundings.move(parameter, size)
+        for name, parameter in parameters(module).items():
+            roundings.move(parameter, size + more.get(name, 0.0))
         yield
 
 
