@@ -85,7 +85,7 @@ for path in sys.argv[1:]:
         find_start(run.current().flags, torch_dcp)
         print("no complaint of", path)
     except UserError as error:
-        print(error)
+        print(error.told)
 """
 """What the plugin does before a model is built, for one yaml after another: the engine is imported once for all."""
 
