@@ -160,7 +160,8 @@ class ZImage(nn.Module):
         kept = self.kept(is_word)  # (B, L / 32)
         (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
         c = self.t_embedder(t)  # (B, T)
-        x = ops.where(first_of(h * w, N)[:, :, None], self.all_x_embedder(self.patches(x, N)), self.x_pad_token)
+        patches = ops.cast_like(self.patches(x, N), self.x_pad_token)  # (B, N, 4 C)
+        x = ops.where(first_of(h * w, N)[:, :, None], self.all_x_embedder(patches), self.x_pad_token)
         x = ops.split_tokens(x)  # (B, N, D)
         for block in self.noise_refiner:
             x = block(x, c, cos[:, :, :N], sin[:, :, :N])  # (B, N, D)

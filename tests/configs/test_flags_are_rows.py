@@ -43,7 +43,7 @@ def refusal(*words):
     try:
         native.yaml_for(native.parse([*RUN, *words], 1), 1)
     except ConfigError as error:
-        return str(error)
+        return error.told
 
 given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
 replayed = quiet(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
