@@ -234,3 +234,15 @@ def test_ranks_that_cannot_share_an_image_are_told_what_they_do_not_divide(ranks
     config = dataclasses.replace(OURS["flux"], num_attention_heads=ranks, latent_size=(2 * ranks + 2, 2))
     with pytest.raises(ConfigError, match=f"--context-parallel-size = {ranks}: does not divide tokens of an image"):
         config.check_context_parallel(ranks)
+
+
+@on_pytorch
+@pytest.mark.parametrize("name", OURS)
+def test_weights_in_bfloat16_take_float32_inputs(framework, name):
+    """As under FSDP2 with param_dtype bf16, which casts no inputs."""
+    network, inputs = filled(framework, OURS[name]), inputs_of(OURS[name])
+    exact = answered(framework, network, inputs)
+    for weight in network.parameters():
+        weight.data = weight.data.bfloat16()
+    rounded = answered(framework, network, inputs)
+    assert np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)
