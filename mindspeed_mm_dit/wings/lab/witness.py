@@ -9,7 +9,8 @@ are moved by as much as the optimizer may have turned the roundings of earlier o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -168,8 +169,7 @@ class Witness:
         """
         room, watch, value = self._room, Watch(self._model, taken=self._taken), 0.0
         outputs, gradients = list[Any](), dict[str, np.ndarray]()
-        moving = room.moving(self._model, draw, ROUNDINGS * self._unit, self._drift)
-        with room.kept_as_it_is(self._model, evaluating=False), moving:
+        with room.kept_as_it_is(self._model, evaluating=False), self._moving(draw):
             for n in sorted(sent):
                 watch.next()
 
@@ -189,6 +189,19 @@ class Witness:
         found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
         return value, {**found, f"gradient norm/{self._step}": np.atleast_1d(norm)}, outputs
+
+    @contextmanager
+    def _moving(self, draw: int | None) -> Iterator[None]:
+        """While entered, every number is moved by a few of its roundings, weights also by their drift; without a draw,
+        none is."""
+        if draw is None:
+            yield
+            return
+        size = ROUNDINGS * self._unit
+        with self._room.Roundings(self._model, size, draw) as roundings:
+            for name, parameter in self._room.parameters(self._model).items():
+                roundings.move(parameter, size + self._drift.get(name, 0.0))
+            yield
 
     def _first(self, call: Any) -> Any:
         return self._room.tensors(call(self._model))[0][1]

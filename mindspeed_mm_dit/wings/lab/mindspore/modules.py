@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import mindspore
@@ -195,23 +194,6 @@ def before_step(optimizer: Any, module: nn.Cell, see: Callable[[dict[str, Tensor
     if not isinstance(optimizer, nn.Optimizer):
         raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of MindSpore")
     return optimizer.register_forward_pre_hook(step)
-
-
-@contextlib.contextmanager
-def moving(
-    module: nn.Cell, draw: int | None, size: float, more: Mapping[str, float] = MappingProxyType({})
-) -> Iterator[None]:
-    """While entered, numbers of ``module`` are moved by up to ``size`` of themselves; without a draw, none is.
-
-    more: parameter -> by how much more it is moved.
-    """
-    if draw is None:
-        yield
-        return
-    with Roundings(module, size, draw) as roundings:
-        for name, parameter in parameters(module).items():
-            roundings.move(parameter, size + more.get(name, 0.0))
-        yield
 
 
 def unit(x: Tensor) -> float:

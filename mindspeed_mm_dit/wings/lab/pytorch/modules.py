@@ -9,7 +9,6 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -347,23 +346,6 @@ def before_step(optimizer: Any, module: nn.Module, see: Callable[[dict[str, Tens
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of PyTorch")
     return optimizer.register_step_pre_hook(step)
-
-
-@contextlib.contextmanager
-def moving(
-    module: nn.Module, draw: int | None, size: float, more: Mapping[str, float] = MappingProxyType({})
-) -> Iterator[None]:
-    """While entered, every number of ``module`` is moved by up to ``size`` of itself; without a draw, none is.
-
-    more: parameter -> by how much more it is moved.
-    """
-    if draw is None:
-        yield
-        return
-    with Roundings(module, size, draw) as roundings:
-        for name, parameter in parameters(module).items():
-            roundings.move(parameter, size + more.get(name, 0.0))
-        yield
 
 
 def unit(x: Tensor) -> float:
