@@ -17,9 +17,10 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.wings.advice.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
-from mindspeed_mm_dit.wings.advice.starter import CORE_FLOP_PER_SECOND, DIFFUSIONS, Choice, ImageFacts, Machine, Starter
+from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter
 
 WEIGHTS = Path("weights")
 """Where ``mm-dit get`` puts what it fetches."""

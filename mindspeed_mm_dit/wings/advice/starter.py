@@ -7,25 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mindspeed_mm_dit.configs.buckets import Budget, Shape, size_words
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.buckets import counted, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.memory import memory
+from mindspeed_mm_dit.wings.advice.facts import CPU_MINUTES, FEWEST_TO_HOLD_OUT, ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
 
-CPU_MINUTES = 20
-"""A first run without an accelerator takes at most about this long."""
-CORE_FLOP_PER_SECOND = 2e10
-"""FLOP/s of a core in such a run; two cores train the embedded digits at 2.5e10 each."""
 SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
 """Networks for a CPU, largest first: (num_layers, hidden_size, num_heads)."""
 BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
@@ -43,7 +36,6 @@ SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
 80 times each, as in the paper's first 400,000 steps."""
 CPU_STEPS, FEWEST_STEPS = (2_800, 4_000), 500
 """Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
-FEWEST_TO_HOLD_OUT, MOST_HELD_OUT = 50, 2_000
 WORTH_BUCKETS = 0.1
 """Images keep their shapes if squares cut more than this part off them."""
 GROUPS, GROUPS_OF_ALL = (32, 16, 8, 4, 2, 1), 5
@@ -76,97 +68,6 @@ DIFFUSIONS = {
     ),
 }
 """Objectives by model_id; the first is the default."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """A text encoder for captions."""
-
-    section: dict[str, Any]
-    """Section text_encoder of model.json."""
-    config: TextEncoderConfig
-    """The same, parsed."""
-    reason: str
-    tells_sides: bool = False
-    """Whether captions say left or right."""
-
-    @property
-    def name(self) -> str:
-        """Its kind, and its folder if it has one."""
-        return str(self.section.get("from_pretrained", self.section["model_id"]))
-
-    @property
-    def predictor(self) -> dict[str, Any]:
-        """Keys of the predictor that take what it says."""
-        pooled = self.config.pooled_width()
-        states = {"text_dim": self.config.states_width(), "text_length": self.config.max_length}
-        return states | ({"pooled_dim": pooled} if pooled else {})
-
-    @property
-    def is_network(self) -> bool:
-        """Whether it costs about as much as a small predictor, so that a CPU encodes once."""
-        return self.config.model_id != "words"
-
-
-@dataclass(frozen=True)
-class ImageFacts:
-    """Facts about the images to learn from."""
-
-    count: int
-    """Number of images."""
-    num_classes: int
-    """Number of classes; labels are 0 ... num_classes - 1. 0: captions instead."""
-    median_side: int
-    """Median of their shorter sides, in pixels."""
-    all_grey: bool
-    """Whether all of them are grey."""
-    text: Text | None = None
-    """The encoder of their captions."""
-    sizes: np.ndarray | None = None
-    """(N, 2) int64: height and width of each, if they may keep their shapes."""
-
-    @property
-    def valid_fraction(self) -> float:
-        """Fraction to hold out: a tenth; less of very many images, none of very few."""
-        return 0.0 if self.count < FEWEST_TO_HOLD_OUT else min(0.1, float(f"{MOST_HELD_OUT / self.count:.1g}"))
-
-    @property
-    def held_out(self) -> int:
-        """Number of images to hold out."""
-        return round(self.count * self.valid_fraction)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The machine to train on."""
-
-    name: str
-    """Its name in reasons."""
-    num_bytes: float
-    """Memory of an accelerator or, without one, of the machine."""
-    accelerators: int
-    """Number of accelerators; 0: train on the CPU."""
-    cores: int
-    """Cores of the CPU."""
-    has_bf16: bool
-    """Whether a step may compute in bfloat16."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes that pretrain.sh starts."""
-        return max(1, self.accelerators)
-
-    @property
-    def precision(self) -> Precision:
-        """Precision of a step: bfloat16 on accelerators that support it."""
-        if not self.accelerators or not self.has_bf16:
-            return FLOAT32
-        return AUTOCAST if self.accelerators == 1 else SHARDED_BF16
-
-    @property
-    def flop(self) -> float:
-        """FLOP that the CPU computes in CPU_MINUTES."""
-        return CPU_MINUTES * 60 * self.cores * CORE_FLOP_PER_SECOND
 
 
 @dataclass(frozen=True)

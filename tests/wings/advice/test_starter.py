@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, choose
+from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine
+from mindspeed_mm_dit.wings.advice.starter import choose
 
 PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
 IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)

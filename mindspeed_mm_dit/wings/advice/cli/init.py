@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.configs.images import DatasetParam
     from mindspeed_mm_dit.data.rows import Rows
     from mindspeed_mm_dit.wings.advice.begin import Base
-    from mindspeed_mm_dit.wings.advice.starter import ImageFacts, Machine, Starter, Text
+    from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
+    from mindspeed_mm_dit.wings.advice.starter import Starter
 
 DESCRIPTION = """\
 Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
@@ -233,8 +234,8 @@ def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shap
     import numpy as np
 
     from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+    from mindspeed_mm_dit.wings.advice.facts import ImageFacts
     from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
-    from mindspeed_mm_dit.wings.advice.starter import ImageFacts
 
     sizes, shapes = sizes_of(index, param.sample_size), None
     if text and may_keep_shapes and len(index) <= DECODE_CHECK_LIMIT:  # (buckets need the size of each)
@@ -247,7 +248,7 @@ def _machine(args: argparse.Namespace) -> Machine:
     """Return the accelerators and memory that pretrain.sh will find here, as the framework reports them."""
     from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-    from mindspeed_mm_dit.wings.advice.starter import Machine
+    from mindspeed_mm_dit.wings.advice.facts import Machine
 
     activate(args.ai_framework)
     from mindspeed_mm_dit.framework import runtime
