@@ -20,6 +20,8 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 FIRST, SECOND = "transformer", "transformer_2"
 SIZE = (81, 480, 832)
 """(F, H, W) of a clip that the pipelines draw by default."""
+PUBLISHED_SHIFT = 5.0
+"""Of a folder without a scheduler."""
 FROM_TEXT, FROM_IMAGE = "WanPipeline", "WanImageToVideoPipeline"
 """Classes of the pipelines."""
 
@@ -62,8 +64,10 @@ def _predictor(folder: Path, index: dict[str, Any], ae: dict[str, Any]) -> dict[
 def _diffusion(folder: Path, part: str, index: dict[str, Any]) -> dict[str, Any]:
     """Return section "diffusion": the scheduler's shift, and the window of an expert."""
     file = folder / "scheduler" / "scheduler_config.json"
-    scheduler = read_json(file, "--checkpoint") if file.is_file() else {}
-    shift = scheduler.get("flow_shift", scheduler.get("shift", 5.0))
+    scheduler = read_json(file, "--checkpoint") if file.is_file() else {"shift": PUBLISHED_SHIFT}
+    shift = scheduler.get(
+        "flow_shift", scheduler.get("shift", 1.0)
+    )  # (diffusers' default, which its files may leave out)
     found = {"model_id": "wan_flow_match_scheduler", "shift": shift, "sigma_min": 0.0, "extra_one_step": True}
     if (boundary := index.get("boundary_ratio")) is None or second_of(folder) is None:
         return found

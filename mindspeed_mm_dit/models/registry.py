@@ -171,14 +171,11 @@ def _check_image_tokens(encoder: ImageEncoderConfig, taken: ImageTokens) -> None
 def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig | ImageEncoderConfig) -> None:
     """Raise PlatformError if an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
-        of_images = (
-            2 in config.pixel_axes if isinstance(config, AutoencoderConfig) else isinstance(config, TeacherConfig)
-        )
-        cached = "latents" if of_images else "features"
         raise PlatformError(
             f"model_id = {config.model_id!r}",
             f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
-            f"encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.{cached}",
+            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.latents (of videos: "
+            ".features)",
         )  # fmt: skip
 
 

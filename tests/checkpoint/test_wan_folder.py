@@ -12,6 +12,7 @@ import torch
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
 from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.checkpoint.formats import safetensors
+from mindspeed_mm_dit.checkpoint.wan_folder import model_of
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.wan import WanConfig
 from tests.clips_fixtures import clip_configs, write_clips
@@ -96,3 +97,17 @@ def test_the_names_of_wan_s_own_code_are_read_as_diffusers_reads_them():
     names += ["head.modulation", "blocks.0.modulation", "blocks.11.modulation"]
     theirs = convert_wan_transformer_to_diffusers({name: number for number, name in enumerate(names)})
     assert from_original({name: np.array(number) for number, name in enumerate(names)}) == theirs
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "shift"), [({"flow_shift": 3.0}, 3.0), ({"shift": 7.0}, 7.0), ({}, 1.0), (None, 5.0)]
+)
+def test_the_shift_is_the_scheduler_s_or_diffusers_default_and_of_no_scheduler_the_published_one(
+    tmp_path, scheduler, shift
+):
+    files = {"model_index.json": {"_class_name": "WanPipeline"}, "transformer/config.json": {}}
+    files |= {} if scheduler is None else {"scheduler/scheduler_config.json": scheduler}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    assert model_of(tmp_path)["diffusion"]["shift"] == shift
