@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from mindspeed_mm_dit.framework.pytorch.addcmul import addcmul
+from mindspeed_mm_dit.framework.pytorch.addcmul import _AddCMul
 
 SHAPES = [
     ((2, 3, 4), (2, 3, 4), (2, 1, 4)), ((2, 1, 4), (2, 3, 4), (2, 1, 4)), ((4,), (2, 3, 4), (1, 3, 1)),
@@ -33,7 +33,7 @@ def gradients(function, shapes, dtypes, asked, autocast=False):
 def test_values_and_gradients_are_those_of_pytorch(shapes, asked):
     for dtypes in ((FLOAT, FLOAT, FLOAT), (HALF, FLOAT, HALF), (FLOAT, HALF, FLOAT)):
         for autocast in (False, True):
-            found, wanted = (gradients(f, shapes, dtypes, asked, autocast) for f in (addcmul, torch.addcmul))
+            found, wanted = (gradients(f, shapes, dtypes, asked, autocast) for f in (_AddCMul.apply, torch.addcmul))
             for one, other in zip(found, wanted, strict=True):
                 assert one is other is None or (one.dtype == other.dtype and torch.equal(one, other))
 
@@ -47,10 +47,10 @@ def test_derivatives_along_tangents_are_those_of_pytorch(shapes, moved):
             given = [forward_ad.make_dual(x, x.sin()) if n in moved else x for n, x in enumerate(given)]
             return forward_ad.unpack_dual(function(*given)).tangent
 
-    assert torch.allclose(derivative(addcmul), derivative(torch.addcmul), rtol=1e-6, atol=1e-7)
+    assert torch.allclose(derivative(_AddCMul.apply), derivative(torch.addcmul), rtol=1e-6, atol=1e-7)
 
 
 def test_what_no_gradient_needs_is_not_kept():
     x, y, z = inputs(SHAPES[0], [FLOAT] * 3)
-    kept = addcmul(x.requires_grad_(), y.requires_grad_(), z).grad_fn.saved_tensors
+    kept = _AddCMul.apply(x.requires_grad_(), y.requires_grad_(), z).grad_fn.saved_tensors
     assert kept[0] is None and kept[1] is z
