@@ -1,4 +1,4 @@
-"""Networks of joint attention in the real MindSpeed-MM, by either of its routes, against our own host."""
+"""Networks of joint attention, and Wan 2.2, in the real MindSpeed-MM, by either of its routes, against our own host."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from tests.contract.hosted import TwoHosts, needs_trees, train_in_sora
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.models.test_image_transformers import OURS
 from tests.training.launch import Outcome
+from tests.training.test_image_to_video import NETWORKS, begun_configs, clips
 
+__all__ = ["clips"]
 pytestmark = pytest.mark.ranks
 STEPS = 3
 CLOSE = {"rel": 2e-6}
 LORA = "--lora-target-modules transformer_blocks.{*}.attn.to_q --lora-r 4 --lora-alpha 8 --lr 1e-2 --init-from base"
 
 
-def write_configs(name: str, place: Path) -> None:
+def write_family(name: str, place: Path) -> None:
     """Write configs of a small network of the family, which learns a few captioned images, to ``place``."""
     captioned_configs(place)
     model = json.loads((place / "model.json").read_text())
@@ -50,17 +52,29 @@ def write_configs(name: str, place: Path) -> None:
     (place / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
 
 
+def write_expert(name: str, place: Path, clips: Path) -> None:
+    """Write configs of an expert of Wan 2.2, whose clips begin with an image, to ``place``."""
+    begun_configs(place, clips, name)
+    model = json.loads((place / "model.json").read_text())
+    model["diffusion"]["timestep_window"] = [0.875, 1]
+    (place / "model.json").write_text(json.dumps(model))
+    (place / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
+
+
 @pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> Callable:
-    """Name of a family -> its configs, and what three steps of our own host on one rank print."""
+def networks(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path, clips: Path) -> Callable:
+    """Name of a network -> its configs, and what three steps of our own host on one rank print."""
 
     @cache
-    def family(name: str) -> tuple[NativeAndStandalone, Outcome]:
-        runs = NativeAndStandalone(tmp_path_factory.mktemp("family"), digits_folder)
-        write_configs(name, runs.folder)
+    def network(name: str) -> tuple[NativeAndStandalone, Outcome]:
+        runs = NativeAndStandalone(tmp_path_factory.mktemp("network"), digits_folder)
+        if name in OURS:
+            write_family(name, runs.folder)
+        else:
+            write_expert(name, runs.folder, clips)
         return runs, good(runs.train("standalone", STEPS, "--save base", fsdp2=False))
 
-    return family
+    return network
 
 
 def good(outcome: Outcome) -> Outcome:
@@ -69,25 +83,25 @@ def good(outcome: Outcome) -> Outcome:
 
 
 @needs_trees
-@pytest.mark.parametrize("name", OURS)
-def test_families_learn_the_same_by_the_old_route(families: Callable, name: str) -> None:
-    runs, here = families(name)
+@pytest.mark.parametrize("name", (*OURS, *NETWORKS))
+def test_networks_learn_the_same_by_the_old_route(networks: Callable, name: str) -> None:
+    runs, here = networks(name)
     there = good(TwoHosts.train(runs, "mindspeed-mm", STEPS, "--micro-batch-size 2", ranks=2))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
 
 
 @needs_engine
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize(("ranks", "flags"), [(2, ""), (2, "--context-parallel-size 2")])
-def test_families_learn_the_same_in_the_native_engine(families: Callable, name: str, ranks: int, flags: str) -> None:
-    runs, here = families(name)
-    there = good(runs.train("mindspeed-mm-native", STEPS, flags, ranks))
+@pytest.mark.parametrize("name", (*OURS, *NETWORKS))
+@pytest.mark.parametrize("flags", ["", "--context-parallel-size 2"])
+def test_networks_learn_the_same_in_the_native_engine(networks: Callable, name: str, flags: str) -> None:
+    runs, here = networks(name)
+    there = good(runs.train("mindspeed-mm-native", STEPS, flags, ranks=2))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
 
 
 @needs_engine
-def test_adapters_of_a_family_learn_the_same_in_the_native_engine(families: Callable) -> None:
-    runs, _ = families("flux")
+def test_adapters_of_a_family_learn_the_same_in_the_native_engine(networks: Callable) -> None:
+    runs, _ = networks("flux")
     here = good(runs.train("standalone", STEPS, LORA, fsdp2=False))
     assert good(runs.train("mindspeed-mm-native", STEPS, LORA, 4)).losses == pytest.approx(here.losses, **CLOSE)
 
@@ -97,7 +111,7 @@ def test_adapters_of_a_family_learn_the_same_in_the_native_engine(families: Call
 def test_their_own_script_begins_with_the_loss_that_we_compute(name: str, tmp_path: Path) -> None:
     folder, draw = tmp_path / "sora", np.random.default_rng(0)
     folder.mkdir()
-    write_configs(name, tmp_path)
+    write_family(name, tmp_path)
     model = model_config_from_mapping(json.loads((tmp_path / "model.json").read_text()), "model.json")
     given = list(model.predictor.conditions.examples(8).values())
     drawn = draw_of(model.diffusion)(1234, np.arange(8), model.latent_shape)
