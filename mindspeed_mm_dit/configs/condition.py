@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 Arrays = dict[str, np.ndarray]
+Kind = TypeVar("Kind")
 
 
 class Condition(ABC):
@@ -63,6 +64,23 @@ class Condition(ABC):
         }
 
 
+class FloatCondition(Condition):
+    """Base of the conditions that are float32 arrays."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shape of each of its arrays for one sample, in the order of ``names``."""
+
+    def hollow(self) -> Arrays:
+        return {n: np.broadcast_to(np.float32(0), (1, *shape)) for n, shape in zip(self.names, self.shapes)}
+
+    def examples(self, count: int) -> Arrays:
+        """Return normally distributed arrays, not of real samples."""
+        draw = np.random.default_rng(0)
+        return {n: draw.standard_normal((count, *shape), np.float32) for n, shape in zip(self.names, self.shapes)}
+
+
 @dataclass(frozen=True)
 class ClassLabel(Condition):
     """A class label: ``labels`` (B,) int64, each 0 ... num_classes - 1, or num_classes for the null class."""
@@ -85,7 +103,7 @@ class ClassLabel(Condition):
         return {"labels": labels}
 
 
-class TextCondition(Condition):
+class TextCondition(FloatCondition):
     """Base of the conditions that a text encoder makes from a caption.
 
     The null condition is the encoding of the empty caption; it comes from a text encoder or a cache made with one.
@@ -191,13 +209,9 @@ class TextStates(OneText):
     def width_of(self, encoder: TextEncoderConfig) -> int:
         return encoder.states_width()
 
-    def hollow(self) -> Arrays:
-        return {self.name: np.broadcast_to(np.float32(0), (1, self.length, self.width))}
-
-    def examples(self, count: int) -> Arrays:
-        """Return normally distributed states, not of a real caption."""
-        states = np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)
-        return {self.name: states}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.length, self.width),)
 
 
 @dataclass(frozen=True)
@@ -219,16 +233,13 @@ class PooledText(OneText):
     def width_of(self, encoder: TextEncoderConfig) -> int | None:
         return encoder.pooled_width()
 
-    def hollow(self) -> Arrays:
-        return {self.name: np.broadcast_to(np.float32(0), (1, self.width))}
-
-    def examples(self, count: int) -> Arrays:
-        """Return normally distributed vectors, not of a real caption."""
-        return {self.name: np.random.default_rng(0).standard_normal((count, self.width), np.float32)}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.width,),)
 
 
 @dataclass(frozen=True)
-class Vector(Condition):
+class Vector(FloatCondition):
     """A vector that comes with a sample, e.g. an image embedding: ``vector`` (B, P) float32; its null is zeros."""
 
     width: int
@@ -244,16 +255,17 @@ class Vector(Condition):
     def null(self, count: int) -> Arrays:
         return {self.name: np.zeros((count, self.width), np.float32)}
 
-    def hollow(self) -> Arrays:
-        return {self.name: np.broadcast_to(np.float32(0), (1, self.width))}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.width,),)
 
     def examples(self, count: int) -> Arrays:
-        """Return normally distributed vectors, not of real samples."""
-        vectors = np.random.default_rng(0).standard_normal((count, self.width), np.float32)
-        return {self.name: np.concatenate([vectors[:-1], np.zeros_like(vectors[-1:])]) if self.has_null else vectors}
+        vectors = super().examples(count)
+        vectors[self.name][-1] *= not self.has_null
+        return vectors
 
 
-class ImageCondition(Condition):
+class ImageCondition(FloatCondition):
     """Base of the conditions that a clip's own frames make; guidance leads away from other conditions, never these."""
 
     item = "image"
@@ -289,9 +301,9 @@ class FirstFrame(ImageCondition):
             mask[-1, -1] = 1
         return mask
 
-    def hollow(self) -> Arrays:
-        channels, *size = self.shape
-        return {"frames": np.broadcast_to(np.float32(0), (1, self.mask_channels + channels, *size))}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.mask_channels + self.shape[0], *self.shape[1:]),)
 
     def examples(self, count: int) -> Arrays:
         """Return the mask, and normally distributed latents where it is not 0."""
@@ -311,12 +323,9 @@ class ImageTokens(ImageCondition):
     """Whether the last frame is given too."""
     names = ("image_embeds",)
 
-    def hollow(self) -> Arrays:
-        return {"image_embeds": np.broadcast_to(np.float32(0), (1, self.length, self.width))}
-
-    def examples(self, count: int) -> Arrays:
-        """Return normally distributed features, not of real images."""
-        return {"image_embeds": np.random.default_rng(0).standard_normal((count, self.length, self.width), np.float32)}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.length, self.width),)
 
 
 class Conditions(tuple[Condition, ...]):
@@ -363,7 +372,7 @@ class Conditions(tuple[Condition, ...]):
     @property
     def frames(self) -> FirstFrame | None:
         """The given frames among them, or None."""
-        return next((condition for condition in self if isinstance(condition, FirstFrame)), None)
+        return self._of(FirstFrame)
 
     def kept(self, beside: Collection[str]) -> tuple[str, ...]:
         """Return the names of what a cache keeps of given frames; ``beside``: names of images beside the clips.
@@ -377,7 +386,7 @@ class Conditions(tuple[Condition, ...]):
     @property
     def image_tokens(self) -> ImageTokens | None:
         """CLIP's features among them, or None."""
-        return next((condition for condition in self if isinstance(condition, ImageTokens)), None)
+        return self._of(ImageTokens)
 
     @property
     def has_null(self) -> bool:
@@ -387,7 +396,10 @@ class Conditions(tuple[Condition, ...]):
     @property
     def label(self) -> ClassLabel | None:
         """The class label among them, or None."""
-        return next((condition for condition in self if isinstance(condition, ClassLabel)), None)
+        return self._of(ClassLabel)
+
+    def _of(self, kind: type[Kind]) -> Kind | None:
+        return next((condition for condition in self if isinstance(condition, kind)), None)
 
     def null(self, count: int) -> Arrays:
         """Return the null value of each for ``count`` samples."""

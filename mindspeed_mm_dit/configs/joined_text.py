@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from mindspeed_mm_dit.configs.condition import Arrays, PooledText, TextCondition, TextStates
+from mindspeed_mm_dit.configs.condition import PooledText, TextCondition, TextStates
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -67,12 +65,6 @@ class JoinedText(TextCondition):
     def _taken(self) -> dict[str, int]:
         return dict(zip(self.settings, (self.width, self.pooled)))
 
-    def hollow(self) -> Arrays:
-        shapes = (1, self.length, self.width), (1, self.pooled)
-        return {name: np.broadcast_to(np.float32(0), shape) for name, shape in zip(self.names, shapes)}
-
-    def examples(self, count: int) -> Arrays:
-        """Return normally distributed states and vectors, not of a real caption."""
-        shapes = (count, self.length, self.width), (count, self.pooled)
-        draw = np.random.default_rng(0)
-        return {name: draw.standard_normal(shape, np.float32) for name, shape in zip(self.names, shapes)}
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return (self.length, self.width), (self.pooled,)

@@ -5,11 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.joined_text import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.data.conditions.contract import ConditionKind
-from mindspeed_mm_dit.data.conditions.joined import KEPT, JoinedFeed, asked, null
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.data.conditions.text import CaptionFeed
+from mindspeed_mm_dit.data.draws import Stream, coins
 
 Tensor = Any
+KEPT = "text_kept"
+"""Name of the encoders that each sample keeps, (B, 3) float32: 1, or 0 for one whose output becomes zeros."""
+
+
+class JoinedFeed(CaptionFeed):
+    """Feeds one caption of each row to all encoders, and says which of them it loses."""
+
+    def __init__(self, condition: JoinedText, fed: Fed) -> None:
+        super().__init__(condition, fed, asked)
+
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
+        """Return ids and mask (B, L) of each encoder, or their cached outputs; with dropout also ``KEPT``."""
+        found, seed, dropout = super().arrays(rows, sample_indices), self._fed.seed, self._condition.encoder_dropout
+        if dropout:
+            lost = [coins(seed, Stream.ENCODER_DROP, sample_indices, dropout, number) for number in range(ENCODERS)]
+            found[KEPT] = 1 - np.stack(lost, 1).astype(np.float32)  # (B, 3)
+        return found
+
+
+def asked(condition: JoinedText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+    """Return ids and mask (B, L) of each encoder for ``captions`` (B,)."""
+    found: Arrays = {}
+    for number, tokenizer in enumerate(tokenizers):
+        tokens = tokenizer(captions)
+        found |= {f"text_{number}_ids": tokens.ids, f"text_{number}_mask": tokens.mask}
+    return found
 
 
 def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoders: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -35,5 +64,8 @@ def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoder
 
 
 JOINED = ConditionKind(
-    JoinedFeed, asked, null, encode=lambda condition, batch, model: joined_text(condition, batch, model.text_encoders)
+    JoinedFeed,
+    asked,
+    null=lambda condition, instead, tokenizers: asked(condition, [instead or ""], tokenizers),
+    encode=lambda condition, batch, model: joined_text(condition, batch, model.text_encoders),
 )

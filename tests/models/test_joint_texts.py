@@ -20,11 +20,11 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Qwen3Config, Qwen25VLConfig
-from mindspeed_mm_dit.data.conditions.joined import KEPT
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.joined_text import KEPT
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder, open_tokenizer
 from mindspeed_mm_dit.objectives.registry import draw_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,18 @@ class CaptionFeed:
     All text conditions of a sample get the same caption.
     """
 
-    def __init__(self, condition: Any, fed: Fed) -> None:
-        self._condition, self._fed = condition, fed
+    def __init__(self, condition: Any, fed: Fed, asked: Callable[..., Arrays] | None = None) -> None:
+        """``asked``: as of the record of the condition."""
+        self._condition, self._fed, self._asked = condition, fed, asked or _asked
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         """Return ids and mask (B, L) int64 of the captions, or the encoder's cached output for them."""
         numbers, cached = self._numbers(rows, sample_indices), self._fed.rows.cached
         if self._fed.cache is not None and cached is not None:
-            return self._fed.cache.read_text(self._condition.name, cached[rows], numbers)
-        return _asked(self._condition, self._chosen(rows, numbers), self._fed.tokenizers)
+            found = [self._fed.cache.read_text(part.name, cached[rows], numbers) for part in self._condition.parts]
+            return dict(pair for arrays in found for pair in arrays.items())
+        return self._asked(self._condition, self._chosen(rows, numbers), self._fed.tokenizers)
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the captions; for a dropped one, the first caption of its row."""
