@@ -58,15 +58,11 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
     """Latents are multiplied by this before diffusion, to have about unit variance. If left out, it is read from the
     autoencoder's config.json, like the two sizes below."""
     latent_channels: int = 4
-    """Channels of a latent."""
     downsample_factor: int = 8
-    """Height of an image divided by height of its latent."""
     sample_posterior: bool = True
     """Train on a draw from the posterior (as published) or, if false, on its mean."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the autoencoder runs."""
     model_id: str = "autoencoder_kl"
-    """Names this kind of autoencoder."""
     shift_factor: float = 0.0
     """Subtracted from the latents before they are multiplied, as in SD3 and FLUX. If left out, it is read from
     config.json."""
@@ -116,6 +112,8 @@ class LatentFacts:
 
     block_out_channels: tuple[int, ...] | None = None
     """Width of each level; each level after the first halves height and width."""
+    encoder_block_out_channels: tuple[int, ...] | None = None
+    """The same of the autoencoders without a posterior."""
     latent_channels: int | None = None
     """Channels of a latent."""
     scaling_factor: float | None = None
@@ -129,14 +127,9 @@ class LatentFacts:
 
     def settings(self) -> dict[str, Told]:
         """Return the settings of section ``ae`` that config.json has, by their names in model.json."""
-        told = {
-            "downsample_factor": 2 ** (len(self.block_out_channels) - 1) if self.block_out_channels else None,
-            "latent_channels": self.latent_channels,
-            "scaling_factor": self.scaling_factor,
-            "shift_factor": self.shift_factor,
-            "latents_mean": self.latents_mean,
-            "latents_std": self.latents_std,
-        }
+        widths = self.encoder_block_out_channels or self.block_out_channels
+        told = {"downsample_factor": 2 ** (len(widths) - 1) if widths else None}
+        told |= {name: getattr(self, name) for name in ("latent_channels", *SCALE)}
         return {name: value for name, value in told.items() if value is not None}
 
 
@@ -149,13 +142,10 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
     scaling_factor: float = 1.0
     """Latents are multiplied by this before diffusion."""
     latent_channels: int = 4
-    """Channels of a latent."""
     downsample_factor: int = 8
-    """Height of an image divided by height of its latent."""
     shift_factor: float = 0.0
     """Subtracted from the latents before they are multiplied."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the autoencoder runs."""
 
     samples_posterior = False
     frameworks = ("pytorch",)
@@ -165,30 +155,10 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
         return LatentScale(self.shift_factor, self.scaling_factor)
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
         """Return the settings in config.json, with diffusers' defaults for those it does not have."""
-        facts = read_facts(_Facts, path, where, cls.diffusers_class)
-        widths, channels = facts.encoder_block_out_channels, facts.latent_channels
-        return {
-            "downsample_factor": cls.downsample_factor if widths is None else 2 ** (len(widths) - 1),
-            "latent_channels": cls.latent_channels if channels is None else channels,
-            "scaling_factor": facts.scaling_factor,
-            "shift_factor": facts.shift_factor,
-        }
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """The keys of diffusers' config.json that describe the latents; null if each class has its own default."""
-
-    encoder_block_out_channels: tuple[int, ...] | None = None
-    """Width of each level; each level after the first halves height and width."""
-    latent_channels: int | None = None
-    """Channels of a latent."""
-    scaling_factor: float = 1.0
-    """Latents are multiplied by this before diffusion."""
-    shift_factor: float = 0.0
-    """Subtracted from the latents before that."""
+        told = read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
+        return {name: told.get(name, getattr(cls, name)) for name in cls.looked_up}
 
 
 @dataclass(frozen=True)
@@ -196,7 +166,6 @@ class AutoencoderTinyConfig(DeterministicAutoencoderConfig):
     """Section ``ae`` with ``model_id`` "autoencoder_tiny": TAESD and similar small substitutes for larger ones."""
 
     model_id: Literal["autoencoder_tiny"] = "autoencoder_tiny"
-    """Names this kind of autoencoder."""
 
     diffusers_class, weight_name, example = "AutoencoderTiny", "decoder.layers.0.weight", "madebyollin/taesd"
 
@@ -209,11 +178,8 @@ class AutoencoderDCConfig(DeterministicAutoencoderConfig):
     """
 
     latent_channels: int = 32
-    """Channels of a latent."""
     downsample_factor: int = 32
-    """Height of an image divided by height of its latent."""
     model_id: Literal["autoencoder_dc"] = "autoencoder_dc"
-    """Names this kind of autoencoder."""
 
     diffusers_class, weight_name = "AutoencoderDC", "encoder.conv_in.weight"
     example = "mit-han-lab/dc-ae-f32c32-sana-1.0-diffusers"

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework.lazy_imports import importing
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
 
-__all__ = ["FRAMEWORKS", "activate", "active", "is_active", "nn", "ops", "optim", "own", "runtime"]
+__all__ = ["FRAMEWORKS", "activate", "active", "is_active", "nn", "ops", "optim", "runtime"]
 
 FRAMEWORKS = ("pytorch", "mindspore")
 
@@ -90,11 +90,6 @@ def active() -> str:
         activate("pytorch")
     assert _active is not None
     return _active
-
-
-def own(package: str) -> ModuleType:
-    """Return the module of ``package`` that is named after the active framework."""
-    return importlib.import_module(f"{package}.{active()}")
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
+from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 from mindspeed_mm_dit.wings.lab.parity import compare
 from tests.autoencoder_kl_fixtures import SMALL
 from tests.conftest import GOLDEN

@@ -5,7 +5,7 @@ import torch
 
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
+from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def small(framework, tmp_path):
 )
 def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
     pytest.importorskip("diffusers")
-    from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
+    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 
     config = SMALL | change
     folder = write_folder(tmp_path / "changed", config, our_shapes(config))
@@ -127,7 +127,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, 
     folder, build = small
     if module == "diffusers":
         pytest.importorskip("diffusers")
-        from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
+        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 
         def build(path):
             return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))
@@ -143,7 +143,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(framework, 
 
 def test_loading_by_diffusers_is_quiet_and_its_errors_come_through(framework, small, caplog, monkeypatch):
     diffusers = pytest.importorskip("diffusers")
-    from mindspeed_mm_dit.models.autoencoder_kl.pytorch import AutoencoderKL
+    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 
     folder, _ = small
     weights = {name: weight(name, shape) for name, shape in our_shapes(SMALL).items()}

@@ -1,5 +1,0 @@
-"""AutoencoderKL on PyTorch: diffusers' module, frozen."""
-
-from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
-
-__all__ = ["AutoencoderKL"]
