@@ -49,6 +49,7 @@ class AutoencoderConfig(ABC):
     """Base of the config classes of section ``ae``: frozen dataclasses with a field ``model_id``."""
 
     model_id: str
+    """Names this kind of autoencoder."""
     channels: int = 3
     """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""
     latent_channels: int
@@ -269,9 +270,7 @@ class PixelConfig(AutoencoderConfig):
     """Section ``ae`` with ``model_id`` "pixel": no autoencoder; the images or videos themselves are the latents."""
 
     channels: int = 3
-    """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""
     model_id: str = "pixel"
-    """Names this kind of autoencoder."""
 
     downsample_factor = 1
     samples_posterior = False

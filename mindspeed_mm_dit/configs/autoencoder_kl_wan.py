@@ -52,13 +52,11 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
     from_pretrained: str
     """Local diffusers folder: config.json and weights."""
     latent_channels: int = 16
-    """Channels of a latent."""
     spatial_factor: int = 8
     """Height of a frame divided by height of its latent."""
     temporal_factor: int = 4
     """Frames per latent frame; the first latent frame encodes a single frame."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the autoencoder runs."""
     do_sample: bool = False
     """Train on a draw from the posterior or, if false, on its mean, as Wan does."""
     enable_tiling: bool = False
@@ -140,7 +138,6 @@ class QwenImageVAEConfig(WanVAEConfig):
     of one frame."""
 
     model_id: Literal["qwen_image_vae"] = "qwen_image_vae"  # type: ignore[assignment]
-    """Names this kind of autoencoder."""
 
     pixel_axes = (2,)
     diffusers_class = "AutoencoderKLQwenImage"

@@ -24,7 +24,6 @@ class CustomDiTConfig(VideoTransformerConfig):
     class_dropout_prob: float = 0.1
     """Probability, in [0, 1), that a training label is replaced by the null class; with 0 there is no null class."""
     model_id: str = "custom_dit"
-    """Names this kind of network."""
 
     eps = 1e-5
     """Epsilon of all norms, as in the tutorial; not a key of model.json."""

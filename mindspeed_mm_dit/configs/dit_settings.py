@@ -89,7 +89,6 @@ class DiTSettings(PredictorConfig):
     """[height, width] of the latents in latent pixels, if they are not a square of ``input_size``; no weight depends on
     it."""
     model_id: str = "dit"
-    """Names this kind of network."""
 
     adaptable = ("num_classes", "class_dropout_prob", "input_size", "patch_size", "in_channels", "learn_sigma",
                  "text_dim", "text_length", "pooled_dim", "pooled_encoder", "latent_size")  # fmt: skip

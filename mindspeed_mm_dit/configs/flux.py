@@ -33,7 +33,6 @@ class FluxConfig(JointConfig):
     guidance: float = GUIDANCE
     """With ``guidance_embeds``: that strength, in training and sampling, 0 to 100."""
     model_id: str = "flux"
-    """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.flux:Flux"
     diffusers_class = "FluxTransformer2DModel"

@@ -19,13 +19,10 @@ class Flux2Config(JointConfig):
     """FLUX.2 (Black Forest Labs 2025); the defaults are those of FLUX.2-dev."""
 
     num_layers: int = 8
-    """Number of blocks with weights of their own for image and text."""
     num_single_layers: int = 48
     """Number of blocks after them in which image and text share one set of weights."""
     num_attention_heads: int = 48
-    """Number of attention heads."""
     joint_attention_dim: int = 15360
-    """Width of the text encoder's states."""
     in_channels: int = 128
     """Channels of the latents: the autoencoder's, in patches of 2 x 2. The network's own patches are 1 x 1."""
     latent_size: tuple[int, int] = (64, 64)
@@ -43,7 +40,6 @@ class Flux2Config(JointConfig):
     guidance: float = GUIDANCE
     """With ``guidance_embeds``: that strength, in training and sampling, 0 to 100."""
     model_id: str = "flux2"
-    """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.flux2:Flux2"
     published_chain = ("euler", 50)

@@ -47,6 +47,7 @@ class PredictorConfig(ABC):
     """Base of the config classes of section ``predictor``: frozen dataclasses with a field ``model_id``."""
 
     model_id: str
+    """Names this kind of network."""
     network: ClassVar[str]
     """Where its network is, "package.module:Class", a module of ``framework.nn``; it is imported when it is built."""
     in_channels: int

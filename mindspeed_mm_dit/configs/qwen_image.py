@@ -22,7 +22,6 @@ class QwenImageConfig(JointConfig):
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
     """Channels of a head that turn with the number of the image, and the row and the column of a patch; even."""
     model_id: str = "qwen_image"
-    """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
     published_chain = ("euler", 50)

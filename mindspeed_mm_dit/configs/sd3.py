@@ -23,11 +23,9 @@ class SD3Config(JointConfig):
     num_layers: int = 24
     """Number of blocks; in the last, the text is only attended to."""
     num_attention_heads: int = 24
-    """Number of attention heads."""
     attention_head_dim: int = 64
     """Width of a head; times ``num_attention_heads`` it is the width D of a token, a multiple of 4."""
     text_length: int = 333
-    """Tokens of a text with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
     pooled_projection_dim: int = 2048
     """Width of the pooled vectors of the first two text encoders, side by side."""
     encoder_dropout_prob: float = 0.0
@@ -42,7 +40,6 @@ class SD3Config(JointConfig):
     sample_size: int = 128
     """Side of the latents whose positions are one apart, in latent pixels; of a larger table they are closer."""
     model_id: str = "sd3"
-    """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.sd3:SD3"
     diffusers_class = "SD3Transformer2DModel"

@@ -135,7 +135,6 @@ class Dinov2Config(TransformersTeacherConfig):
     """DINOv2 (Oquab et al. 2023), the teacher of REPA, with or without registers."""
 
     model_id: Literal["dinov2"] = "dinov2"
-    """Kind of teacher."""
 
     kinds: ClassVar = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
     pixels = _IMAGENET
@@ -146,7 +145,6 @@ class SiglipConfig(TransformersTeacherConfig):
     """The vision encoder of SigLIP (Zhai et al. 2023)."""
 
     model_id: Literal["siglip"] = "siglip"
-    """Kind of teacher."""
 
     kinds: ClassVar = {"siglip_vision_model": "SiglipVisionModel"}
     pixels = _HALVES

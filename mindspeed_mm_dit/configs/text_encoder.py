@@ -27,6 +27,7 @@ class TextEncoderConfig(ABC):
     """
 
     model_id: str
+    """Kind of encoder."""
     max_length: int
     """Tokens L of every caption, including the end token; shorter captions are padded."""
     truncate: bool
@@ -77,7 +78,6 @@ class TransformersTextConfig(TextEncoderConfig):
     """Encode each micro-batch only up to its longest caption; needs ``zero_padding``. Faster, with the same states up
     to rounding."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Precision in which the encoder runs."""
     hub_backend: Literal["hf"] = "hf"
     """Library of the encoder's class; MindSpeed-MM's key, which must be "hf" here."""
 
@@ -177,7 +177,6 @@ class T5Config(TransformersTextConfig):
     """T5 (Raffel et al. 2020), used with CLIP by Stable Diffusion 3 and FLUX, through transformers."""
 
     model_id: Literal["t5"] = "t5"
-    """Kind of encoder."""
 
     attend_padding: bool | None = None
     """Let the encoder read the padding as if it were words, as the pipelines of FLUX.1 and SD3 do; null: as the network
@@ -203,9 +202,7 @@ class BertConfig(TransformersTextConfig):
     max_length: int = 256
     """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the encoder runs."""
     model_id: Literal["bert"] = "bert"
-    """Kind of encoder."""
 
     width_key = "hidden_size"
 
@@ -257,12 +254,10 @@ class CLIPTextConfig(TransformersTextConfig):
     max_length: int = 77
     """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the encoder runs."""
     states: Literal["last", "penultimate"] | None = None
     """Which states to use: those of the last layer, normalised, as in Stable Diffusion 1; or the input of the last
     layer, as in SDXL and Stable Diffusion 3. null: as the network was published, with others the last."""
     model_id: Literal["clip"] = "clip"
-    """Kind of encoder."""
 
     width_key = "hidden_size"
 
@@ -338,19 +333,15 @@ class Qwen25VLConfig(LanguageModelConfig):
     """The language half of Qwen2.5-VL (Bai et al. 2025), as used by Qwen-Image."""
 
     max_length: int = 1024
-    """States L of every caption, of which shorter ones fill a part; what is cut does not count."""
     prompt_template: str = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
         "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    """What the model reads, with {} in place of the caption."""
     cut_tokens: int = 34
-    """Tokens at the beginning whose states are left out: none, or those before the caption."""
     empty_caption: str = " "
     """What stands for the empty caption, in the null condition: a blank, as Qwen-Image's authors write."""
     model_id: Literal["qwen2_5_vl"] = "qwen2_5_vl"
-    """Kind of encoder."""
 
 
 @dataclass(frozen=True)
@@ -358,8 +349,5 @@ class Qwen3Config(LanguageModelConfig):
     """Qwen3 (Yang et al. 2025), as used by Z-Image."""
 
     prompt_template: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    """What the model reads, with {} in place of the caption."""
     layers: tuple[int, ...] = (-2,)
-    """Layers whose states are used, side by side: -1 is the last, normalised, -2 the one before it."""
     model_id: Literal["qwen3"] = "qwen3"
-    """Kind of encoder."""

@@ -36,7 +36,6 @@ class VideoTransformerConfig(PredictorConfig):
     in_channels: int = 16
     """Channels of the latents."""
     out_channels: int = 16
-    """Channels of the network's output."""
     freq_dim: int = 256
     """Width of the sinusoidal timestep embedding; even."""
     ffn_dim: int = 13824

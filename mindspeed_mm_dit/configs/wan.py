@@ -54,7 +54,6 @@ class WanConfig(VideoTransformerConfig):
     last_frame: bool = False
     """Give the last frame too. Our own key; no weight depends on it."""
     model_id: str = "wan"
-    """Names this kind of network."""
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
     network = "mindspeed_mm_dit.models.video_transformer:Wan"

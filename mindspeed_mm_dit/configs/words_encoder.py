@@ -22,9 +22,7 @@ class WordsConfig(TextEncoderConfig):
     zero_padding: Literal[True] = True
     """The states of the padding are zero."""
     dtype: Literal["fp32"] = "fp32"
-    """Precision in which it runs."""
     model_id: Literal["words"] = "words"
-    """Kind of encoder."""
 
     frameworks = ("pytorch", "mindspore")
 

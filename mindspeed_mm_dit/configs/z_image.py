@@ -32,7 +32,6 @@ class ZImageConfig(JointConfig):
     num_refiner_layers: int = 2
     """Number of blocks of the image alone, and of the text alone, before them."""
     num_attention_heads: int = 30
-    """Number of attention heads."""
     joint_attention_dim: int = 2560
     """Width of the text encoder's states; states at the end that are all zeros are padding."""
     axes_dims_rope: tuple[int, int, int] = (32, 48, 48)
@@ -40,7 +39,6 @@ class ZImageConfig(JointConfig):
     rope_theta: float = 256.0
     """Base of the frequencies of the positions."""
     model_id: str = "z_image"
-    """Names this kind of network."""
 
     network = "mindspeed_mm_dit.models.z_image:ZImage"
     published_chain = ("euler", 50)
