@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
     SwiGLU,
+    TimestepEmbedder,
     TwoLayers,
     WholeAttention,
     as_tokens,
@@ -23,15 +24,9 @@ from mindspeed_mm_dit.models.layers import (
     modulate,
     self_attention,
     split_heads,
-    timestep_code,
     unpatchify,
 )
-from mindspeed_mm_dit.models.positions import (
-    FREQUENCY_WIDTH,
-    rotary_tables_2d,
-    sincos_positions_2d,
-    timestep_frequencies,
-)
+from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int]
@@ -80,27 +75,6 @@ class BottleneckPatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj1(ops.cast_like(x, self.proj1.weight))  # (B, bottleneck_dim, H/P, W/P)
         return as_tokens(self.proj2(x))  # (B, N, D)
-
-
-class TimestepEmbedder(nn.Module):
-    """Embed timesteps: sinusoids, then a two-layer MLP."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(FREQUENCY_WIDTH, hidden_size, init=Normal(0.02)),
-            nn.SiLU(),
-            nn.Linear(hidden_size, hidden_size, init=Normal(0.02)),
-        )
-        width = FREQUENCY_WIDTH
-        nn.set_constant(self, "frequencies", (width // 2,), lambda: timestep_frequencies(width))
-
-    def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(ops.cast_like(self.code(t), self.mlp[0].weight))  # (B, D)
-
-    def code(self, t: Tensor) -> Tensor:
-        """Return the sinusoids of timesteps (B,) of any scale."""
-        return timestep_code(t, self.frequencies)  # (B, 256)
 
 
 class LabelEmbedder(nn.Module):

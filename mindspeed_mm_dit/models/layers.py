@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, ZEROS, Rule
+from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, ZEROS, Normal, Rule
 from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 
@@ -14,6 +15,24 @@ def timestep_code(t: Tensor, frequencies: Tensor) -> Tensor:
     """Return the sinusoids of times (B,) of any scale: cosines, then sines, (B, 2 x frequencies) float32."""
     angles = ops.to_float32(t)[:, None] * frequencies[None]  # (B, frequencies)
     return ops.cat([ops.cos(angles), ops.sin(angles)], 1)
+
+
+class TimestepEmbedder(nn.Module):
+    """Embed timesteps: sinusoids, then a two-layer MLP; ``inner``: width between its layers, by default the last."""
+
+    def __init__(self, width: int, inner: int | None = None) -> None:
+        super().__init__()
+        inner, codes = inner or width, FREQUENCY_WIDTH
+        layers = nn.Linear(codes, inner, init=Normal(0.02)), nn.SiLU(), nn.Linear(inner, width, init=Normal(0.02))
+        self.mlp = nn.Sequential(*layers)
+        nn.set_constant(self, "frequencies", (codes // 2,), lambda: timestep_frequencies(codes))
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.mlp(ops.cast_like(self.code(t), self.mlp[0].weight))  # (B, D)
+
+    def code(self, t: Tensor) -> Tensor:
+        """Return the sinusoids of timesteps (B,) of any scale."""
+        return timestep_code(t, self.frequencies)  # (B, 256)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

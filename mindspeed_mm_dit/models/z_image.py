@@ -16,8 +16,8 @@ from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import TIMES, Attention, first_of, joined, plain_norm, seen
-from mindspeed_mm_dit.models.layers import timestep_code, unpatchify
-from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, grid_places, rotary_of_places, timestep_frequencies
+from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
+from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 NORM_EPS, TIME_HIDDEN = 1e-5, 1024
@@ -101,20 +101,6 @@ class FinalLayer(nn.Module):
         return self.linear(self.norm_final(x) * (1 + self.adaLN_modulation(c)[:, None]))  # (B, N, 4 C)
 
 
-class TimeEmbedder(nn.Module):
-    """Embed times: sinusoids, then a two-layer MLP."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = (nn.Linear(FREQUENCY_WIDTH, TIME_HIDDEN, init=Normal(0.02)), nn.SiLU(),
-                  nn.Linear(TIME_HIDDEN, width, init=Normal(0.02)))  # fmt: skip
-        self.mlp = nn.Sequential(*layers)
-        nn.set_constant(self, "frequencies", (FREQUENCY_WIDTH // 2,), lambda: timestep_frequencies(FREQUENCY_WIDTH))
-
-    def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(ops.cast_like(timestep_code(TIMES * t, self.frequencies), self.mlp[0].weight))  # (B, T)
-
-
 class OfPatches(nn.Module):
     """A layer under the name that diffusers has for patches of 2 x 2 and one frame."""
 
@@ -139,7 +125,7 @@ class ZImage(nn.Module):
         self.all_final_layer = OfPatches(FinalLayer(config))
         self.noise_refiner = nn.Blocks([ZImageBlock(config) for _ in refiners])
         self.context_refiner = nn.Blocks([ZImageBlock(config, conditioned=False) for _ in refiners])
-        self.t_embedder = TimeEmbedder(config.time_width)
+        self.t_embedder = TimestepEmbedder(config.time_width, TIME_HIDDEN)
         norm = nn.RMSNorm(config.joint_attention_dim, eps=NORM_EPS)
         self.cap_embedder = nn.Sequential(norm, nn.Linear(config.joint_attention_dim, D))
         self.layers = nn.Blocks([ZImageBlock(config) for _ in range(config.num_layers)])
@@ -159,7 +145,7 @@ class ZImage(nn.Module):
         is_word = seen(text)  # (B, L)
         kept = self.kept(is_word)  # (B, L / 32)
         (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
-        c = self.t_embedder(t)  # (B, T)
+        c = self.t_embedder(TIMES * t)  # (B, T)
         patches = ops.cast_like(self.patches(x, N), self.x_pad_token)  # (B, N, 4 C)
         x = ops.where(first_of(h * w, N)[:, :, None], self.all_x_embedder(patches), self.x_pad_token)
         x = ops.split_tokens(x)  # (B, N, D)
