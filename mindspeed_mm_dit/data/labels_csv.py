@@ -44,22 +44,20 @@ class Row(NamedTuple):
     captions: tuple[str, ...] = ()
 
 
-class Labelled(NamedTuple):
-    """Images with their classes, in the order of the lines."""
+class Listing(NamedTuple):
+    """Images and their classes, in the order of the index."""
 
     rows: list[tuple[str, int]]
     """(path below data_folder, label)."""
     classes: tuple[str, ...]
     """Name of every label; empty if the labels are plain numbers."""
-    told: tuple[Told, ...] = ()
-    """Captions of each image; empty if captions are not requested."""
     notes: tuple[str, ...] = ()
     """Lines for the user that begin with "note: " or "warning: "."""
+    told: Sequence[Told] = ()
+    """Captions of each image; empty if captions are not requested."""
 
 
-def read_labels(
-    path: Path, labelled: bool = True, captions: tuple[str, ...] = (), kept: Sequence[str] = ()
-) -> Labelled:
+def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = (), kept: Sequence[str] = ()) -> Listing:
     """Read an index; labels that are not numbers are class names, numbered in sorted order.
 
     labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns. kept: class names
@@ -86,11 +84,11 @@ def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> Told:
     return Told(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
 
 
-def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Labelled:
+def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Listing:
     if not any(row.label for row in rows):
-        return Labelled([(row.image, 0) for row in rows], ())
+        return Listing([(row.image, 0) for row in rows], ())
     found = labels_of([row.label for row in rows], str(path), lambda row: f"{path}: line {rows[row].line}", kept=kept)
-    return Labelled([(row.image, n) for row, n in zip(rows, found.numbers.tolist())], found.classes, notes=found.notes)
+    return Listing([(row.image, n) for row, n in zip(rows, found.numbers.tolist())], found.classes, found.notes)
 
 
 def is_index(path: Path) -> bool:

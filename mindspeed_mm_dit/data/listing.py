@@ -6,32 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
-from mindspeed_mm_dit.data.image_captions import Told, captions_beside, endings_of
+from mindspeed_mm_dit.data.image_captions import captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
-from mindspeed_mm_dit.data.labels_csv import JSONL, is_index, read_labels
+from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
 from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
 NAMES_SHOWN = 5
-
-
-class Listing(NamedTuple):
-    """Images and their classes, in the order of the index."""
-
-    rows: list[tuple[str, int]]
-    """(path below data_folder, label)."""
-    classes: tuple[str, ...]
-    """Name of every label; empty if the labels are plain numbers."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user that begin with "note: " or "warning: "."""
-    told: Sequence[Told] = ()
-    """Captions of each image; empty if captions are not requested."""
 
 
 def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> Listing:
@@ -224,10 +210,10 @@ def _of_csv(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[st
     path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
     if not os.path.lexists(path):
         raise _no_index(folder, param.index)
-    rows, names, told, said = read_labels(path, labelled, columns, kept)
-    left_out = _unlisted(folder, {image for image, _ in rows})
+    listing = read_labels(path, labelled, columns, kept)
+    left_out = _unlisted(folder, {image for image, _ in listing.rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
-    return Listing(rows, names, (*notes, *said), told)
+    return listing._replace(notes=(*notes, *listing.notes))
 
 
 def _no_index(folder: Path, index: str) -> DataError:
