@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm
+from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm as entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.lazy_imports import later
@@ -37,20 +37,6 @@ else:  # a run's first step needs none of them, and they take a second
     torch_pickles = later("mindspeed_mm_dit.checkpoint.torch_pickles")
 
 State = dict[str, Any]
-
-__all__ = [
-    "State",
-    "Writer",
-    "check_architecture",
-    "entries_for_mindspeed_mm",
-    "has_optimizer",
-    "is_mindspeed_mm",
-    "problem_of",
-    "read",
-    "read_theirs",
-    "read_tree",
-    "shapes",
-]
 
 
 class Writer(BackgroundWriter):

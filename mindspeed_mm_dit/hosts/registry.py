@@ -7,15 +7,10 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.hosts.contract import HostKind, Recognised
 from mindspeed_mm_dit.registry import Joined, join
 from mindspeed_mm_dit.training.flags import standalone_parser
-
-
-def _standalone(argv: Sequence[str]) -> Host:
-    from mindspeed_mm_dit.hosts.standalone import Standalone
-
-    return Standalone()
 
 
 def wanted_framework(argv: Sequence[str]) -> str:
@@ -26,7 +21,11 @@ def wanted_framework(argv: Sequence[str]) -> str:
 
 
 STANDALONE = HostKind(
-    "standalone", _standalone, lambda: Recognised(True), framework=wanted_framework, parser=standalone_parser
+    "standalone",
+    lambda argv: later("mindspeed_mm_dit.hosts.standalone").Standalone(),
+    lambda: Recognised(True),
+    framework=wanted_framework,
+    parser=standalone_parser,
 )
 HOSTS = Joined[HostKind]("host")
 

@@ -13,7 +13,8 @@ from typing import Any
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.condition import ImageTokens
 from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
-from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, ModelConfig
+from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS as PREDICTOR_CONFIGS
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
@@ -25,7 +26,8 @@ from mindspeed_mm_dit.models.on_paper import adapters_of
 from mindspeed_mm_dit.models.pretrained import check_weights
 from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
-from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
+from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
 from mindspeed_mm_dit.registry import Joined
 
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
@@ -200,25 +202,3 @@ def register_predictor(config: type[PredictorConfig]) -> None:
     Raises ConfigError if the name is taken.
     """
     PREDICTOR_CONFIGS[config.model_id] = config
-
-
-__all__ = [
-    "AUTOENCODERS",
-    "OBJECTIVES",
-    "PREDICTOR_CONFIGS",
-    "PREDICTOR_MODEL_MAPPINGS",
-    "TEACHERS",
-    "TEXT_ENCODERS",
-    "build_predictor",
-    "load_autoencoder",
-    "load_encoders",
-    "load_teachers",
-    "load_text_encoder",
-    "network_of",
-    "open_tokenizer",
-    "register_autoencoder",
-    "register_objective",
-    "register_predictor",
-    "register_teacher",
-    "register_text_encoder",
-]

@@ -13,9 +13,23 @@ import numpy as np
 from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.terminal import plain, print_nowhere
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.trackers.contract import Tracker
 from mindspeed_mm_dit.training.validation import ValidationLoss
+
+
+def meter(args: RunConfig) -> Callable[[float], float | None]:
+    """Return MFU as a function of the images per second of all ranks; it gives None if the peak is unknown."""
+    precision = args.mm.precision
+    assert precision is not None
+    peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision.compute)
+    if peak is None:
+        return lambda images_per_second: None
+    flop, devices = open_data_set(args.mm, args.seed).flop_of_a_sample(), runtime.world_size()
+    return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,6 @@ def open_log(args: RunConfig, iteration: int) -> RunLog:
     """Return the log of a run that starts after ``iteration``; the last rank prints and has the trackers."""
     from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
     from mindspeed_mm_dit.training.trackers.registry import open_trackers
-    from mindspeed_mm_dit.training.utilisation import meter
 
     prints = runtime.rank() == runtime.world_size() - 1
     trackers = open_trackers(args, iteration) if prints else ()

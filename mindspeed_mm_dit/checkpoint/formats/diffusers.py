@@ -111,7 +111,7 @@ def read(path: Path) -> State:
             f"{folder}/config.json: _class_name = {shown(config.get('_class_name'))}",
             f"is none of {', '.join((_DIT, _WAN, *joint_kinds()))} and {_VAE}",
         )
-    network = _dit(config, folder)
+    network = dit_of(config, folder)
     _check_claims(network, arrays, folder)
     weights = dit_names.from_diffusers(arrays, network, str(folder))
     if (folder / CHANGES).is_file():
@@ -186,8 +186,8 @@ def _indexed(index: Path) -> dict[str, str]:
     return names
 
 
-def _dit(config: dict[str, Any], folder: Path) -> DiTConfig:
-    """Return the network that config.json describes."""
+def dit_of(config: dict[str, Any], folder: Path) -> DiTConfig:
+    """Return the DiT that the config.json of a folder describes; raises CheckpointError if it is none."""
     for key, wanted in _FIXED.items():
         if config.get(key, wanted) != wanted:
             raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {wanted!r}")

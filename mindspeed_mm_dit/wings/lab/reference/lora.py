@@ -16,17 +16,20 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint import rules
 from mindspeed_mm_dit.checkpoint.dit_names import DIT_RULES
+from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter
 from mindspeed_mm_dit.checkpoint.lora.names import in_diffusers
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder, TimestepEmbedder
-from mindspeed_mm_dit.models.layers import unpatchify
+from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
+from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
 from mindspeed_mm_dit.models.lora import with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.wings.lab.reference.file import (
@@ -36,7 +39,6 @@ from mindspeed_mm_dit.wings.lab.reference.file import (
     Tensor,
     Weights,
     answer,
-    config_of,
     read_arrays,
 )
 from mindspeed_mm_dit.wings.lab.reference.image_transformers import MODULES, ImageTransformer
@@ -219,7 +221,11 @@ class DiTBase(Base):
 
     def fresh(self) -> Any:
         folder = self.file.folder / self.group
-        config, norm_eps = _described(read_json(folder / "config.json", "--lora"), f"{folder}/config.json")
+        said, what = read_json(folder / "config.json", "--lora"), f"{folder}/config.json"
+        config, norm_eps = diffusers.dit_of(said, folder), said.get("norm_eps", 1e-5)
+        check_claimed_sizes(config, what)
+        if not isinstance(norm_eps, float):
+            raise CheckpointError(f"{what}: norm_eps = {shown(norm_eps)}", "is no number", FORMAT)
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
         network, values = DiffusersDiT(config, norm_eps), _of_diffusers(arrays)
         own = {name: ops.numpy(p) for name, p in network.named_parameters()}
@@ -230,25 +236,6 @@ class DiTBase(Base):
             network, own | values
         )  # (positional embeddings, and embedders that are not used, keep their values)
         return runtime.compiled(runtime.to_runtime_device(network))
-
-
-_SIZES = {
-    "input_size": "sample_size", "num_classes": "num_embeds_ada_norm", "in_channels": "in_channels",
-    "patch_size": "patch_size", "num_heads": "num_attention_heads", "head_dim": "attention_head_dim",
-    "num_layers": "num_layers",
-}  # fmt: skip
-"""Key of the section ``predictor`` -> key of diffusers' config.json."""
-
-
-def _described(said: dict[str, Any], what: str) -> tuple[DiTConfig, float]:
-    """Return the network that a config.json of diffusers describes, and the eps of its norms before feed-forwards."""
-    sizes: dict[str, Any] = {ours: said.get(theirs) for ours, theirs in _SIZES.items()}
-    eps = said.get("norm_eps", 1e-5)
-    if not all(type(size) is int for size in sizes.values()) or not isinstance(eps, float):
-        raise CheckpointError(what, "lacks sizes of a DiT", FORMAT)
-    sizes["hidden_size"] = sizes.pop("head_dim") * sizes["num_heads"]
-    sizes["learn_sigma"] = said.get("out_channels") == 2 * sizes["in_channels"]
-    return config_of(DiTConfig, sizes, what), eps
 
 
 class LoraValues:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.hosts.contract import HostKind, Recognised
 from mindspeed_mm_dit.wings.mindspeed_mm.installed import is_installed, tools_json
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.commandline import wants_mindspore
 from mindspeed_mm_dit.wings.mindspeed_mm.megatron.contract import check_host
@@ -42,16 +42,11 @@ def needs(argv: Sequence[str]) -> None:
     check_host(wants_mindspore(argv))
 
 
-def _attach(argv: Sequence[str]) -> Host:
-    from mindspeed_mm_dit.wings.mindspeed_mm.megatron.attach import attach
-
-    return attach(argv)
-
-
-def _flags_needed(flags: RunConfig) -> list[str]:
-    return [] if flags.mm_tool else ["--mm-tool", str(tools_json())]
-
-
 KIND = HostKind(  # PyTorch for MindSpore too: there `torch` is MSAdapter
-    NAME, _attach, recognised, needs, flags_needed=_flags_needed, logs_steps="mindspeed_mm.training:training_log"
+    NAME,
+    lambda argv: later("mindspeed_mm_dit.wings.mindspeed_mm.megatron.attach").attach(argv),
+    recognised,
+    needs,
+    flags_needed=lambda flags: [] if flags.mm_tool else ["--mm-tool", str(tools_json())],
+    logs_steps="mindspeed_mm.training:training_log",
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Sequence
 
-from mindspeed_mm_dit.hosts.contract import Host, HostKind, Recognised
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.hosts.contract import HostKind, Recognised
 from mindspeed_mm_dit.wings.mindspeed_mm.installed import folders, is_installed
 from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
 
@@ -36,23 +36,13 @@ def torch_version() -> str:
         return ""
 
 
-def _attach(argv: Sequence[str]) -> Host:
-    from mindspeed_mm_dit.wings.mindspeed_mm.native.host import attach
-
-    return attach()
-
-
-def _config_of(folder: str, world_size: int) -> str:
-    from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import yaml_of_config
-
-    return yaml_of_config(folder, world_size)
-
+_ROOM = "mindspeed_mm_dit.wings.mindspeed_mm.native"
 
 KIND = HostKind(
     NAME,
-    _attach,
+    lambda argv: later(f"{_ROOM}.host").attach(),
     recognised,
     lambda argv: check_engine(),
     logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
-    config_of=_config_of,
+    config_of=lambda folder, world_size: later(f"{_ROOM}.commandline").yaml_of_config(folder, world_size),
 )

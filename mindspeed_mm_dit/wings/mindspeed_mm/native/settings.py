@@ -85,16 +85,11 @@ THEIRS = {
 
 REQUIRED = ("model.mm_model", "data.dataset_param.mm_data")
 
-SHARDING = {
-    "param_dtype": "param_dtype",
-    "reduce_dtype": "reduce_dtype",
-    "output_dtype": "output_dtype",
-    "cast_forward_inputs": "cast_forward_inputs",
-    "reshard_after_forward": "reshard_after_forward",
-    "num_to_forward_prefetch": "num_to_forward_prefetch",
-    "num_to_backward_prefetch": "num_to_backward_prefetch",
-    "cpu_offload": "offload_to_cpu",
-}
+_ALIKE = (
+    *("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs", "reshard_after_forward"),
+    *("num_to_forward_prefetch", "num_to_backward_prefetch"),
+)
+SHARDING = {**{name: name for name in _ALIKE}, "cpu_offload": "offload_to_cpu"}
 """Key of parallel.fsdp_plan -> key of fsdp2.yaml that means the same."""
 
 ROOT = "predictor."
