@@ -58,7 +58,7 @@ CLIP = {"image_dim": 12, "added_kv_proj_dim": 16}
 NETWORKS = {
     "channels": {"in_channels": 6},
     "channels, last frame": {"in_channels": 6, "last_frame": True},
-    "times by token": {"expand_timesteps": True},
+    "times by token": {"expand_timesteps": True, "frame_dropout_prob": 0.5},
     "features of CLIP": {"in_channels": 6, **CLIP},
     "features of CLIP, last frame": {
         "in_channels": 36, "out_channels": 16, **CLIP, "pos_embed_seq_len": 34, "last_frame": True,

@@ -291,6 +291,7 @@ class FirstFrame(ImageCondition):
     mask_channels: int
     with_last: bool = False
     """Whether the last frame is given too."""
+    dropout: float = 0.0
     names = ("frames",)
 
     def mask(self, latent_frames: int) -> np.ndarray:
@@ -363,16 +364,15 @@ class Conditions(tuple[Condition, ...]):
         """Those that guidance leads away from."""
         return Conditions(*(condition for condition in self if not isinstance(condition, ImageCondition)))
 
-    def check_draws_alone(self, what: str) -> None:
-        """Raise ConfigError, naming the setting ``what``, if samples need an image, which a run does not name."""
-        if self.frames is not None and self.frames.mask_channels > 1:
-            raise ConfigError(what, "draws samples without an image, with which this model begins them",
-                              "leave it out, and use mm-dit sample --image")  # fmt: skip
-
     @property
     def frames(self) -> FirstFrame | None:
         """The given frames among them, or None."""
         return self._of(FirstFrame)
+
+    @property
+    def needs_frames(self) -> bool:
+        """Whether no sample can be drawn without a frame to begin with."""
+        return self.frames is not None and self.frames.mask_channels > 1
 
     def kept(self, beside: Collection[str]) -> tuple[str, ...]:
         """Return the names of what a cache keeps of given frames; ``beside``: names of images beside the clips.

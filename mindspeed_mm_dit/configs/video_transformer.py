@@ -123,7 +123,12 @@ class VideoTransformerConfig(PredictorConfig):
         """Return the same network with at most 4 heads of the same width, MLP in proportion, and at most 4 blocks."""
         heads = min(self.num_heads, 4)
         sizes: dict[str, Any] = {self.heads_key: heads, "ffn_dim": self.ffn_dim * heads // self.num_heads}
+        sizes |= self.settings_of_width(heads * self.head_dim)
         return dataclasses.replace(self, num_layers=min(self.num_layers, 4), **sizes)
+
+    def settings_of_width(self, width: int) -> dict[str, Any]:
+        """Return the other settings that a token of ``width`` has."""
+        return {}
 
     def check_context_parallel(self, ranks: int) -> None:
         check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})

@@ -19,6 +19,10 @@ MASK_CHANNELS = 4
 """Channels of the mask beside the latents of given frames: one for each frame that a latent frame encodes."""
 CLIP_TOKENS = 257
 """Tokens that CLIP (ViT-H/14) makes of an image of 224 x 224 pixels."""
+FRAME_DROPOUT = 0.1
+"""Probability of learning a clip without its frame, if a network draws clips from a text alone too."""
+OURS = ("latent_size", "expand_timesteps", "last_frame", "frame_dropout_prob", "model_id")
+"""Keys that a published config.json does not have."""
 _IMAGE, _EMBEDDER = "condition_embedder.image_embedder", "patch_embedding.weight"
 
 
@@ -53,6 +57,9 @@ class WanConfig(VideoTransformerConfig):
     diffusers' model_index.json."""
     last_frame: bool = False
     """Give the last frame too. Our own key; no weight depends on it."""
+    frame_dropout_prob: float | None = None
+    """Probability that a clip is learned without its frame, from its text alone, with ``expand_timesteps``; null: 0.1
+    there. Other networks always take the frame. Our own key."""
     model_id: str = "wan"
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
@@ -74,6 +81,8 @@ class WanConfig(VideoTransformerConfig):
         for name in ("image_dim", "pos_embed_seq_len"):
             if (value := getattr(self, name)) is not None:
                 check_between(f"predictor.{name}", value, 1, LARGEST)
+        if self.frame_dropout_prob is not None:
+            check_between("predictor.frame_dropout_prob", self.frame_dropout_prob, 0.0, 1.0)
         wide = self.in_channels == 2 * self.out_channels + MASK_CHANNELS
         problems = {
             f"image_dim = {self.image_dim}": self.image_dim is not None and not wide,
@@ -81,6 +90,7 @@ class WanConfig(VideoTransformerConfig):
             "expand_timesteps = true": self.expand_timesteps and wide,
             f"patch_size = {list(self.patch_size)}": self.expand_timesteps and self.patch_size[0] > 1,
             "last_frame = true": self.last_frame and not wide,
+            f"frame_dropout_prob = {self.frame_dropout_prob}": self.frame_dropout_prob and not self.expand_timesteps,
         }
         for what, wrong in problems.items():
             if wrong:
@@ -122,21 +132,16 @@ class WanConfig(VideoTransformerConfig):
     @property
     def adaptable(self) -> tuple[str, ...]:  # type: ignore[override]
         """Settings in which the source of ``begun_from`` may differ: it may be a network from a text."""
-        of_images = (
-            "in_channels",
-            "image_dim",
-            "added_kv_proj_dim",
-            "pos_embed_seq_len",
-            "expand_timesteps",
-            "last_frame",
-        )
+        of_images = ("in_channels", "image_dim", "added_kv_proj_dim", "pos_embed_seq_len", *OURS[1:4])
         return (*VideoTransformerConfig.adaptable, *(of_images if self.mask_channels else ()))
 
     @property
     def conditions(self) -> Conditions:
         """The text, and for a network that begins with an image, its frames and CLIP's features."""
         shape = (self.latent_channels, *self.latent_size)
-        frames = (FirstFrame(shape, self.mask_channels, self.last_frame),) if self.mask_channels else ()
+        dropout = FRAME_DROPOUT if self.frame_dropout_prob is None else self.frame_dropout_prob
+        lost = dropout if self.expand_timesteps else 0.0
+        frames = (FirstFrame(shape, self.mask_channels, self.last_frame, lost),) if self.mask_channels else ()
         tokens = self.pos_embed_seq_len or CLIP_TOKENS
         features = (ImageTokens(tokens, self.image_dim, self.last_frame),) if self.image_dim else ()
         return Conditions(*super().conditions, *frames, *features)
@@ -151,9 +156,11 @@ class WanConfig(VideoTransformerConfig):
 
     def to_diffusers(self) -> dict[str, Any]:
         """Return the config.json of a WanTransformer3DModel."""
-        own = ("latent_size", "expand_timesteps", "last_frame", "model_id")
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in own}
+        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OURS}
         return {"_class_name": "WanTransformer3DModel", **kept}
+
+    def settings_of_width(self, width: int) -> dict[str, Any]:
+        return {"added_kv_proj_dim": width} if self.image_dim else {}
 
     def may_lack(self, name: str) -> bool:
         """Return whether ``name`` belongs to CLIP's features, which a network from a text does not take."""

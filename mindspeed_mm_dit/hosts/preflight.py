@@ -212,7 +212,6 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
         return args
     if not args.save:
         raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
-    model.predictor.conditions.check_draws_alone("--report")
     name = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
         sampler = find_sampler(model.diffusion, name, "--report-sampler")

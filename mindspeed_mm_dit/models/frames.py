@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
-from mindspeed_mm_dit.data.conditions.frames import IMAGES
+from mindspeed_mm_dit.data.conditions.frames import IMAGES, KEPT
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.pixels import to_images
 
@@ -42,14 +42,17 @@ def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
 
 
 def given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
-    """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives.
+    """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives, zeros where it keeps none.
 
     batch: images that were asked for or lie beside clips, ``first_image`` and perhaps ``last_image`` (B, 3 or 1, H, W);
     clips, as pixels; or from a cache ``frame_mean`` (B, C, F, H, W), or the moments of clips that begin with a frame
     of their own.
     """
-    if "frames" in batch:
-        return batch["frames"]
+    found = batch["frames"] if "frames" in batch else _given_frames(condition, batch, model)
+    return ops.reshape(batch[KEPT], (-1, 1, 1, 1, 1)) * found if KEPT in batch else found
+
+
+def _given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
     alone, named = condition.mask_channels == 1, [name for name in IMAGES if name in batch]
     if "frame_mean" in batch:
         mean = batch["frame_mean"]

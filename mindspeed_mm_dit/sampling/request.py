@@ -40,7 +40,8 @@ class Asked:
     """A request for samples, numbered from ``first_number`` on; the noise of a sample depends on its number."""
 
     values: Mapping[str, Sequence[Any]]
-    """By item, one value per sample: "label" whole numbers, "caption" strings, "vector" (P,) each."""
+    """By item, one value per sample: "label" whole numbers, "caption" strings, "vector" (P,) each, "image" tuples of
+    (3 or 1, H, W) uint8, None, or what ``begun_with`` returns."""
     instead: Mapping[str, Any] = field(default_factory=dict)
     """What guidance leads away from, by item; the null condition if there is none."""
     first_number: int = 0
@@ -81,7 +82,7 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
     missing = [item for item in conditions.items if item not in asked.values]
     if missing:
         raise ConfigError(f"samples without a {missing[0]}", "the model is steered by it", f"ask for a {missing[0]}")
-    if conditions.frames is not None:
+    if conditions.frames is not None and not isinstance(asked.values.get("image", [None])[0], Mapping):
         _check_images(asked, conditions.frames, config)
     _check_vectors(asked, conditions)
     if conditions.label is None:

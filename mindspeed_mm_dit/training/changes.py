@@ -22,7 +22,7 @@ _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "valid_by_class", "caption_dropout_prob"),
     *("num_frames", "train_fps", "clip_start", "crop", "display", "color_profiles"),
 )
-_PREDICTOR_SETTINGS = ("class_dropout_prob",)
+PREDICTOR_SETTINGS = ("class_dropout_prob", "frame_dropout_prob")
 _AE_SETTINGS = (*SCALE, "sample_posterior", "do_sample", "dtype")
 _TEACHER_SETTINGS = ("model_id", "weight", "dtype")
 _TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
@@ -107,7 +107,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
     settings["precision"] = str(args.mm.precision or "")
-    settings |= _of(model.predictor, "predictor", _PREDICTOR_SETTINGS)
+    settings |= _of(model.predictor, "predictor", PREDICTOR_SETTINGS)
     settings |= _of(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
     settings["dataset_param.buckets"] = data.dataset_param.bucket_words

@@ -44,6 +44,15 @@ class AveragedModel(NamedTuple):
     """(x_t, t, *condition) -> output, float32, in the precision of a step."""
     text_encoders: tuple[Any, ...]
     """Encoders of captions; empty if labels steer the model."""
+    frames: Callable[..., Tensor] | None = None
+    image_features: Callable[..., Tensor] | None = None
+    """The composite's own, which encode the frames that clips begin with."""
+
+    @classmethod
+    def of(cls, composite: Any, predictor: Callable[..., Tensor]) -> AveragedModel:
+        """Return what draws by ``predictor`` and the other parts of a composite."""
+        parts = (composite.text_encoders, composite.frames, composite.image_features)
+        return cls(composite.ae, composite.diffusion, predictor, *parts)
 
 
 class Kept(Protocol):

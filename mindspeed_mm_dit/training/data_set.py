@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.buckets import Shape
+from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.buckets import check_filled, counted
+from mindspeed_mm_dit.data.conditions.frames import begun_with
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
@@ -27,6 +29,8 @@ CAPTIONS_SHOWN = 8
 """Most captions that a report samples."""
 CLASSES_SHOWN = 10
 """Most classes that a report samples."""
+SHAPES_SHOWN = 6
+"""Most buckets that are sampled."""
 
 
 class Sample(NamedTuple):
@@ -112,8 +116,13 @@ class DataSet:
         return {"classes": self._train.classes, "data_digest": self._train.digest}
 
     def examples(self) -> dict[str, list[Any]]:
-        """Return, by item, some conditions to sample: the first classes, the first distinct captions."""
+        """Return, by item, some conditions to sample: the first classes, the first distinct captions.
+
+        For a network that begins a clip with a frame they are those of a few clips, held-out ones if there are any.
+        """
         conditions, rows = self._model.predictor.conditions, self._opened.rows
+        if conditions.needs_frames:
+            return self._of_clips(conditions)
         given: dict[str, list[Any]] = {}
         if conditions.label:
             given["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
@@ -123,10 +132,34 @@ class DataSet:
         most = max(map(len, found.values()), default=1)
         return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
 
+    def _of_clips(self, conditions: Conditions) -> dict[str, list[Any]]:
+        """Return what some clips of one shape, no two with the same caption, are steered by and begin with."""
+        opened, rows = (self._held_out, self._valid) if self.num_valid else (self._opened, self._train)
+        shown, visuals = np.arange(len(rows)), opened.visuals(rows)
+        if rows.shapes is not None:
+            shown = np.flatnonzero((rows.shapes == self.shapes_drawn()[0]).all(1))
+        values = {item: rows.items[item] for item in conditions.items}
+        if "caption" in values:
+            known = opened.cache is None or opened.cache.knows_captions
+            values["caption"] = [captions[0] if known else "" for captions in rows.captions]
+        firsts = {str([own[row] for own in values.values()]): row for row in reversed(shown.tolist())}
+        chosen = np.array(sorted(firsts.values())[:CAPTIONS_SHOWN])
+        views = visuals.views_at(self._seed, chosen)
+        read = [visuals.read(chosen[n : n + 1], views[n : n + 1]).arrays for n in range(len(chosen))]
+        frames = [begun_with(arrays, conditions.frames.with_last) for arrays in read]  # type: ignore[union-attr]
+        return {item: [own[row] for row in chosen] for item, own in values.items()} | {"image": frames}
+
     def shapes(self) -> list[Shape]:
         """Return the shapes of training samples, the most frequent first; empty without buckets."""
         found = [] if self._train.shapes is None else counted(self._train.shapes)
         return [shape for shape, _ in sorted(found, key=lambda shape_and_count: -shape_and_count[1])]
+
+    def shapes_drawn(self) -> list[Shape]:
+        """Return the shapes in which a run draws samples: the most frequent; of clips with a given frame, one."""
+        found = self.shapes()
+        if self._model.predictor.conditions.needs_frames:
+            return sorted(found, key=lambda shape: shape[0] == 1)[:1]
+        return found[:SHAPES_SHOWN]
 
     def named(self, sample_indices: np.ndarray) -> list[Sample]:
         """Return the training samples at ``sample_indices`` (B,), with their conditions in words."""

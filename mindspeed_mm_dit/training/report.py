@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -55,17 +56,18 @@ class ReportJob:
     """The conditions to sample, by item."""
     shapes: list[Sequence[int]]
     """The shapes of the samples; empty: the model's own."""
+    frames: str | None = None
+    """An .npz of what the samples begin with, for a network that needs it."""
 
 
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return ``examples`` in JSON's types: vectors become lists."""
     return {
-        item: [one.tolist() if isinstance(one, np.ndarray) else one for one in some] for item, some in examples.items()
+        item: [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in some]
+        for item, some in examples.items()
     }
 
 
-SHAPES_SHOWN = 6
-"""Most buckets that are sampled."""
 SAMPLES = 200
 """Most samples of a report."""
 
@@ -92,9 +94,31 @@ def report(args: RunConfig) -> None:
     if why := _why_nothing(args):
         tell(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
         return
+    with NamedTemporaryFile(suffix=".npz") as frames:
+        job = _job(args, frames)
+        command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
+        tell(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
+        sys.stdout.flush()
+        runtime.free_memory()  # the drawing process computes on the same device
+        ended = subprocess.run(command, env=without_launcher(os.environ), check=False)
+    if ended.returncode:
+        tell(
+            f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
+            f"complete and saved; draw samples with: mm-dit sample --checkpoint {args.save} --output samples.png",
+            file=sys.stderr,
+        )
+        sys.exit(USER_ERROR)
+
+
+def _job(args: RunConfig, frames: Any) -> ReportJob:
+    """Return what is drawn; what its samples begin with is written to the file ``frames``, if the network needs it."""
     data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
-    job = ReportJob(
-        save=args.save,
+    examples = data.examples()
+    if begun := examples.pop("image", None):
+        np.savez(frames, **{name: np.stack([own[name] for own in begun]) for name in begun[0]})
+        frames.flush()
+    return ReportJob(
+        save=args.save or "",
         tensorboard_dir=args.parts["tensorboard_dir"],
         ai_framework=active(),
         sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
@@ -103,21 +127,10 @@ def report(args: RunConfig) -> None:
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
-        examples=_plain(data.examples()),
-        shapes=list(data.shapes()[:SHAPES_SHOWN]),
+        examples=_plain(examples),
+        shapes=list(data.shapes_drawn()),
+        frames=frames.name if begun else None,
     )
-    command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
-    tell(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
-    sys.stdout.flush()
-    runtime.free_memory()  # the drawing process computes on the same device
-    ended = subprocess.run(command, env=without_launcher(os.environ), check=False)
-    if ended.returncode:
-        tell(
-            f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
-            f"complete and saved; draw samples with: mm-dit sample --checkpoint {args.save} --output samples.png",
-            file=sys.stderr,
-        )
-        sys.exit(USER_ERROR)
 
 
 def _why_nothing(args: RunConfig) -> str:

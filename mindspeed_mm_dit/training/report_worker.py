@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
@@ -78,10 +80,19 @@ def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
         return None
 
 
+def _frames(job: ReportJob) -> dict[str, list[Any]]:
+    """Return what each sample begins with, if the network needs that."""
+    if not job.frames:
+        return {}
+    with np.load(job.frames) as file:
+        return {"image": [dict(zip(file, arrays)) for arrays in zip(*file.values())]}
+
+
 def _next_command(job: ReportJob) -> str:
     """Return the command that draws more samples, with the sampler and the guidance of the report."""
     folder = Path(job.save).parent
     asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
+    asked += ["--image", "FIRST.png"] if job.frames else []
     how = ["--sampler", job.sampler, "--steps", str(job.steps), "--cfg-scale", f"{job.cfg_scale:g}"]
     return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how, "--output", f"{folder}/more.png"])
 
@@ -91,7 +102,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     _, config, names = describe(job.save, None)
     conditions = config.predictor.conditions
     found = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
-    judge = next(filter(None, found), None)
+    judge = None if job.frames else next(filter(None, found), None)
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:
@@ -99,7 +110,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     if judge:
         asked = Asked(judge.asked)
     else:
-        asked = Asked(job.examples).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
+        asked = Asked(job.examples | _frames(job)).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
     guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
     shown = judge.shown if judge else slice(None)

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
+from mindspeed_mm_dit.training.changes import PREDICTOR_SETTINGS, changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.contract import Checkpoints
 
@@ -197,12 +197,12 @@ def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> Non
 
 
 def differences(there: ModelConfig, here: ModelConfig, sections: Sequence[str]) -> list[str]:
-    """Return, in words, how ``sections`` of two model.json differ; the dropout of labels may differ."""
+    """Return, in words, how ``sections`` of two model.json differ; the dropout of labels and frames may."""
     return [
         f"{section}.{name} is {value!r} there and {other!r} here"
         for section in sections
         for name, value, other in _pairs(getattr(there, section), getattr(here, section))
-        if value != other and name != "class_dropout_prob"
+        if value != other and name not in PREDICTOR_SETTINGS
     ]
 
 

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, PooledText, TextStates, Vector
+from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, PooledText, TextStates, Vector
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.conditions.contract import Fed
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of, null_arrays
@@ -47,13 +47,14 @@ def batch(conditions, given=None):
 
 
 def test_two_encoders_read_the_same_caption_and_are_dropped_by_coins_of_their_own():
-    found = batch(Conditions(TextStates(3, 8), PooledText(6, encoder=1), ClassLabel(ROWS, 0.2)))
-    assert list(found) == ["caption_ids", "caption_mask", "pooled_ids", "pooled_mask", "labels"]
+    frame = FirstFrame((1, 3, 4, 4), 1, dropout=0.2)
+    found = batch(Conditions(TextStates(3, 8), PooledText(6, encoder=1), ClassLabel(ROWS, 0.2), frame))
+    assert list(found) == ["caption_ids", "caption_mask", "pooled_ids", "pooled_mask", "labels", "frames_kept"]
     states, pooled = found["caption_mask"].any(1), found["pooled_mask"].any(1)
     both = states & pooled
     np.testing.assert_array_equal(found["caption_ids"][both] + 1000, found["pooled_ids"][both])
-    dropped = [~states, ~pooled, found["labels"] == ROWS]
-    assert [0.1 < drops.mean() < 0.4 for drops in dropped] == [True] * 3
+    dropped = [~states, ~pooled, found["labels"] == ROWS, found["frames_kept"] == 0]
+    assert [0.1 < drops.mean() < 0.4 for drops in dropped] == [True] * 4
     assert all((one != other).any() for one, other in itertools.pairwise(dropped))
 
 

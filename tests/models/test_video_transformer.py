@@ -10,7 +10,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint.shapes import predictor_of
 from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.wan import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.on_paper import parameters_of
@@ -72,8 +72,7 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
 
     config = dataclasses.replace(WAN, **settings)
     model, weights = with_random_weights(framework, "wan", wan=config)
-    ours = ("model_id", "latent_size", "expand_timesteps", "last_frame")
-    theirs = WanTransformer3DModel(**{k: v for k, v in dataclasses.asdict(config).items() if k not in ours})
+    theirs = WanTransformer3DModel(**{k: v for k, v in dataclasses.asdict(config).items() if k not in OURS})
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     x, given = X[:, : config.latent_channels], config.conditions.examples(2)
     given["text"] = given["text"][:, :512]  # diffusers takes what is before the last 512 tokens for an image's
@@ -183,6 +182,8 @@ def test_sizes_that_no_network_has_are_refused():
         ({"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true: does not go with in_channels"),
         ({"expand_timesteps": True, "patch_size": [13, 2, 2]}, "patch_size = .* does not go with"),
         ({"last_frame": True}, "last_frame = true: does not go with"),
+        ({"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1: does not go with"),
+        ({"expand_timesteps": True, "frame_dropout_prob": 1.5}, "frame_dropout_prob = 1.5"),
         ({"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
     ):
         with pytest.raises(ConfigError, match=words):

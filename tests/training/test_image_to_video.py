@@ -16,6 +16,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.pixels import to_images
 from tests.clips_fixtures import NETWORKS, begun_configs, write_begun_clips, write_clip_vision
 from tests.conftest import FRAMEWORK
+from tests.training.test_same_numbers import in_cache
 
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the text encoder runs on PyTorch")
 STEPS = "--train-iters 2 --global-batch-size 4 --lr 1e-2 --lr-decay-style constant "
@@ -29,7 +30,7 @@ def clips(tmp_path_factory):
 
 
 @pytest.mark.parametrize("mask_channels", [1, 4])
-def test_of_one_frame_none_is_given(framework, mask_channels):
+def test_of_one_frame_or_one_that_is_not_kept_none_is_given(framework, mask_channels):
     from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder
     from mindspeed_mm_dit.models.frames import given_frames
 
@@ -37,8 +38,10 @@ def test_of_one_frame_none_is_given(framework, mask_channels):
     model = SimpleNamespace(ae=autoencoder, latents=lambda batch: autoencoder.scaled(to_images(batch["pixels"])))
     for frames in (1, 5):
         pixels = framework.ops.tensor(np.full((2, 1, frames, 4, 4), 200, np.uint8))
-        found = framework.ops.numpy(given_frames(FirstFrame((1, 5, 4, 4), mask_channels), {"pixels": pixels}, model))
-        assert found.shape == (2, mask_channels + 1, frames, 4, 4) and found.any() == (frames > 1)
+        batch = {"pixels": pixels, "frames_kept": framework.ops.tensor(np.array([1, 0], np.float32))}
+        found = framework.ops.numpy(given_frames(FirstFrame((1, 5, 4, 4), mask_channels), batch, model))
+        assert found.shape == (2, mask_channels + 1, frames, 4, 4) and found[0].any() == (frames > 1)
+        assert not found[1].any()
 
 
 def test_features_are_the_states_before_clips_last_layer_of_a_square_of_its_size(tmp_path):
@@ -63,7 +66,7 @@ def trained(request, clips, tmp_path_factory):
     """A run of two steps, and the files of a first and a last frame."""
     folder = tmp_path_factory.mktemp("run")
     configs = begun_configs(folder, clips, request.param)
-    outcome = configs.run(f"{STEPS} --save {folder}/out")
+    outcome = configs.run(f"{STEPS} --save {folder}/out --sample-interval 2")
     assert outcome.code == 0, outcome.output
     for name, grey in (("first", 200), ("last", 40)):
         Image.new("L", (32, 32), grey).save(folder / f"{name}.png")
@@ -94,15 +97,17 @@ def test_a_sample_begins_with_the_image_that_is_named(trained, capsys):
         assert "--image: is needed: the model begins a clip with an image" in capsys.readouterr().err
 
 
-def test_pictures_during_training_need_no_image_or_are_refused(trained):
-    from mindspeed_mm_dit.configs.model import load_model_config
-
-    conditions = load_model_config(trained[0] / "model.json").predictor.conditions
-    if conditions.frames.mask_channels == 1:
-        conditions.check_draws_alone("--report")
-    else:
-        with pytest.raises(ConfigError, match="--report: draws samples without an image"):
-            conditions.check_draws_alone("--report")
+def test_pictures_of_a_run_begin_with_the_frames_of_its_clips_from_files_or_a_cache(clips, tmp_path):
+    files = begun_configs(tmp_path / "files", clips, "features of CLIP, last frame", valid_fraction=0.2)
+    drawn = []
+    for configs in (files, in_cache(files, tmp_path / "cached", "features")):
+        out = configs.folder / "out"
+        outcome = configs.run(f"{STEPS} --save {out} --sample-interval 2 --report always --report-steps 20")
+        assert outcome.code == 0 and "--image FIRST.png" in outcome.output, outcome.output
+        pictures = (configs.folder / name for name in ("samples/iter_0000002.png", "samples.png"))
+        drawn.append([np.asarray(Image.open(picture).convert("L")).astype(int) for picture in pictures])
+    for grid, cached in zip(*drawn):
+        assert np.abs(grid - cached).max() <= 1 and grid.std() > 5
 
 
 @pytest.mark.parametrize(

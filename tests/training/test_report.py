@@ -27,7 +27,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         ),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    data = SimpleNamespace(examples=lambda: {"label": [0]}, shapes=list)
+    data = SimpleNamespace(examples=lambda: {"label": [0]}, shapes_drawn=list)
     monkeypatch.setattr(module, "open_data_set", lambda *_: data)
     with pytest.raises(SystemExit) as ended:
         module.report(args)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,27 +10,43 @@ import numpy as np
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageCondition
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
 
+KEPT = "frames_kept"
+"""Name of which samples keep their given frames, (B,) float32: 1, or 0 for one that learns from its text alone."""
 IMAGES = ("first_image", "last_image")
 """Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of samples that are asked for."""
 
 
 class OwnFrames:
-    """Feeds nothing: the frames are those of the clips of the batch or lie beside them, and are encoded there."""
+    """Feeds no frames: they are those of the clips of the batch or lie beside them, and are encoded there."""
 
     def __init__(self, condition: ImageCondition, fed: Fed) -> None:
         self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
+        self._dropout, self._fed = condition.dropout, fed
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return no arrays."""
-        return {}
+        """Return ``KEPT``, with dropout."""
+        return {KEPT: 1 - self._drops(sample_indices).astype(np.float32)} if self._dropout else {}
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return what is given of each clip."""
-        return [(self._words, False)] * len(rows)
+        return [(self._words, lost) for lost in self._drops(sample_indices).tolist()]
+
+    def _drops(self, sample_indices: np.ndarray) -> np.ndarray:
+        return self._fed.drops(sample_indices, self._dropout)
+
+
+def begun_with(read: Arrays, with_last: bool) -> Arrays:
+    """Return what the one sample that was ``read`` begins with: images by name, or what a cache keeps of them."""
+    pixels = read.get("pixels")
+    own = {} if pixels is None else dict(zip(IMAGES, (pixels[:, :, 0], pixels[:, :, -1])[: 1 + with_last]))
+    found = own | {name: array for name, array in read.items() if name in (*IMAGES, "frame_mean", "image_embeds")}
+    return {name: array[0] for name, array in found.items()}
 
 
 def _asked(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return images by name, or for samples that begin with none the network's input, zeros."""
+    if isinstance(values[0], Mapping):
+        return {name: np.stack([own[name] for own in values]) for name in values[0]}
     if values[0] is None:
         return {name: np.repeat(array, len(values), 0) for name, array in condition.hollow().items()}
     return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}

@@ -94,8 +94,7 @@ class Engine:
         """Let the EMA replace the weights, and yield a model if ``wanted``; every worker contributes its slice."""
         self._hold("average")
         try:
-            model = AveragedModel(self.model.ae, self.model.diffusion, self._predict, self.model.text_encoders)
-            yield model if wanted else None
+            yield AveragedModel.of(self.model, self._predict) if wanted else None
         finally:
             self._hold("weights")
 

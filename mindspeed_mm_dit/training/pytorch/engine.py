@@ -97,7 +97,7 @@ class Engine(Trained):
 
         reshard(self.model)  # a validation may have left the weights gathered
         with self.ema.in_place_of_the_weights():
-            yield AveragedModel(composite.ae, composite.diffusion, predict, composite.text_encoders)
+            yield AveragedModel.of(composite, predict)
             reshard(self.model)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:

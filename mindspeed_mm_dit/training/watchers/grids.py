@@ -22,7 +22,6 @@ from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
-from mindspeed_mm_dit.training.report import SHAPES_SHOWN
 from mindspeed_mm_dit.training.trackers.registry import asked
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
@@ -44,7 +43,7 @@ class SampleGrids(Watcher):
         config: ModelConfig = args.mm.model
         data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
         self._asked = Asked(data.examples()).each(each)
-        self._configs = [sized(config, shape) for shape in data.shapes()[:SHAPES_SHOWN]] or [config]
+        self._configs = [sized(config, shape) for shape in data.shapes_drawn()] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
         """Draw if it is due."""
@@ -108,7 +107,6 @@ def check_grids(args: RunConfig, world_size: int) -> None:
     what = f"--sample-interval = {args.sample_interval}"
     if not args.save and not asked(args):
         raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
-    model.predictor.conditions.check_draws_alone(what)
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
     sampler = find_sampler(model.diffusion, name)

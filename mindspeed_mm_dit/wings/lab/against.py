@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.wan import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
@@ -45,7 +45,6 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 """Settings of a small network of each class, for a comparison that needs no folder."""
 _TABLES = {"pos_embed.pos_embed"}
 """Parameters of ours that diffusers computes."""
-OURS_ALONE = ("model_id", "latent_size", "expand_timesteps", "last_frame")
 
 
 def compare_against(place: str, seed: int) -> Comparison:
@@ -123,7 +122,7 @@ def _that_fits(config: Any, place: str) -> tuple[Any, str]:
 def _theirs(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return diffusers' section for our network."""
     own = dataclasses.asdict(config)
-    same = {key: own[key] for key in section if key in own and key not in (*OURS_ALONE, "in_channels")}
+    same = {key: own[key] for key in section if key in own and key not in (*OURS, "in_channels")}
     wide = {"caption_projection_dim": config.hidden_size} if "caption_projection_dim" in section else {}
     return {**section, **same, **wide}
 

@@ -89,7 +89,9 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     if "vector" in conditions.items:
         raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
                           "sample it from Python: docs/python.md")  # fmt: skip
-    conditions.check_draws_alone("mm-dit app")
+    if conditions.needs_frames:
+        raise ConfigError("mm-dit app", "this model begins a clip with an image, for which the page has no input",
+                          "mm-dit sample --image FILE")  # fmt: skip
     is_video, left = len(pipe.config.sample_size) == 3, set[str]()
 
     def draw(classes, prompts, num, scale, steps, sampler, seed, request) -> Any:  # type: ignore[no-untyped-def]

@@ -12,6 +12,7 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.wings.lab import proof
@@ -162,8 +163,15 @@ def test_data_that_is_not_there_and_too_little_memory_are_said_before_any_work(d
     assert "a step in float64 needs 0.0 GiB, and this machine has 0.0 GiB" in said and "leave --full" in said
 
 
-def test_a_narrowed_copy_has_the_kinds_of_the_whole():
-    whole = load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor
+@pytest.mark.parametrize(
+    "whole",
+    [
+        load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor,
+        WanConfig(in_channels=36, image_dim=1280, added_kv_proj_dim=5120, pos_embed_seq_len=514),
+    ],
+    ids=["DiT", "Wan from an image"],
+)
+def test_a_narrowed_copy_has_the_kinds_of_the_whole(whole):
     small = whole.narrowed()
     assert parameters_of(small).num_elements() < parameters_of(whole).num_elements() / 50
     ours, theirs = ({n.partition(".blocks.0.")[2] for n in parameters_of(m)} for m in (small, whole))
