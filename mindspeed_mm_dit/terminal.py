@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any, TextIO, TypeVar
 
 Text = TypeVar("Text", bound=str)
 
+LONG_SECONDS = 30
+"""After which ``doing`` says what a program is at."""
 _CODES = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)]
 """What moves a cursor, changes colours, or turns the direction of a text around; and bytes that are no text."""
 _SHOWN = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\t"}
@@ -35,6 +40,18 @@ def tell(text: Any, file: TextIO | None = None) -> None:
         say(text, file)
     except OSError:
         print_nowhere((file or sys.stdout).fileno())
+
+
+@contextmanager
+def doing(what: str, report: Callable[[str], object] = tell) -> Iterator[None]:
+    """Report ``what`` once it has taken LONG_SECONDS: a log that stands still looks like a program that hangs."""
+    timer = Timer(LONG_SECONDS, report, [f" {what} ... (for {LONG_SECONDS} s so far)"])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_nowhere(*streams: int) -> None:

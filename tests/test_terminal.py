@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from mindspeed_mm_dit import pages
+from mindspeed_mm_dit import pages, terminal
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import plain, say
 from tests.conftest import FRAMEWORK, ROOT
@@ -61,3 +62,13 @@ def test_a_run_that_nobody_reads_trains_and_saves(tmp_path, few_digits, how):
     done = subprocess.run(["bash", "-c", command, "x", *words], cwd=tmp_path, env=environment, capture_output=True)
     assert done.returncode == 0, done
     assert (tmp_path / "ck" / "iter_0000002" / "run.json").is_file()
+
+
+def test_what_takes_long_is_said_in_a_log_and_what_does_not_is_not(monkeypatch):
+    said, was_said = [], threading.Event()
+    with terminal.doing("saving", said.append):
+        pass
+    monkeypatch.setattr(terminal, "LONG_SECONDS", 0)
+    with terminal.doing("drawing samples", lambda text: (said.append(text), was_said.set())):
+        assert was_said.wait(60)
+    assert said == [" drawing samples ... (for 0 s so far)"]

@@ -72,10 +72,10 @@ def _enlarged(clip: np.ndarray) -> np.ndarray:
     return np.broadcast_to(clip, (*clip.shape[:3], 3)).repeat(scale, 1).repeat(scale, 2)
 
 
-def draw_strips(clips: np.ndarray, titles: Sequence[str]) -> Image.Image:
-    """Lay out videos (N, F, H, W, 3 or 1) uint8: the frames of each side by side, below its title."""
+def draw_strips(clips: np.ndarray, titles: Sequence[str], least: int = CELL_PIXELS) -> Image.Image:
+    """Lay out videos (N, F, H, W, 3 or 1) uint8: frames of at least ``least`` pixels side by side, below each title."""
     _, frames, height, width = clips.shape[:4]
-    scale = max(1, -(-CELL_PIXELS // height))
+    scale = max(1, -(-least // height))
     step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
     picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
     pen = ImageDraw.Draw(picture)

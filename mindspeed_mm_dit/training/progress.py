@@ -13,6 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, Kept
 from mindspeed_mm_dit.training.resume import Start, print_rank_0, same_folder
@@ -60,12 +61,15 @@ class Progress:
         """Start writing a checkpoint of this iteration, unless there is one already; a failure is reported."""
         if not self._args.save:
             return
-        self._settle()
-        if self._saved_iteration == self.iteration or not self._begin():
-            return
+        with doing("saving", print_rank_0):
+            self._settle()
+            if self._saved_iteration != self.iteration and self._begin():
+                self._start_write(self._args.save)
+
+    def _start_write(self, save: str) -> None:
         iteration, store = self.iteration, self._store
         facts = run_facts(self._args, iteration, self.consumed_samples) | ({BEST: self._best} if self._best else {})
-        facts[COMMAND] = command(self._args.save, self.words)
+        facts[COMMAND] = command(save, self.words)
         state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))
@@ -99,7 +103,8 @@ class Progress:
         if not self._args.save:
             return
         self.try_save()
-        self._settle()
+        with doing("saving", print_rank_0):
+            self._settle()
         if self._saved_iteration != self.iteration:
             raise _shared(self._problem)
 

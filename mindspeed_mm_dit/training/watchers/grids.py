@@ -19,6 +19,7 @@ from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import captioned, stacked
 from mindspeed_mm_dit.sampling.image_files import draw_samples
 from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
@@ -50,7 +51,7 @@ class SampleGrids(Watcher):
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
             run.catch_up()
-            with named_step(f"the samples at iteration {iteration}"):
+            with named_step(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.say):
                 self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from mindspeed_mm_dit.errors import StepError, named_step
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
+from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.batches import next_batches
 from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
@@ -18,7 +19,8 @@ class Validation(Watcher):
     def after_step(self, run: Run, step: Step) -> None:
         """Validate if it is due."""
         if run.is_due(run.args.eval_interval):
-            loss = validate(run)
+            with doing("validating", run.log.say):
+                loss = validate(run)
             if loss is not None:
                 run.log.validation(run.progress.iteration, loss)
                 run.tell(lambda watcher: watcher.after_validation(run, loss))

@@ -27,8 +27,13 @@ POINTS = 8
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
 MOST_ASKED, MOST_LETTERS, MOST_WAITING = 64, 10_000, 16
 """Most classes or prompts of a drawing, letters of its prompts, and drawings that wait for the one under way."""
-MOST_KEPT, SHOWN_PIXELS = 12, 256
-"""Drawings that the page keeps, and the least size of an image on it."""
+MOST_KEPT, SHOWN_PIXELS, WAY_PIXELS = 12, 256, 96
+"""Drawings that the page keeps, and the least size of an image, and of a state on its way, on it."""
+STYLE = """
+.grid-container { grid: auto / repeat(auto-fill, minmax(240px, 1fr)) !important }
+.thumbnail-item { aspect-ratio: auto !important }
+"""
+"""Drawings side by side in their own shapes, where Gradio fills the page with the first, cut to a square."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -78,7 +83,7 @@ def launch(page: Any, port: int | None = None) -> str:
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
     _, address, _ = page.launch(
         server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
-        max_file_size="1kb", app_kwargs={"middleware": [own_names]},
+        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [own_names]},
     )  # fmt: skip
     return str(address)
 
@@ -106,13 +111,16 @@ def page_of(pipe: Pipeline, title: str) -> Any:
 
     for function in (draw, leave):
         function.__annotations__["request"] = gr.Request  # tells Gradio to pass it
-    with gr.Blocks(title=title, delete_cache=(600, 3600)) as page:
+    with gr.Blocks(title=title, delete_cache=(600, 3600), fill_width=True) as page:
         gr.Markdown(f"## {title}")
         with gr.Row():
             asked, button, samples, path = _inputs_and_outputs(pipe)
-        before = gr.Gallery(label="Before", columns=4, object_fit="contain", format="png", visible=not is_video)
+        if not is_video:
+            gr.Markdown("### Drawn so far, the newest first")
+        before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
+                            buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
         drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
-        if "caption" not in conditions.items:  # (there is no prompt yet)
+        if not is_video or "caption" not in conditions.items:  # (a video of no prompt takes long and shows little)
             drawings.append(page.load(draw, asked, [samples, path], api_name=False))
         for drawing in () if is_video else drawings:
             drawing.success(_with_newest, [samples, before], before, api_name=False)
@@ -129,17 +137,17 @@ def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
     """Return what the page asks for, its button, and where samples and their way from noise are shown."""
     gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
     is_video = len(pipe.config.sample_size) == 3
-    with gr.Column():
+    with gr.Column(min_width=280):
         classes = _classes(pipe)
         prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
-        num = gr.Slider(1, MOST_EACH, 1 if is_video else 4, step=1, label="Samples per class or prompt")
+        num = gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt")
         scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
                           visible=conditions.has_null)  # fmt: skip
         steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
         sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
         seed = gr.Number(0, label="Seed", precision=0, minimum=0)
         button = gr.Button("Draw", variant="primary")
-    with gr.Column(scale=2):
+    with gr.Column(scale=3):  # (three images of SHOWN_PIXELS side by side on a laptop's screen)
         gr.Markdown("### Samples")
         samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
         gr.Markdown("### The path from noise")
@@ -148,7 +156,7 @@ def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
 
 
 def _picture() -> Any:
-    return gradio().Image(show_label=False, format="png", buttons=["download", "fullscreen"])
+    return gradio().Image(show_label=False, format="png", interactive=False, buttons=["download", "fullscreen"])
 
 
 def _classes(pipe: Pipeline) -> Any:
@@ -176,7 +184,7 @@ def _drawn(
     """
     items = pipe.config.predictor.conditions.items
     try:
-        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
+        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts) or [""]}
         for item, own in given.items():
             check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
         samples = pipe.sample(
@@ -211,4 +219,4 @@ def _way(samples: Samples) -> Image.Image:
     """Return a strip per sample: the states of an image, or the middle frame of each state of a video."""
     path = samples.path
     assert path is not None
-    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles)
+    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles, WAY_PIXELS)
