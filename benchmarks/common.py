@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import multiprocessing
 import os
 import platform
@@ -17,10 +18,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.sampling.pipeline import Pipeline
+from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 RESULTS = Path(os.environ.get("RESULTS", Path(__file__).parent / "results"))
 
@@ -34,6 +39,45 @@ def engine_flags(**changes: object) -> RunConfig:
     published = {"seed": 0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.0,
                  "ema_decay": 0.9999, "clip_grad": 0.0}  # fmt: skip
     return RunConfig.of({**published, **changes})
+
+
+class Training:
+    """A network of ours that learns batches from memory, with an average of its weights over the last steps."""
+
+    def __init__(self, model: Mapping[str, Any], batch: int, seed: int, **flags: object) -> None:
+        self.pipe, self.seed, self.steps = Pipeline.untrained(model_config_from_mapping(model, "model"), seed), seed, 0
+        runtime.initialize(None, batch, batch)
+        self._engine = Engine(self.pipe.model, engine_flags(**{"seed": seed, "clip_grad": 1.0, **flags}), None)
+        self.ema = self._engine.ema
+
+    def step(self, pixels: np.ndarray, labels: np.ndarray, lr: float, averaged: float) -> None:
+        """Learn (B, C, H, W) uint8 of classes (B,); the average is over the last ``averaged`` of all steps."""
+        self.steps += 1
+
+        def forward_step(_: Any, __: Any) -> tuple[Any, Any]:
+            losses = self.pipe.loss(pixels, labels, step=self.steps, seed=self.seed)
+            return losses, lambda own: (own.mean(), {"loss": own.detach().mean()})
+
+        self.ema.decay = 1 - min(1.0, 1 / (averaged * self.steps))
+        self._engine.train_step(forward_step, iter(()), lr)
+
+
+class Lines:
+    """A file of results, a line of JSON each, to which an interrupted or later call adds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.all = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def of(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Return the lines that have what is ``wanted``."""
+        return [line for line in self.all if all(line.get(key) == value for key, value in wanted.items())]
+
+    def add(self, **line: Any) -> None:
+        """Keep a line."""
+        self.all.append(line)
+        with self.path.open("a") as file:
+            print(json.dumps(line), file=file)
 
 
 RESULT, PEAK = "result", "peak bytes"

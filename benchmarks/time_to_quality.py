@@ -1,6 +1,6 @@
 """Measure the CPU seconds until a small model generates images of a given score: the published DiT and later recipes.
 
-    OMP_NUM_THREADS=1 python benchmarks/time_to_quality.py --reference DIR [--data fashion-mnist] [--output runs.jsonl]
+    OMP_NUM_THREADS=1 python benchmarks/time_to_quality.py --reference DIR [--output runs.jsonl]
 
 DIR is a checkout of facebookresearch/DiT (which needs timm), whose own network and training step are used.
 
@@ -18,33 +18,26 @@ interrupted call can continue.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from common import Report, engine_flags, interleave, reference_checkout
+from common import Lines, Report, Training, interleave, reference_checkout
 
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.optimizers.muon import MuonConfig
-from mindspeed_mm_dit.sampling.pipeline import Pipeline
-from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 from mindspeed_mm_dit.wings.scores.digits import real_digits
 from mindspeed_mm_dit.wings.scores.real_images import RealImages
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
 BATCH, AVERAGED = 64, 7  # images of a step; the average is over the last seventh of the steps
 EVALUATIONS, SAMPLES_A_CLASS, TIMED = 20, 20, 15  # answers of the network for a sample; steps that are timed
-SIZES = {"hidden_size": 128, "num_layers": 4, "num_heads": 4}
+SIZES = {"input_size": 8, "patch_size": 4, "hidden_size": 128, "num_layers": 4, "num_heads": 4}
 THEIRS = "facebookresearch/DiT"
 
 DDPM = {"model_id": "gaussian_diffusion"}
@@ -84,13 +77,9 @@ class Data:
     """Images to learn, and what drawn ones are seen through."""
 
     pixels: np.ndarray
-    """(N, 1, H, W) uint8."""
+    """(N, 1, 8, 8) uint8."""
     labels: np.ndarray
-    sizes: Mapping[str, int]
-    """Of every contestant's network."""
     real: RealImages
-    levels: float
-    """What 255 is in the pixels of ``real``."""
 
     def batches(self, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the batches of one epoch after the other."""
@@ -104,31 +93,7 @@ class Data:
 def digits() -> Data:
     """Return scikit-learn's digits, seen as ``mm-dit evaluate --reference digits`` sees them."""
     found = read_digits()
-    pixels = np.round(found.images * (255 / 16)).astype(np.uint8)[:, None]
-    return Data(pixels, found.labels, {**SIZES, "input_size": 8, "patch_size": 4}, real_digits(), 16)
-
-
-def fashion_mnist() -> Data:
-    """Return 60,000 grey photographs of clothes, held against 5,000 others.
-
-    A classifier of them reads drawn ones; its hidden layer, 64 features, is what distances are measured in.
-    """
-    from sklearn.neural_network import MLPClassifier
-    from sklearn.preprocessing import FunctionTransformer
-
-    def read(name: str, skipped: int) -> np.ndarray:
-        return np.frombuffer(gzip.decompress((FASHION / f"{name}-ubyte.gz").read_bytes())[skipped:], np.uint8)
-
-    pixels, others = (read(f"{part}-images-idx3", 16).reshape(-1, 1, 28, 28) for part in ("train", "t10k"))
-    labels, theirs = (read(f"{part}-labels-idx1", 8).astype(np.int64) for part in ("train", "t10k"))
-    flat, held = (own.reshape(-1, 784) / np.float32(255) for own in (pixels, others[:5000]))
-    classifier = MLPClassifier((64,), max_iter=10, random_state=0).fit(flat, labels)
-    hidden = FunctionTransformer(lambda own: np.maximum(own @ classifier.coefs_[0] + classifier.intercepts_[0], 0))
-    real = RealImages.seen_through(held, theirs[:5000], np.ones(5000, bool), classifier.predict)
-    return Data(pixels, labels, {**SIZES, "input_size": 28, "patch_size": 7}, replace(real, space=hidden), 1)
-
-
-DATA = {"digits": digits, "fashion-mnist": fashion_mnist}
+    return Data(np.round(found.images * (255 / 16)).astype(np.uint8)[:, None], found.labels, real_digits())
 
 
 class Contestant:
@@ -136,53 +101,45 @@ class Contestant:
 
     def __init__(self, args: Namespace, data: Data, name: str, seed: int) -> None:
         recipe = RECIPES[name]
-        predictor = {"model_id": "dit", "in_channels": 1, "num_classes": 10, "learn_sigma": False, **data.sizes}
+        predictor = {"model_id": "dit", "in_channels": 1, "num_classes": 10, "learn_sigma": False, **SIZES}
         sections = {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": dict(recipe.diffusion)}
-        config = model_config_from_mapping({**sections, "predictor": {**predictor, **recipe.predictor}}, name)
+        model = {**sections, "predictor": {**predictor, **recipe.predictor}}
         self.data, self.seed, self.steps, self._stream = data, seed, 0, data.batches(seed)
-        self._pipe = Pipeline.untrained(config, seed)
-        runtime.initialize(None, BATCH, BATCH)
-        flags = {"clip_grad": 1.0, **recipe.flags}
-        self._engine = Engine(self._pipe.model, engine_flags(seed=seed, **flags), None)
-        self._theirs = their_step(args.reference, data, seed) if name == THEIRS else None
+        self._ours = Training(model, BATCH, seed, **recipe.flags)
+        self._theirs = their_step(args.reference, seed) if name == THEIRS else None
 
     def step(self, lr: float) -> None:
         """Take one step."""
         self.steps += 1
-        (pixels, labels), share = next(self._stream), min(1.0, AVERAGED / self.steps)
+        pixels, labels = next(self._stream)
         if self._theirs:
-            return self._theirs[0](pixels, labels, lr, share)
-
-        def forward_step(_: Any, __: Any) -> tuple[Any, Any]:
-            losses = self._pipe.loss(pixels, labels, step=self.steps, seed=self.seed)
-            return losses, lambda own: (own.mean(), {"loss": own.detach().mean()})
-
-        self._engine.ema.decay = 1 - share
-        self._engine.train_step(forward_step, iter(()), lr)
+            return self._theirs[0](pixels, labels, lr, min(1.0, AVERAGED / self.steps))
+        self._ours.step(pixels, labels, lr, 1 / AVERAGED)
 
     def score(self) -> dict[str, float]:
         """Score samples of the averaged weights."""
+        pipe, ema = self._ours.pipe, self._ours.ema
         if self._theirs:  # one sampler for all: their weights have our names
-            self._pipe.predictor.load_state_dict(self._theirs[1].state_dict(), strict=False)
-            self._engine.ema.averages.update({n: p.detach() for n, p in self._pipe.predictor.named_parameters()})
-        flow = self._pipe.config.diffusion.model_id == "flow_matching"
-        with self._engine.ema.in_place_of_the_weights():
-            drawn = self._pipe.sample(
+            pipe.predictor.load_state_dict(self._theirs[1].state_dict(), strict=False)
+            ema.averages.update({n: p.detach() for n, p in pipe.predictor.named_parameters()})
+        flow = pipe.config.diffusion.model_id == "flow_matching"
+        with ema.in_place_of_the_weights():
+            drawn = pipe.sample(
                 num=SAMPLES_A_CLASS, sampler="heun" if flow else "dpm++", steps=EVALUATIONS // (1 + flow),
                 guidance=1.0, channels="all", seed=self.seed, batch_size=200,
             )  # fmt: skip
         assert drawn.labels is not None
-        found = self.data.real.score(drawn.arrays.reshape(len(drawn), -1) * (self.data.levels / 255), drawn.labels)
+        found = self.data.real.score(drawn.arrays.reshape(len(drawn), -1) * (16 / 255), drawn.labels)
         return {"frechet": found.frechet, "accuracy": float(found.accuracy or 0), "variety": found.variety}
 
 
-def their_step(folder: str, data: Data, seed: int) -> tuple[Callable[..., None], Any]:
+def their_step(folder: str, seed: int) -> tuple[Callable[..., None], Any]:
     """Return a step of the checkout's train.py, its network and diffusion, and its average."""
     with reference_checkout(folder):
         from diffusion import create_diffusion
         from models import DiT
     torch.manual_seed(seed)
-    sizes = {"depth" if name == "num_layers" else name: size for name, size in data.sizes.items()}
+    sizes = {"depth" if name == "num_layers" else name: size for name, size in SIZES.items()}
     model, diffusion = DiT(in_channels=1, num_classes=10, learn_sigma=True, **sizes), create_diffusion("")
     average, optimizer = deepcopy(model).requires_grad_(False), torch.optim.AdamW(model.parameters(), weight_decay=0)
 
@@ -203,7 +160,7 @@ def their_step(folder: str, data: Data, seed: int) -> tuple[Callable[..., None],
 def main() -> None:
     """Run what is missing, and write the results."""
     args = parse()
-    data, done = DATA[args.data](), Path(args.output)
+    data, done = digits(), Lines(Path(args.output))
     names = [name for name in args.recipes if name != THEIRS or args.reference]
     for name in names:
         for lr in args.lr:
@@ -214,33 +171,26 @@ def main() -> None:
         write(args, data, done, names)
 
 
-def run(args: Namespace, data: Data, done: Path, name: str, lr: float, seed: int) -> None:
+def run(args: Namespace, data: Data, done: Lines, name: str, lr: float, seed: int) -> None:
     """Train and score at each mark, unless it is done."""
-    if runs(done, recipe=name, lr=lr, seed=seed):
+    if done.of(recipe=name, lr=lr, seed=seed):
         return
     contestant, scores = Contestant(args, data, name, seed), []
     for mark in args.steps:
         while contestant.steps < mark:
             contestant.step(lr)
         scores.append({"step": mark, **contestant.score()})
-    with done.open("a") as file:
-        print(json.dumps({"recipe": name, "lr": lr, "seed": seed, "scores": scores}), file=file)
+    done.add(recipe=name, lr=lr, seed=seed, scores=scores)
 
 
-def runs(done: Path, **wanted: Any) -> list[dict[str, Any]]:
-    """Return the finished runs that have what is ``wanted``."""
-    lines = done.read_text().splitlines() if done.exists() else []
-    return [own for own in map(json.loads, lines) if all(own[key] == value for key, value in wanted.items())]
-
-
-def best(done: Path, name: str) -> float:
+def best(done: Lines, name: str) -> float:
     """Return the learning rate with the best end of the first seed."""
-    return min(runs(done, recipe=name, seed=0), key=lambda own: own["scores"][-1]["frechet"])["lr"]
+    return min(done.of(recipe=name, seed=0), key=lambda own: own["scores"][-1]["frechet"])["lr"]
 
 
-def write(args: Namespace, data: Data, done: Path, names: list[str]) -> None:
+def write(args: Namespace, data: Data, done: Lines, names: list[str]) -> None:
     """Measure the seconds of a step, and write the table and the picture of the curves."""
-    report = Report(f"time_to_quality-{args.data}", f"CPU seconds to quality, {args.data}")
+    report = Report("time_to_quality", "CPU seconds to quality")
     contestants = {name: Contestant(args, data, name, 0) for name in names}
     steps = {name: lambda own=own: own.step(1e-3) for name, own in contestants.items()}
     seconds = {name: statistics.median(own) for name, own in interleave(steps, TIMED, clock="cpu").items()}
@@ -251,7 +201,7 @@ def write(args: Namespace, data: Data, done: Path, names: list[str]) -> None:
     rows = []
     for name in sorted(names, key=lambda own: took[own] * seconds[own]):
         lr, end, whole = best(done, name), ends[name], took[name] * seconds[name]
-        rows.append([name, len(runs(done, recipe=name, lr=lr)), lr, f"{seconds[name]:.3f}", end["step"],
+        rows.append([name, len(done.of(recipe=name, lr=lr)), lr, f"{seconds[name]:.3f}", end["step"],
                      f"{end['frechet']:.1f}", f"{end['accuracy']:.1%}", f"{end['variety']:.0%}",
                      f"{took[name]:.0f}", f"{whole:.0f}", f"{published / whole:.2f}"])  # fmt: skip
     heads = ["recipe", "seeds", "learning rate", "CPU s a step", "steps", "Frechet then", "read as asked", "variety"]
@@ -261,9 +211,9 @@ def write(args: Namespace, data: Data, done: Path, names: list[str]) -> None:
     draw(report.path.with_suffix(".png"), {name: chosen(done, name) for name in names}, seconds, goal)
 
 
-def chosen(done: Path, name: str) -> list[dict[str, float]]:
+def chosen(done: Lines, name: str) -> list[dict[str, float]]:
     """Return the median over seeds of each score at each mark, at the learning rate that was chosen."""
-    own = [run["scores"] for run in runs(done, recipe=name, lr=best(done, name))]
+    own = [run["scores"] for run in done.of(recipe=name, lr=best(done, name))]
     return [{key: statistics.median(score[key] for score in at) for key in at[0]} for at in zip(*own)]
 
 
@@ -296,7 +246,6 @@ def parse() -> Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT; without it, ours alone")
-    parser.add_argument("--data", default="digits", choices=list(DATA))
     parser.add_argument("--recipes", nargs="+", default=list(RECIPES), choices=list(RECIPES), metavar="NAME")
     parser.add_argument("--against", default=THEIRS, choices=list(RECIPES), help="whose end is the goal")
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-3, 2e-3, 4e-3])

@@ -9,9 +9,6 @@ from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.planning.arithmetic import recompute_flop, train_flop
 from mindspeed_mm_dit.planning.memory import Placement, gathered_elements
 
-PAPER_STEPS, PAPER_BATCH = 7_000_000, 256
-"""Length of the published training (Peebles & Xie 2023): optimizer steps, and images per step."""
-
 
 @dataclass(frozen=True)
 class Traffic:

@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device-memory-gib", type=float, metavar="M", help="GiB of each device; needed for a plan")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
     parser.add_argument(
+        "--train-iters",
+        type=int,
+        default=7_000_000,
+        metavar="N",
+        help="steps of the run (default 7000000, as published)",
+    )
+    parser.add_argument(
         "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
     )
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
@@ -118,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
             f"{request.images_per_rank} a rank.\n"
         )
     print_model(model)
+    print_time(model, request, args)
     print_memory(model, request, chosen)
     print_fits(model, request)
     print_traffic(model, request, chosen, args)
@@ -149,8 +157,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for flag in () if args.write_native else ("model", "device_memory_gib"):
         if getattr(args, flag) is None:
             raise ConfigError(f"--{flag.replace('_', '-')}", "is required", "mm-dit plan --help explains every flag")
-    for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "micro_batch_size",
-                 "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
+    for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
+                 "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MOST:
             raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
@@ -224,6 +232,19 @@ def print_model(model: ModelConfig) -> None:
     say(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
 
 
+def print_time(model: ModelConfig, request: Request, args: argparse.Namespace) -> None:
+    """Print how long the arithmetic of the whole run takes."""
+    from mindspeed_mm_dit.planning.arithmetic import train_flop
+
+    flop = train_flop(model.predictor) * request.global_batch_size * args.train_iters
+    hours = flop / (args.peak_tflops * 1e12 * args.mfu * request.world_size) / 3600
+    units = "clips" if _learns_videos(model) else "images"
+    say(
+        f"whole run        {args.train_iters:,} steps of {request.global_batch_size:,} {units}: {hours:,.1f} hours if "
+        f"{request.world_size} device(s) reach {args.mfu:.0%} of {args.peak_tflops:g} TFLOP/s"
+    )
+
+
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
     """Print the memory of the recommended placement, part by part."""
     from mindspeed_mm_dit.planning.memory import memory
@@ -260,11 +281,11 @@ def print_fits(model: ModelConfig, request: Request) -> None:
 
 def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
     """Print bytes sent and, with --link-gbps, times."""
-    from mindspeed_mm_dit.wings.advice.traffic import PAPER_BATCH, PAPER_STEPS, Links, step_time, traffic
+    from mindspeed_mm_dit.wings.advice.traffic import Links, step_time, traffic
 
     rounds = request.images_per_rank // chosen.micro_batch_size
     say(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
-    say(f" {'step, overlapped':>17} {'in turn':>9} {'paper run':>11}" if args.link_gbps else "")
+    say(f" {'step, overlapped':>17} {'in turn':>9} {'whole run':>11}" if args.link_gbps else "")
     for name, placement in kinds(request).items():
         placement = dataclasses.replace(placement, recompute=chosen.placement.recompute)
         sent = traffic(model, placement, rounds)
@@ -274,15 +295,11 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
             images = chosen.micro_batch_size * rounds
             compute = step_time(model, placement, images, args.peak_tflops * 1e12 * args.mfu)
             travel = links.seconds(placement, sent)
-            days = PAPER_STEPS * PAPER_BATCH / request.global_batch_size * max(compute, travel) / 86400
+            days = args.train_iters * max(compute, travel) / 86400
             say(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
         say()
     if args.link_gbps:
-        say(
-            f"  overlapped: the longer of arithmetic and sending; in turn: their sum. Paper run:\n"
-            f"  {PAPER_STEPS:,} steps of {PAPER_BATCH} images, overlapped. Arithmetic at {args.mfu:.0%} of "
-            f"{args.peak_tflops:g} TFLOP/s."
-        )
+        say("  overlapped: the longer of arithmetic and sending; in turn: their sum. The whole run is overlapped.")
 
 
 def kinds(request: Request) -> dict[str, Placement]:
