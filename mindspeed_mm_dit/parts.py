@@ -46,7 +46,15 @@ PARTS = {
     },
     "autoencoder": {
         name: f"mindspeed_mm_dit.models.autoencoders:{name.upper()}"
-        for name in ("pixel", "autoencoder_kl", "wan_video_vae", "qwen_image_vae", "autoencoder_tiny", "autoencoder_dc")
+        for name in (
+            "pixel",
+            "autoencoder_kl",
+            "flux2_vae",
+            "wan_video_vae",
+            "qwen_image_vae",
+            "autoencoder_tiny",
+            "autoencoder_dc",
+        )
     },
     "text encoder": {
         "umt5": f"{_TEXTS}:UMT5",
@@ -57,6 +65,7 @@ PARTS = {
         "words": "mindspeed_mm_dit.models.words_encoder:WORDS",
         "qwen2_5_vl": f"{_TEXTS}:QWEN2_5_VL",
         "qwen3": f"{_TEXTS}:QWEN3",
+        "mistral3": f"{_TEXTS}:MISTRAL3",
     },
     "teacher": {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",

@@ -25,6 +25,8 @@ FLUX = SMALL | {
 def weight(name, shape):
     """Return the weight called ``name``: about unit gain, norms and biases off their trivial values."""
     draw = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
+    if name.endswith("running_var"):
+        return 0.5 + draw**2
     if len(shape) == 1:
         return draw * np.float32(0.1) + np.float32("norm" in name and name.endswith("weight"))
     return draw / np.float32(math.sqrt(math.prod(shape[1:])))
@@ -46,21 +48,29 @@ def our_shapes(config):
     from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
     from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKLNetwork
 
-    others = ("_class_name", "sample_size", "scaling_factor", "shift_factor")
+    others = ("_class_name", "sample_size", "scaling_factor", "shift_factor", "batch_norm_eps", "patch_size")
     keys = {key: value for key, value in config.items() if key not in others}
     network = AutoencoderKLNetwork(from_mapping(KLArchitecture, keys, "test"))
     return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
-def write_folder(folder, config, names_and_shapes):
+def write_folder(folder, config, names_and_shapes, more=()):
     """Write config.json and diffusion_pytorch_model.safetensors; return ``folder``."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    weights = {name: weight(name, shape) for name, shape in names_and_shapes.items()}
+    weights = {name: weight(name, shape) for name, shape in names_and_shapes.items()} | dict(more)
     save_file(weights, folder / "diffusion_pytorch_model.safetensors")
     return folder
+
+
+def write_flux2(folder, **more):
+    """Write a small AutoencoderKLFlux2, whose latents have four times its channels; return ``folder``."""
+    config = SMALL | {"_class_name": "AutoencoderKLFlux2", "batch_norm_eps": 1e-4, "patch_size": [2, 2]} | more
+    shapes = our_shapes(config)
+    statistics = dict.fromkeys(("bn.running_mean", "bn.running_var"), (4 * config["latent_channels"],))
+    return write_folder(folder, config, shapes | statistics, {"bn.num_batches_tracked": np.array(7)})
 
 
 def results(framework, autoencoder, arrays):

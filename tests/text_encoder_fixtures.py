@@ -46,56 +46,87 @@ def write_clip(folder: Path, projected: bool) -> Path:
     return folder
 
 
-def write_t5(folder: Path) -> Path:
-    """Write a whole T5, with its decoder, of width 16."""
+def write_t5(folder: Path, width: int = 16) -> Path:
+    """Write a whole T5, with its decoder."""
     import torch
     import transformers
 
     _write_tokenizer(folder, ("<pad>", "</s>", "<unk>"), "", "</s>", "<pad>")
     torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    config = transformers.T5Config(vocab_size=8, d_model=width, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
     transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 
 def write_language_model(folder: Path, kind: str) -> Path:
-    """Write a Qwen2.5-VL ("qwen2_5_vl"), or a Qwen3 ("qwen3") with its head, of width 16 and three layers."""
+    """Write a Qwen2.5-VL ("qwen2_5_vl"), a Qwen3 ("qwen3") with its head, or a Mistral Small 3 ("mistral3") with its
+    processor, of width 16 and three layers."""
     import torch
     import transformers
 
-    _write_prompt_tokenizer(folder)
+    _write_prompt_tokenizer(folder, kind)
     torch.manual_seed(0)
     sizes = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
              "num_key_value_heads": 1, "intermediate_size": 32, "initializer_range": 0.3}  # fmt: skip
     if kind == "qwen3":
         transformers.Qwen3ForCausalLM(transformers.Qwen3Config(head_dim=8, **sizes)).save_pretrained(folder)
-        return folder
-    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16}
-    rope = {"type": "mrope", "mrope_section": [2, 1, 1]}
-    config = transformers.Qwen2_5_VLConfig(text_config={**sizes, "rope_scaling": rope}, vision_config=vision)
-    transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    elif kind == "mistral3":
+        text = transformers.MistralConfig(head_dim=8, **sizes)
+        eyes = transformers.PixtralVisionConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                                num_attention_heads=2, image_size=28, patch_size=14)  # fmt: skip
+        config = transformers.Mistral3Config(text_config=text, vision_config=eyes, image_token_index=5)
+        transformers.Mistral3ForConditionalGeneration(config).save_pretrained(folder)
+    else:
+        vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16}
+        rope = {"type": "mrope", "mrope_section": [2, 1, 1]}
+        config = transformers.Qwen2_5_VLConfig(text_config={**sizes, "rope_scaling": rope}, vision_config=vision)
+        transformers.Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 
-def _write_prompt_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with a token for each word, mark and line end of the prompts of Qwen, and no end token."""
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+CHATS = {
+    "qwen3": "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}",
+    "mistral3": "{{ bos_token }}[SYSTEM_PROMPT]{{ messages[0].content[0].text }}[/SYSTEM_PROMPT]"
+    "[INST]{{ messages[1].content[0].text }}[/INST]",
+}
+"""The part that texts need of the templates that Qwen and Mistral publish with their tokenizers."""
+_MARKS = {
+    "qwen2_5_vl": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    "qwen3": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+    "mistral3": ("<pad>", "<s>", "</s>", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[IMG]", "[INST]", "[/INST]",
+                 "[IMG_BREAK]", "[IMG_END]"),
+}  # fmt: skip
+"""Tokens of their own: for padding, for the beginning, and for the end."""
 
-    from mindspeed_mm_dit.configs.text_encoder import Qwen25VLConfig
 
-    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    words = re.findall(r"<.*?>|\w+|[^\w ]", Qwen25VLConfig.prompt_template.replace("{}", " ".join(_WORDS)))
-    names = dict.fromkeys([*marks, "?", *words])
+def _write_prompt_tokenizer(folder: Path, kind: str) -> None:
+    """Write a tokenizer with a token for each word, mark and line end of a prompt; Mistral's puts <s> before it."""
+    import transformers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+    from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen25VLConfig
+
+    is_mistral, marks = kind == "mistral3", _MARKS[kind]
+    template = (Mistral3Config if is_mistral else Qwen25VLConfig).prompt_template
+    words = re.findall(r"<.*?>|\w+|[^\w ]", re.sub(r"\[.*?\]", "", template).replace("{}", " ".join(_WORDS)))
+    names = dict.fromkeys([*marks, "?", *words, *_WORDS])
     tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"\w+|[^\w ]"), "isolated"), pre_tokenizers.Split(Regex(" +"), "removed")
     ])  # fmt: skip
     tokenizer.add_special_tokens(list(marks))
-    folder.mkdir(parents=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": marks[0], "eos_token": marks[2],
-                "padding_side": "left"}  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if is_mistral:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=marks[0], eos_token=marks[2], bos_token="<s>" if is_mistral else None,
+        padding_side="left" if kind != "qwen3" else "right", chat_template=CHATS.get(kind),
+    )  # fmt: skip
+    fast.save_pretrained(folder)
+    if is_mistral:
+        eyes = transformers.PixtralImageProcessor()
+        transformers.PixtralProcessor(eyes, fast, chat_template=CHATS[kind]).save_pretrained(folder)
 
 
 def _write_tokenizer(folder, special, begin, end, pad, end_last=False):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.autoencoder import (
     SCALE,
     LatentScale,
@@ -18,11 +20,13 @@ from mindspeed_mm_dit.configs.autoencoder import (
     Told,
     check_scale,
     check_statistics,
+    config_file,
     divided,
     read_facts,
 )
+from mindspeed_mm_dit.configs.files import UnusableFile, read_floats
 from mindspeed_mm_dit.configs.limits import check_path, require_positive
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _PARAMETERS = 83_653_863
 """Number of parameters of Stable Diffusion's autoencoder (8x, 4 channels)."""
@@ -131,6 +135,67 @@ class LatentFacts:
         told = {"downsample_factor": 2 ** (len(widths) - 1) if widths else None}
         told |= {name: getattr(self, name) for name in ("latent_channels", *SCALE)}
         return {name: value for name, value in told.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Flux2VAEConfig(ImageAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "flux2_vae": diffusers' AutoencoderKLFlux2, frozen.
+
+    Latents are patches of 2 x 2, normalised by the mean and variance of each channel, which are among its weights.
+    """
+
+    from_pretrained: str
+    """Local diffusers folder (config.json and weights), or its .safetensors file."""
+    latent_channels: int = 128
+    """Channels of a latent: four times those of the autoencoder. If left out, read from config.json, as is the next."""
+    downsample_factor: int = 16
+    """Height of an image divided by height of its latent."""
+    sample_posterior: bool = False
+    """Train on a draw from the posterior or, if false, on its mean, as diffusers' script does."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision in which the autoencoder runs."""
+    model_id: Literal["flux2_vae"] = "flux2_vae"
+    """Names this kind of autoencoder."""
+
+    scaling_factor, shift_factor = 1.0, 0.0
+    diffusers_class, weight_name = "AutoencoderKLFlux2", "bn.running_mean"
+    looked_up = ("latent_channels", "downsample_factor")
+    example = "the vae/ of black-forest-labs/FLUX.2-dev"
+
+    @property
+    def samples_posterior(self) -> bool:
+        return self.sample_posterior
+
+    @classmethod
+    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
+        facts = read_facts(_Flux2Facts, path, where, cls.diffusers_class)
+        return {"latent_channels": 4 * facts.latent_channels, "downsample_factor": 2 ** len(facts.block_out_channels)}
+
+    def scale(self) -> LatentScale:
+        """Return the scaling by the statistics among the weights; raises CheckpointError if they are damaged."""
+        file = self.weight_file()
+        facts = read_facts(_Flux2Facts, config_file(self.from_pretrained), "ae", self.diffusers_class)
+        try:
+            mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
+        except UnusableFile as problem:
+            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
+        std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
+        check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
+        return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))
+
+
+@dataclass(frozen=True)
+class _Flux2Facts:
+    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
+
+    block_out_channels: tuple[int, ...] = (128, 256, 512, 512)
+    """Width of each level; each level after the first halves height and width."""
+    latent_channels: int = 32
+    """Channels before latents are cut into patches."""
+    batch_norm_eps: float = 1e-4
+    """Added to the variance of each channel."""
+    patch_size: tuple[Literal[2], Literal[2]] = (2, 2)
+    """Height and width of a patch."""
 
 
 @dataclass(frozen=True)

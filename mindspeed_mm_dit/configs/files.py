@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from mindspeed_mm_dit.errors import DataError
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -207,6 +209,24 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
     if begins != ends:
         raise UnusableFile("is damaged: its tensors overlap, or leave holes")
     return SafetensorsHeader(header, metadata, start)
+
+
+def read_floats(path: str | Path, name: str) -> np.ndarray:
+    """Return the tensor ``name`` of a .safetensors file, float32 or bfloat16, as float32 without its shape.
+
+    Raises UnusableFile if it is not such a file, or does not have that tensor.
+    """
+    header = read_safetensors_header(path)
+    kind = header.tensors.get(name, {}).get("dtype")
+    if kind not in ("F32", "BF16"):
+        raise UnusableFile(f"has no tensor {name} of float32 or bfloat16")
+    begin, end = header.tensors[name]["data_offsets"]
+    with open(path, "rb") as file:
+        file.seek(header.start + begin)
+        data = file.read(end - begin)
+    if kind == "F32":
+        return np.frombuffer(data, "<f4")
+    return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")  # (the upper half of a float32)
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

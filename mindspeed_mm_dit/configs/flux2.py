@@ -48,6 +48,11 @@ class Flux2Config(JointConfig):
     token_channels = 1
     adaptable = (*JointConfig.adaptable, "guidance")  # type: ignore[assignment]
     fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,), "eps": (1e-6,)}
+    published_texts: ClassVar = {
+        "zero_padding": False, "cut_padding": False, "layers": (9, 18, 27),
+        "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    }  # fmt: skip
+    """Of Qwen3, which reads for FLUX.2-klein; Mistral's own defaults are those of FLUX.2-dev."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

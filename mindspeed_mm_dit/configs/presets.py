@@ -46,10 +46,14 @@ JIT = {
 """For pixels, without an autoencoder: patches of 16 for images of 256, of 32 for 512 (Li & He 2025)."""
 _SD35_MEDIUM = {"pos_embed_max_size": 384, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13))}
 _SD35_LARGE = {"num_layers": 38, "num_attention_heads": 38, "qk_norm": "rms_norm"}
+_KLEIN_4B = {"num_layers": 5, "num_single_layers": 20, "num_attention_heads": 24, "joint_attention_dim": 7680}
+_KLEIN_9B = {"num_layers": 8, "num_single_layers": 24, "num_attention_heads": 32, "joint_attention_dim": 12288}
 JOINT: dict[str, dict[str, Any]] = {
     "FLUX.1-dev": {"model_id": "flux", "guidance_embeds": True},
     "FLUX.1-schnell": {"model_id": "flux", "guidance_embeds": False},
     "FLUX.2-dev": {"model_id": "flux2"},
+    "FLUX.2-klein-4B": {"model_id": "flux2", **_KLEIN_4B, "guidance_embeds": False},
+    "FLUX.2-klein-9B": {"model_id": "flux2", **_KLEIN_9B, "guidance_embeds": False},
     "SD3-medium": {"model_id": "sd3"},
     "SD3.5-medium": {"model_id": "sd3", **_SD35_MEDIUM},
     "SD3.5-large": {"model_id": "sd3", **_SD35_LARGE},

@@ -38,10 +38,13 @@ class TextEncoderConfig(ABC):
     """Precision in which it runs."""
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
     """Frameworks that can run it."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Settings that are null here, for networks that were published with another encoder."""
 
     def completed(self, published: Mapping[str, Any]) -> TextEncoderConfig:
         """Return the same with the settings that are null here as ``published`` with the network that it steers."""
-        missing = {key: value for key, value in published.items() if getattr(self, key, value) is None}
+        offered = {**self.usual, **published}
+        missing = {key: value for key, value in offered.items() if getattr(self, key, value) is None}
         return dataclasses.replace(self, **missing) if missing else self  # type: ignore[type-var]
 
     @abstractmethod
@@ -83,6 +86,8 @@ class TransformersTextConfig(TextEncoderConfig):
 
     width_key: ClassVar[str]
     """Key of config.json for the width of a state."""
+    padding_side: ClassVar[Literal["left", "right"]] = "right"
+    """Where shorter captions are filled up."""
     prompt_template, cut_tokens = "{}", 0  # only language models read more than the caption
 
     def __post_init__(self) -> None:
@@ -90,7 +95,7 @@ class TransformersTextConfig(TextEncoderConfig):
         if self.tokenizer is not None:
             check_path("text_encoder.tokenizer", self.tokenizer)
         check_between("text_encoder.max_length", self.max_length, 2, 32_768, "Wan has 512")
-        if self.cut_padding and not self.zero_padding:
+        if self.cut_padding and self.zero_padding is False:
             raise ConfigError(
                 "text_encoder.cut_padding = true", "needs zero_padding: without it the network attends to the states "
                 "of the padding, so the encoder must compute them", "set zero_padding, or leave cut_padding out",
@@ -298,11 +303,11 @@ class LanguageModelConfig(TransformersTextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.prompt_template.count("{}") != 1:
+        if self.prompt_template is not None and self.prompt_template.count("{}") != 1:
             raise ConfigError(f"text_encoder.prompt_template = {shown(self.prompt_template)}",
                               "must contain {} once, where the caption stands")  # fmt: skip
         check_between("text_encoder.cut_tokens", self.cut_tokens, 0, 4096)
-        if not self.layers:
+        if self.layers == ():
             raise ConfigError("text_encoder.layers = []", "names no layer", "leave it out")
 
     def prompt(self, caption: str) -> str:
@@ -346,8 +351,38 @@ class Qwen25VLConfig(LanguageModelConfig):
 
 @dataclass(frozen=True)
 class Qwen3Config(LanguageModelConfig):
-    """Qwen3 (Yang et al. 2025), as used by Z-Image."""
+    """Qwen3 (Yang et al. 2025), as used by Z-Image and FLUX.2-klein; null is as the network was published, with others
+    as with Z-Image."""
 
-    prompt_template: str = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    layers: tuple[int, ...] = (-2,)
+    zero_padding: bool | None = None  # type: ignore[assignment]
+    """Set the states of the padding to zero; FLUX.2-klein reads them as they are."""
+    cut_padding: bool | None = None  # type: ignore[assignment]
+    prompt_template: str | None = None  # type: ignore[assignment]
+    layers: tuple[int, ...] | None = None  # type: ignore[assignment]
     model_id: Literal["qwen3"] = "qwen3"
+
+    usual: ClassVar = {
+        "zero_padding": True, "cut_padding": True, "layers": (-2,),
+        "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mistral3Config(LanguageModelConfig):
+    """The language half of Mistral Small 3 (Mistral AI 2025), as used by FLUX.2-dev, which reads its padding too."""
+
+    zero_padding: Literal[False] = False
+    """The states of the padding stay as they are."""
+    cut_padding: Literal[False] = False
+    """The padding is encoded too."""
+    prompt_template: str = (
+        "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
+        "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
+    )
+    """What the model reads, with {} in place of the caption; the tokenizer puts its start token before."""
+    cut_tokens: Literal[0] = 0
+    """No states are left out."""
+    layers: tuple[int, ...] = (10, 20, 30)
+    model_id: Literal["mistral3"] = "mistral3"
+
+    padding_side = "left"

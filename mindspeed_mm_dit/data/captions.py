@@ -104,8 +104,8 @@ class CaptionTokenizer:
         with _ONE_AT_A_TIME:
             found = self._tokenizer(
                 self._read(captions), max_length=self.config.cut_tokens + self.config.max_length, padding="max_length",
-                truncation=True, padding_side="right", return_attention_mask=True, add_special_tokens=True,
-                return_tensors="np",
+                truncation=True, padding_side=self.config.padding_side, return_attention_mask=True,
+                add_special_tokens=True, return_tensors="np",
             )  # fmt: skip
         return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
 

@@ -8,6 +8,7 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import (
     AutoencoderDCConfig,
     AutoencoderKLConfig,
     AutoencoderTinyConfig,
+    Flux2VAEConfig,
 )
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.framework.lazy_imports import later
@@ -21,6 +22,7 @@ PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)
 AUTOENCODER_KL = AutoencoderKind(
     AutoencoderKLConfig, lambda config: (_DIFFUSERS if active() == "pytorch" else _OWN).AutoencoderKL(config)
 )
+FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, lambda config: _OWN.AutoencoderKLFlux2(config))
 WAN_VIDEO_VAE = AutoencoderKind(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
 QWEN_IMAGE_VAE = AutoencoderKind(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
 AUTOENCODER_TINY = AutoencoderKind(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))

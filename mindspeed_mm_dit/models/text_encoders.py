@@ -9,6 +9,7 @@ from mindspeed_mm_dit.configs.text_encoder import (
     BertConfig,
     CLIPTextConfig,
     LanguageModelConfig,
+    Mistral3Config,
     Qwen3Config,
     Qwen25VLConfig,
     T5Config,
@@ -109,4 +110,6 @@ CLIP_TEXT = _kind(CLIPTextConfig, _build_clip, "clip_text_model",
 QWEN2_5_VL = _kind(Qwen25VLConfig, _build_language_model("Qwen2_5_VLForConditionalGeneration", "model.language_model"),
                    "qwen2_5_vl", "name the text_encoder/ folder of Qwen-Image, or another Qwen2.5-VL")  # fmt: skip
 QWEN3 = _kind(Qwen3Config, _build_language_model("Qwen3Model", "", "lm_head."), "qwen3",
-              "name the text_encoder/ folder of Z-Image, or another Qwen3")  # fmt: skip
+              "name the text_encoder/ folder of Z-Image or FLUX.2-klein, or another Qwen3")  # fmt: skip
+MISTRAL3 = _kind(Mistral3Config, _build_language_model("Mistral3ForConditionalGeneration", "model.language_model"),
+                 "mistral3", "name the text_encoder/ folder of FLUX.2-dev, or another Mistral Small 3")  # fmt: skip

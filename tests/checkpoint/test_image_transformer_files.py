@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
-from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
-from mindspeed_mm_dit.configs.flow_matching import mu_of
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
-from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
-from tests.checkpoint_fixtures import assert_same, needs_diffusers, random_arrays
+from tests.checkpoint_fixtures import assert_same, needs_diffusers
 from tests.conftest import GOLDEN
-from tests.text_encoder_fixtures import write_clip, write_t5
 
 FAMILIES = {
     "flux_tiny": "double_blocks.1.txt_attn.qkv.bias", "flux_schnell_tiny": "single_blocks.1.linear1.weight",
@@ -147,49 +139,3 @@ def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, p
             save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
             with pytest.raises(CheckpointError, match="is in float8, and its scale is missing"):
                 safetensors.read_stored([path], path)
-
-
-# --- pipelines --------------------------------------------------------------------------------------------------------
-
-
-def flux_model(folder, **flow):
-    """A model.json with small encoders, of width 16."""
-    vae = write_folder(folder / "vae", SMALL, our_shapes(SMALL))
-    encoders = {"t5": write_t5(folder / "t5"), "clip": write_clip(folder / "clip", projected=False)}
-    sizes = {
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "num_attention_heads": 2,
-        "attention_head_dim": 8,
-        "in_channels": 4,
-    }
-    sizes |= {"joint_attention_dim": 16, "pooled_projection_dim": 16, "axes_dims_rope": [2, 2, 4]}
-    return {
-        "ae": {"model_id": "autoencoder_kl", "from_pretrained": str(vae)},
-        "text_encoder": [{"model_id": kind, "from_pretrained": str(path)} for kind, path in encoders.items()],
-        "diffusion": {"model_id": "flow_matching", "data_time": 0, **flow}, "predictor": {"model_id": "flux", **sizes},
-    }  # fmt: skip
-
-
-@needs_diffusers
-@pytest.mark.parametrize(("schedule", "shift"), [("flux", None), (None, 3.0)])
-def test_a_whole_pipeline_is_one_that_diffusers_loads_and_walks_the_same_times(schedule, shift, tmp_path):
-    pytest.importorskip("transformers")
-    from diffusers import FluxPipeline
-
-    model = flux_model(tmp_path, sample_schedule=schedule, sample_shift=shift)
-    config = model_config_from_mapping(model, "model.json")
-    weights = random_arrays(parameters_of(config.predictor).shapes(), 0)
-    safetensors.write(tmp_path / "a.safetensors", State({"model": weights}, {"model": model}))
-    convert(tmp_path / "a.safetensors", tmp_path / "pipeline", "--to", "pipeline")
-    pipeline = FluxPipeline.from_pretrained(tmp_path / "pipeline")
-    assert_same({name: tensor.numpy() for name, tensor in pipeline.transformer.state_dict().items()}, weights)
-    assert_same(weights_of(tmp_path / "pipeline/transformer"), weights)
-    assert type(pipeline.text_encoder_2).__name__ == "T5EncoderModel" and pipeline.vae.config.latent_channels == 4
-    mu = mu_of("flux", 64) if schedule else None
-    pipeline.scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 5, 5), mu=mu)
-    wanted = 1 - sampling_times(config.diffusion, 5, (4, 16, 16))
-    np.testing.assert_allclose(pipeline.scheduler.sigmas.numpy(), wanted, atol=1e-6)
-    (tmp_path / "model.json").write_text(json.dumps(model | {"diffusion": model["diffusion"] | {"path": "gvp"}}))
-    given = ["--to", "pipeline", "--model", str(tmp_path / "model.json")]
-    assert main(["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "other"), *given]) == 2

@@ -5,11 +5,22 @@ import logging
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from mindspeed_mm_dit.configs.autoencoder_of_images import Flux2VAEConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
-from tests.autoencoder_kl_fixtures import SMALL, inputs, our_shapes, relative_error, results, weight, write_folder
+from tests.autoencoder_kl_fixtures import (
+    SMALL,
+    inputs,
+    our_shapes,
+    relative_error,
+    results,
+    weight,
+    write_flux2,
+    write_folder,
+)
 
 
 @pytest.fixture
@@ -64,6 +75,52 @@ def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, sm
     np.testing.assert_allclose(each["decoded"], raw["decoded"], rtol=1e-5, atol=1e-6)
     zero = results(framework, build(folder), arrays | {"posterior_noise": 0 * arrays["posterior_noise"]})
     np.testing.assert_allclose(zero["draw"], zero["mean"], rtol=1e-6)
+
+
+def test_flux2_s_latents_are_patches_normalised_by_the_statistics_among_its_weights(framework, tmp_path, small):
+    from mindspeed_mm_dit.configs.model import autoencoder_in
+    from mindspeed_mm_dit.models.registry import load_autoencoder
+
+    config = autoencoder_in(str(write_flux2(tmp_path / "flux2")), "--vae")
+    assert (config.model_id, config.latent_shape((16, 24)), config.sample_size((16, 4, 6))) == (
+        "flux2_vae", (16, 4, 6), (16, 24)
+    )  # fmt: skip
+    arrays = inputs(16, 8, batch=2)
+    plain = results(framework, small[1](small[0], scaling_factor=1.0), arrays)
+    mean, std = (weight(f"bn.running_{name}", (16,))[:, None, None] for name in ("mean", "var"))
+    std = np.sqrt(std + np.float32(1e-4))
+
+    def cut(raw):  # channel c of row i and column j of a patch is channel 4 c + 2 i + j
+        return raw.reshape(2, 4, 4, 2, 4, 2).transpose(0, 1, 3, 5, 2, 4).reshape(2, 16, 4, 4)
+
+    given = {
+        "posterior_noise": cut(arrays["posterior_noise"]),
+        "scaled_latents": (cut(arrays["scaled_latents"]) - mean) / std,
+    }
+    found = results(framework, load_autoencoder(config), arrays | given)
+    for name in ("mean", "draw"):
+        np.testing.assert_allclose(found[name], (cut(plain[name]) - mean) / std, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["decoded"], plain["decoded"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"patch_size": [4, 4]}, "patch_size"),
+        ({"_class_name": "AutoencoderKL"}, "is of 'AutoencoderKL', not of AutoencoderKLFlux2"),
+        ("bn.running_mean", "holds no AutoencoderKLFlux2: it has no weight bn.running_mean"),
+        ("bn.running_var", "has no tensor bn.running_var"),
+        ({"batch_norm_eps": -9.0}, "standard deviations must be positive|finite numbers"),
+    ],
+    ids=str,
+)
+def test_an_autoencoder_that_is_not_flux2_s_is_refused(tmp_path, change, message):
+    folder = write_flux2(tmp_path, **(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        path = folder / "diffusion_pytorch_model.safetensors"
+        save_file({name: array for name, array in load_file(path).items() if name != change}, path)
+    with pytest.raises(UserError, match=message):
+        Flux2VAEConfig(str(folder), latent_channels=16, downsample_factor=4).scale()
 
 
 def test_a_bin_file_and_old_attention_names_give_the_same(framework, tmp_path, small):

@@ -17,11 +17,13 @@ from mindspeed_mm_dit.models.registry import (
     register_autoencoder,
     register_text_encoder,
 )
+from tests.autoencoder_kl_fixtures import write_flux2
 from tests.outside.autoencoder import FOLDED
 from tests.outside.text_encoder import LETTERS
 
 WITH_OURS = {**AUTOENCODERS, "folded": FOLDED}
 TEXTS_WITH_OURS = {**TEXT_ENCODERS, "letters": LETTERS}
+SIDES = {"down": "DownEncoderBlock", "up": "UpDecoderBlock"}
 LATENTS_OF_WAN = {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
 
 
@@ -49,6 +51,9 @@ def test_an_autoencoder_answers_everything(name, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps(LATENTS_OF_WAN if name in ("wan_video_vae", "qwen_image_vae") else {})
     )
+    if name == "flux2_vae":
+        kinds = {f"{way}_block_types": [f"{word}2D"] * 4 for way, word in SIDES.items()}
+        write_flux2(tmp_path, latent_channels=32, block_out_channels=[8] * 4, **kinds)
     config = of_folder(WITH_OURS[name].config, tmp_path)
     assert config.model_id == name and config.channels in (1, 3) and config.dtype in ("fp32", "bf16")
     assert set(config.frameworks) <= set(FRAMEWORKS) and config.pixel_axes
@@ -70,10 +75,10 @@ def test_an_autoencoder_answers_everything(name, tmp_path):
 @pytest.mark.parametrize("name", TEXTS_WITH_OURS)
 def test_a_text_encoder_answers_everything(name, tmp_path):
     said = {"d_model": 24, "hidden_size": 24, "projection_dim": 12, "architectures": ["CLIPTextModelWithProjection"],
-            "num_hidden_layers": 2}  # fmt: skip
+            "num_hidden_layers": 30}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(said))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path)
+    config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path).completed({})
     widths = {
         "umt5": (24, None),
         "UMT5": (24, None),
@@ -82,6 +87,7 @@ def test_a_text_encoder_answers_everything(name, tmp_path):
         "clip": (24, 12),
         "qwen2_5_vl": (24, None),
         "qwen3": (24, None),
+        "mistral3": (72, None),
         "letters": (16, 16),
         "words": (256, 256),
     }

@@ -1,4 +1,4 @@
-"""Texts of FLUX.1, Stable Diffusion 3, Qwen-Image and Z-Image: from captions to the network, from files and caches."""
+"""Texts of FLUX, Stable Diffusion 3, Qwen-Image and Z-Image: from captions to the network, from files and caches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.flux2 import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.text_encoder import Qwen3Config, Qwen25VLConfig
+from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
@@ -35,13 +36,14 @@ from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_mod
 WRITERS = {
     "t5": write_t5, "clip": partial(write_clip, projected=False), "clip_l": partial(write_clip, projected=True),
     "clip_g": partial(write_clip, projected=True), "qwen2_5_vl": partial(write_language_model, kind="qwen2_5_vl"),
-    "qwen3": partial(write_language_model, kind="qwen3"),
+    "qwen3": partial(write_language_model, kind="qwen3"), "mistral3": partial(write_language_model, kind="mistral3"),
 }  # fmt: skip
 ENCODERS = {
     "flux": ("t5", "clip"),
     "sd3": ("clip_l", "clip_g", "t5"),
     "qwen_image": ("qwen2_5_vl",),
     "z_image": ("qwen3",),
+    "flux2": ("mistral3",),
 }
 SIZES = {"in_channels": 3, "latent_size": [8, 8], "num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 8}
 OWN = {
@@ -49,6 +51,7 @@ OWN = {
     "sd3": {"pooled_projection_dim": 24, "joint_attention_dim": 32, "encoder_dropout_prob": 0.4},
     "qwen_image": {"axes_dims_rope": [2, 2, 4]},
     "z_image": {"axes_dims_rope": [2, 2, 4], "num_refiner_layers": 1},
+    "flux2": {"axes_dims_rope": [2, 2, 2, 2], "num_single_layers": 1, "joint_attention_dim": 32},
 }
 
 
@@ -60,7 +63,9 @@ def configs_of(place, family, predictor=(), text=()):
         WRITERS[name](place / name)
         kind = name.partition("_")[0] if name.startswith("clip") else name
         sections.append(
-            {"model_id": kind, "from_pretrained": str(place / name), "dtype": "fp32", "max_length": 12} | dict(text)
+            {"model_id": kind, "from_pretrained": str(place / name), "dtype": "fp32", "max_length": 12}
+            | ({"max_length": 40, "layers": [1, 2]} if family == "flux2" else {})
+            | dict(text)
         )
     content = {
         "ae": {"model_id": "pixel", "channels": 3},
@@ -106,7 +111,7 @@ def test_a_cache_of_every_family_teaches_what_its_captions_do(framework, tmp_pat
 ])  # fmt: skip
 def test_a_language_model_answers_as_its_pipeline_asks_it(framework, tmp_path, kind, config, layer, empty):
     folder = write_language_model(tmp_path / kind, kind)
-    own = config(str(folder), max_length=16, dtype="fp32")
+    own = config(str(folder), max_length=16, dtype="fp32").completed({})
     name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}[kind]
     module = getattr(transformers, name).from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -121,13 +126,41 @@ def test_a_language_model_answers_as_its_pipeline_asks_it(framework, tmp_path, k
         assert kept.sum() == len(expected) and not ours[len(expected) :].any()
 
 
+@pytest.mark.parametrize("kind", ["mistral3", "qwen3"])
+def test_flux2_gets_the_padding_s_states_too_and_a_chat_of_its_own(framework, tmp_path, kind):
+    """As diffusers' Flux2Pipeline asks Mistral, and Flux2KleinPipeline asks Qwen3."""
+    folder, layers = write_language_model(tmp_path / kind, kind), {"layers": (1, 2)}
+    section = {"mistral3": Mistral3Config, "qwen3": Qwen3Config}[kind](str(folder), max_length=44, dtype="fp32")
+    own = section.completed(Flux2Config.published_texts)
+    assert own.layers == {"mistral3": (10, 20, 30), "qwen3": (9, 18, 27)}[kind]
+    found = load_text_encoder(dataclasses.replace(own, **layers)).encode(CAPTIONS)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if kind == "mistral3":
+        system = own.prompt_template.partition("[/SYSTEM_PROMPT]")[0].removeprefix("[SYSTEM_PROMPT]")
+        chats = [[("system", [{"text": system}]), ("user", [{"text": caption}])] for caption in CAPTIONS]
+    else:
+        chats = [[("user", caption)] for caption in CAPTIONS]
+    written = [
+        tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in chat], tokenize=False,
+                                      add_generation_prompt=True, enable_thinking=False)
+        for chat in chats
+    ]  # fmt: skip
+    asked = tokenizer(written, padding="max_length", max_length=44, return_tensors="pt", add_special_tokens=False)
+    name = {"mistral3": "Mistral3ForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}[kind]
+    module = getattr(transformers, name).from_pretrained(folder).eval()
+    with torch.no_grad():
+        states = module(**asked, output_hidden_states=True, use_cache=False).hidden_states
+    torch.testing.assert_close(found.states, torch.cat([states[1], states[2]], 2), atol=1e-5, rtol=1e-5)
+    assert torch.equal(found.mask, asked.attention_mask) and found.states[~found.mask.bool()].any()
+
+
 def test_several_layers_stand_side_by_side(framework, tmp_path):
     folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
     alone = [
-        load_text_encoder(Qwen3Config(folder, max_length=16, dtype="fp32", layers=(n,))).encode(["a one"])
+        load_text_encoder(Qwen3Config(folder, max_length=16, dtype="fp32", layers=(n,)).completed({})).encode(["a one"])
         for n in (1, 2)
     ]
-    both = Qwen3Config(folder, max_length=16, dtype="fp32", layers=(1, 2))
+    both = Qwen3Config(folder, max_length=16, dtype="fp32", layers=(1, 2)).completed({})
     torch.testing.assert_close(
         load_text_encoder(both).encode(["a one"]).states, torch.cat([own.states for own in alone], 2)
     )
@@ -187,6 +220,9 @@ WRONG = {
     "pooled width of FLUX": ("flux", {"pooled_projection_dim": 8}, {}, "pooled_projection_dim = 8: .* has width 16"),
     "no place": ("z_image", {}, {"prompt_template": "a caption"}, r"must contain \{\} once"),
     "cut": ("qwen_image", {}, {"cut_tokens": 30}, "cut_tokens = 30: does not fit prompt_template: .* has 34 tokens"),
+    "width of Mistral": ("flux2", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
+    "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3: expected 0"),
+    "zeros of Mistral": ("flux2", {}, {"zero_padding": True}, "zero_padding = True: expected False"),
     "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7: must be a number of at most 3"),
     "too long": ("z_image", {}, {"max_length": 9}, "has a caption of 10 tokens, and text_encoder.max_length is 9"),
 }  # fmt: skip

@@ -16,20 +16,22 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig, config_file
+from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 
 class Kind(NamedTuple):
-    """The pipeline of a family."""
+    """A pipeline of diffusers, and the parts that it has."""
 
     name: str
-    encoders: tuple[str, ...]
-    """What follows "text_encoder" and "tokenizer" in the names of the parts, in the order of model.json."""
+    predictor: str
+    ae: str
+    encoders: Mapping[str, str]
+    """What follows "text_encoder" and "tokenizer" in the names of the parts -> ``model_id``, in the order of
+    model.json."""
     schedules: tuple[str | None, ...]
     """Values of ``sample_schedule`` with the times that it walks."""
     empty: tuple[str, ...] = ()
@@ -37,21 +39,27 @@ class Kind(NamedTuple):
 
 
 _SPARE = ("image_encoder", "feature_extractor")
-KINDS: Mapping[str, Kind] = {
-    "flux": Kind("FluxPipeline", ("_2", ""), ("flux", None), _SPARE),
-    "sd3": Kind("StableDiffusion3Pipeline", ("", "_2", "_3"), ("sd3", "sd3_dynamic"), _SPARE),
-    "qwen_image": Kind("QwenImagePipeline", ("",), ("qwen_image",)),
-    "z_image": Kind("ZImagePipeline", ("",), (None,)),
-}
+KINDS = (
+    Kind("FluxPipeline", "flux", "autoencoder_kl", {"_2": "t5", "": "clip"}, ("flux", None), _SPARE),
+    Kind("StableDiffusion3Pipeline", "sd3", "autoencoder_kl", {"": "clip", "_2": "clip", "_3": "t5"},
+         ("sd3", "sd3_dynamic"), _SPARE),
+    Kind("QwenImagePipeline", "qwen_image", "qwen_image_vae", {"": "qwen2_5_vl"}, ("qwen_image",)),
+    Kind("ZImagePipeline", "z_image", "autoencoder_kl", {"": "qwen3"}, (None,)),
+    Kind("Flux2Pipeline", "flux2", "flux2_vae", {"": "mistral3"}, ("flux2",)),
+    Kind("Flux2KleinPipeline", "flux2", "flux2_vae", {"": "qwen3"}, ("flux2",)),
+)  # fmt: skip
 _DYNAMIC: dict[str, Any] = {
     "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
     "max_image_seq_len": 4096,
 }  # fmt: skip
 _SCHEDULES = {
-    "flux": _DYNAMIC, "sd3_dynamic": _DYNAMIC,
+    "flux": _DYNAMIC, "sd3_dynamic": _DYNAMIC, "flux2": _DYNAMIC,
     "qwen_image": {**_DYNAMIC, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02},
 }  # fmt: skip
-_ENCODERS = {"t5": "T5EncoderModel", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3Model"}
+_ENCODERS = {"t5": "T5EncoderModel", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3Model",
+             "mistral3": "Mistral3ForConditionalGeneration"}  # fmt: skip
+_PROCESSORS = {"mistral3": "PixtralProcessor"}
+"""Tokenizers that a pipeline wants with their templates of a chat."""
 _WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt*")
 
 
@@ -69,7 +77,8 @@ def write(path: Path, state: State, model: ModelConfig) -> None:
         shutil.copytree(encoder.tokenizer_folder, tokenizer, ignore=shutil.ignore_patterns(*_WEIGHTS, "config.json"))
         settings = read_json(tokenizer / "tokenizer_config.json", "text_encoder.tokenizer")
         parts[f"text_encoder{suffix}"] = ["transformers", _class_of(encoder)]
-        parts[f"tokenizer{suffix}"] = ["transformers", settings.get("tokenizer_class", "AutoTokenizer")]
+        own = _PROCESSORS.get(encoder.model_id) or settings.get("tokenizer_class", "AutoTokenizer")
+        parts[f"tokenizer{suffix}"] = ["transformers", own]
     parts["scheduler"] = ["diffusers", "FlowMatchEulerDiscreteScheduler"]
     _write(path / "scheduler" / "scheduler_config.json", {"_class_name": parts["scheduler"][1], **_scheduler(model)})
     absent = {name: [None, None] for name in kind.empty}
@@ -78,25 +87,28 @@ def write(path: Path, state: State, model: ModelConfig) -> None:
 
 def _checked(model: ModelConfig) -> tuple[Kind, Any, Any]:
     """Return the pipeline, and the configs of autoencoder and text encoders, which are all folders."""
-    flow, ae = model.diffusion, model.ae
-    problems = {
-        f"predictor.model_id = {model.predictor.model_id!r}": model.predictor.model_id not in KINDS,
-        f"ae.model_id = {ae.model_id!r}": not isinstance(ae, PretrainedAutoencoderConfig),
-        "text_encoder": not all(isinstance(own, TransformersTextConfig) for own in model.text_encoders),
-        f"diffusion.model_id = {flow.model_id!r}": not isinstance(flow, FlowMatchingConfig),
-    }
-    for what, wrong in problems.items():
-        if wrong:
-            raise ConfigError(what, "has no pipeline of diffusers here", "convert the network alone: --to diffusers")
-    kind, usual = KINDS[model.predictor.model_id], (flow.path, flow.prediction_type, flow.noise_scale)
-    if flow.sample_schedule not in kind.schedules or usual != ("linear", "velocity", 1.0):
-        reason = f"is not how {kind.name} samples: it walks {' or '.join(map(json.dumps, kind.schedules))}, linearly"
-        raise ConfigError(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}", reason,
-                          "convert the network alone: --to diffusers")  # fmt: skip
-    if len(model.text_encoders) != len(kind.encoders):
-        raise ConfigError(f"text_encoder: {len(model.text_encoders)}", f"{kind.name} has {len(kind.encoders)}",
-                          "convert the network alone: --to diffusers")  # fmt: skip
-    return kind, ae, model.text_encoders
+    predictor, flow, texts = model.predictor.model_id, model.diffusion, [own.model_id for own in model.text_encoders]
+    kinds = [kind for kind in KINDS if kind.predictor == predictor]
+    if not kinds:
+        raise _refused(f"predictor.model_id = {predictor!r}", "has no pipeline of diffusers here")
+    kind = next((kind for kind in kinds if [*kind.encoders.values()] == texts), None)
+    if kind is None:
+        has = " or ".join(", ".join(kind.encoders.values()) for kind in kinds)
+        raise _refused(f"text_encoder: {', '.join(texts)}", f"is not what {kinds[0].name} has: {has}")
+    if model.ae.model_id != kind.ae:
+        raise _refused(f"ae.model_id = {model.ae.model_id!r}", f"is not what {kind.name} has: {kind.ae}")
+    if not isinstance(flow, FlowMatchingConfig):
+        raise _refused(f"diffusion.model_id = {flow.model_id!r}", f"is not how {kind.name} samples")
+    usual = (flow.path, flow.prediction_type, flow.noise_scale) == ("linear", "velocity", 1.0)
+    if flow.sample_schedule not in kind.schedules or not usual:
+        walks = " or ".join(map(json.dumps, kind.schedules))
+        raise _refused(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
+                       f"is not how {kind.name} samples: it walks {walks}, linearly")  # fmt: skip
+    return kind, model.ae, model.text_encoders
+
+
+def _refused(what: str, reason: str) -> ConfigError:
+    return ConfigError(what, reason, "convert the network alone: --to diffusers")
 
 
 def _class_of(encoder: Any) -> str:

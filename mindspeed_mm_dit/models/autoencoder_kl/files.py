@@ -36,6 +36,8 @@ class KLArchitecture:
     """Kind of each level of the decoder; only this kind is supported."""
     block_out_channels: tuple[int, ...] = (64,)
     """Width of each level, from full resolution down; each further level halves height and width."""
+    decoder_block_out_channels: tuple[int, ...] | None = None
+    """The same of the decoder, in the order of the encoder; null: as in the encoder."""
     layers_per_block: int = 1
     """Residual blocks per level of the encoder; the decoder has one more."""
     act_fn: str = "silu"
@@ -77,7 +79,8 @@ def read_architecture(path: Path) -> KLArchitecture:
     architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
     positive = (architecture.in_channels, architecture.out_channels, architecture.layers_per_block,
                 architecture.latent_channels, architecture.norm_num_groups)  # fmt: skip
-    if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in architecture.block_out_channels):
+    widths = (*architecture.block_out_channels, *(architecture.decoder_block_out_channels or ()))
+    if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in widths):
         raise CheckpointError(
             f"{path}: norm_num_groups = {architecture.norm_num_groups}, "
             f"block_out_channels = {list(architecture.block_out_channels)}",

@@ -157,7 +157,8 @@ class Decoder(nn.Module):
 
     def __init__(self, architecture: KLArchitecture) -> None:
         super().__init__()
-        widths, groups = architecture.block_out_channels[::-1], architecture.norm_num_groups
+        groups = architecture.norm_num_groups
+        widths = (architecture.decoder_block_out_channels or architecture.block_out_channels)[::-1]
         self.conv_in = nn.Conv2d(architecture.latent_channels, widths[0], kernel_size=3, padding=1)
         self.up_blocks = nn.ModuleList([
             UpBlock(before, after, architecture.layers_per_block + 1, groups, resample=level < len(widths) - 1)

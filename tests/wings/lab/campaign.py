@@ -1,6 +1,7 @@
 """Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong.
 
 python -m tests.wings.lab.campaign 50 RESULT.md
+python -m tests.wings.lab.campaign 20 RESULT.md joint
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ from unittest.mock import patch
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, Layout
 from mindspeed_mm_dit.wings.lab.proof import open_config, truth_tasks, truths_of
 from mindspeed_mm_dit.wings.lab.prove import Truth
 from mindspeed_mm_dit.wings.lab.table import Finding, worst
 from mindspeed_mm_dit.wings.lab.task import Taken
+from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs
 from tests.training.launch import Configs
 from tests.wings.lab.forked_tasks import run_tasks
 
 PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
 ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"
-PREDICTORS = ("dit", "dit", "dit", "custom_dit", "wan")
-"""Of every five architectures."""
+PREDICTORS = {
+    "single": ("dit", "dit", "dit", "custom_dit", "wan"),
+    "joint": ("flux", "sd3", "qwen_image", "z_image", "flux2"),
+}  # fmt: skip
+"""Of every five architectures: without and with joint attention of image and text."""
 STEPS = 2
 
 
@@ -73,15 +79,17 @@ def truths_here(config, layouts, watched=False) -> dict:
     return truths_of(asked, {task.output: Taken.read(task) for task in tasks})
 
 
-def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | None) -> Iterator[Proved]:
+def prove_all(
+    seeds: Iterable[int], place: Path, digits: Path, clips: Path | None, kinds: str = "single"
+) -> Iterator[Proved]:
     """Prove each random architecture in three layouts drawn for it, over one, two and four ranks."""
     asked = []
     for seed in seeds:
         folder = place / f"proof{seed}"
         folder.mkdir()
-        given, what = random_config(seed, place / f"config{seed}", digits, clips)
+        given, what = random_config(seed, place / f"config{seed}", digits, clips, kinds)
         config = open_config(given, folder, None, True, steps=STEPS)
-        layouts = drawn_layouts(seed, has_video=not what.startswith("dit,"))
+        layouts = drawn_layouts(seed, given)
         truths = truths_here(config, layouts)
         asked += [(seed, what, each, truths[each.truth], config.task(each, each.stem)) for each in layouts]
     said = {}
@@ -94,25 +102,36 @@ def prove_all(seeds: Iterable[int], place: Path, digits: Path, clips: Path | Non
         yield Proved(seed, what, layout, truth.judge(layout, taken))
 
 
-def drawn_layouts(seed: int, has_video: bool) -> list[Layout]:
-    """Return one layout of each number of ranks; of images alone none in which ranks share a sample."""
-    draw = np.random.default_rng(seed)
+def drawn_layouts(seed: int, given: Path) -> list[Layout]:
+    """Return one layout of each number of ranks, in which these can share a sample if the network of ``given`` can."""
+    draw, predictor = np.random.default_rng(seed), load_model_config(str(given / "model.json")).predictor
     ours = [
         each for each in LAYOUTS
         if (each.framework, each.host) == ("pytorch", "standalone") and not each.against_host
     ]  # fmt: skip
-    fit = [each for each in ours if has_video or each.sharing == 1]
+    fit = [each for each in ours if each.sharing == 1 or _can_share(predictor, each.sharing)]
     by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
     return [own[int(draw.integers(len(own)))] for own in by_ranks]
 
 
-def random_config(seed: int, place: Path, digits: Path, clips: Path | None) -> tuple[Path, str]:
+def _can_share(predictor, ranks: int) -> bool:
+    try:
+        predictor.check_context_parallel(ranks)
+    except ConfigError:
+        return False
+    return predictor.model_id != "dit"  # (whose campaign drew none before it could)
+
+
+def random_config(seed: int, place: Path, digits: Path, clips: Path | None, kinds: str = "single") -> tuple[Path, str]:
     """Write the configs of a small model whose options, objective and optimizer are drawn; return what it is too."""
     draw = np.random.default_rng(seed)
-    kind = PREDICTORS[seed % len(PREDICTORS)]
-    configs = _images(draw, place, digits) if kind == "dit" else _videos(draw, place, clips, kind)
+    kind = PREDICTORS[kinds][seed % len(PREDICTORS[kinds])]
+    if kinds == "joint":
+        configs = _joint(draw, place, kind)
+    else:
+        configs = _images(draw, place, digits) if kind == "dit" else _videos(draw, place, clips, kind)
     model = json.loads((place / "model.json").read_text())
-    model["diffusion"] = _objective(draw, model)
+    model["diffusion"] = _flow(draw, kind) if kinds == "joint" else _objective(draw, model)
     (place / "model.json").write_text(json.dumps(model))
     optimizer = "muon" if draw.random() < 0.3 else "adam"
     words = f"--seed {seed} --optimizer {optimizer} --lr {draw.choice([1e-4, 2e-3])}"
@@ -147,6 +166,56 @@ def _videos(draw: np.random.Generator, place: Path, clips: Path | None, kind: st
     return configs
 
 
+def _joint(draw: np.random.Generator, place: Path, kind: str) -> Configs:
+    """Write a network in which image and text attend to each other: depths, widths, heads, axes and texts are drawn."""
+    heads, head_dim, side = int(draw.integers(1, 5)), 4 * int(draw.integers(2, 7)), 4 * int(draw.integers(1, 4))
+    layers, single, length, widths = (
+        *map(int, draw.integers(1, 4, 2)),
+        int(draw.integers(6, 40)),
+        draw.integers(8, 33, 3),
+    )
+    axes = _parts(draw, head_dim, 4 if kind == "flux2" else 3)
+    wide, dual = int(widths[0]), [block for block in range(layers) if draw.random() < 0.4]
+    own = {
+        "flux": {"num_single_layers": single, "axes_dims_rope": axes, "pooled_projection_dim": wide,
+                 "pooled_encoder": 0, "guidance_embeds": bool(draw.random() < 0.5)},
+        "flux2": {"num_single_layers": single, "axes_dims_rope": axes, "guidance_embeds": bool(draw.random() < 0.5),
+                  "mlp_ratio": float(draw.choice([1.0, 2.5, 3.0]))},
+        "sd3": {"qk_norm": str(draw.choice(["rms_norm", ""])) or None, "dual_attention_layers": dual,
+                "joint_attention_dim": int(max(widths[0] + widths[1], widths[2])),
+                "pooled_projection_dim": int(widths[0] + widths[1]), "encoder_dropout_prob": 0.3},
+        "qwen_image": {"axes_dims_rope": axes},
+        "z_image": {"axes_dims_rope": axes, "num_refiner_layers": single},
+    }[kind]  # fmt: skip
+    configs = captioned_configs(place, image_size=side)
+    write_beside(place / "images", 2 * CAPTIONS)
+    model = json.loads((place / "model.json").read_text())
+    model["predictor"] = {
+        "model_id": kind, "num_layers": layers, "num_attention_heads": heads, "attention_head_dim": head_dim,
+        "joint_attention_dim": wide, "in_channels": 3, "latent_size": [side, side], **own,
+    }  # fmt: skip
+    words = [{"model_id": "words", "width": int(width), "max_length": length} for width in widths]
+    model["text_encoder"] = words if kind == "sd3" else words[0]
+    (place / "model.json").write_text(json.dumps(model))
+    return configs
+
+
+def _parts(draw: np.random.Generator, width: int, count: int) -> list[int]:
+    """Return ``count`` positive even numbers whose sum is ``width``."""
+    cuts = sorted(draw.choice(np.arange(1, width // 2), count - 1, replace=False))
+    return [2 * int(part) for part in np.diff([0, *cuts, width // 2])]
+
+
+def _flow(draw: np.random.Generator, kind: str) -> dict:
+    """Return a section ``diffusion`` of joint attention: how times are drawn and shifted, and losses weighted."""
+    shift = {"dynamic_shift": str(draw.choice(["flux", "qwen_image"]))} if draw.random() < 0.4 else {"shift": 3.0}
+    return {
+        "model_id": "flow_matching", "data_time": int(kind == "z_image"), **shift,
+        "timestep_sampling": str(draw.choice(["uniform", "logit_normal", "mode"])),
+        "loss_weight": str(draw.choice(["", "sigma_sqrt", "cosmap", "data"])) or None,
+    }  # fmt: skip
+
+
 def _objective(draw: np.random.Generator, model: dict) -> dict:
     """Return a section ``diffusion``: what is learned of clips, or a chain or flow of images."""
     flow = {"model_id": "flow_matching", "path": str(draw.choice(["linear", "gvp"]))}
@@ -157,7 +226,7 @@ def _objective(draw: np.random.Generator, model: dict) -> dict:
     return {**model["diffusion"], "prediction_type": str(draw.choice(["epsilon", "sample", "v_prediction"]))}
 
 
-def report(found: Sequence[Proved]) -> str:
+def report(found: Sequence[Proved], kinds: str = "") -> str:
     """Return the dated result of a campaign."""
     groups: dict[str, list[Proved]] = defaultdict(list)
     for each in found:
@@ -177,7 +246,7 @@ def report(found: Sequence[Proved]) -> str:
     return (
         f"""# No false alarm of `mm-dit prove`
 
-    python -m tests.wings.lab.campaign {len(seeds)} RESULT.md
+    python -m tests.wings.lab.campaign {f"{len(seeds)} RESULT.md {kinds}".rstrip()}
 
 {date.today()}, CPU, torch {torch.__version__}. Architectures, objectives and optimizers are drawn from their number.
 Each takes {STEPS} steps in three layouts drawn for it, on 1, 2 and 4 ranks: {len(found)} proofs of
@@ -199,8 +268,8 @@ def _nearest(found: Sequence[Proved]) -> str:
     return f"{finding.error / finding.tolerance:.2f} of it: {finding.name}"
 
 
-def main(count: str, output: str) -> int:
-    """Prove ``count`` architectures, ten at a time, and write the result; 1 if one is called wrong."""
+def main(count: str, output: str, kinds: str = "single") -> int:
+    """Prove ``count`` architectures of ``kinds``, ten at a time, and write the result; 1 if one is called wrong."""
     from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
     from tests.clips_fixtures import write_clips
 
@@ -210,8 +279,8 @@ def main(count: str, output: str) -> int:
         digits, clips = place / "digits", write_clips(place)
         write_digits(digits)
         for first in range(0, int(count), 10):
-            found += prove_all(range(first, min(first + 10, int(count))), place, digits, clips)
-            Path(output).write_text(report(found), encoding="utf-8")
+            found += prove_all(range(first, min(first + 10, int(count))), place, digits, clips, kinds)
+            Path(output).write_text(report(found, kinds), encoding="utf-8")
             print(f"{len(found)} proofs, {sum(bool(each.wrong) for each in found)} called wrong", flush=True)
     return int(any(each.wrong for each in found))
 
