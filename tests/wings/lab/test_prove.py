@@ -183,8 +183,9 @@ def test_a_model_that_is_small_already_is_proved_whole(tmp_path):
     assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
 
 
-def called_wrong(seeds, place: Path, digits: Path, clips: Path | None = None) -> dict:
-    return {(each.seed, str(each.layout)): each.wrong for each in prove_all(seeds, place, digits, clips) if each.wrong}
+def called_wrong(seeds, place: Path, digits: Path, clips: Path | None = None, kinds: str = "single") -> dict:
+    proved = prove_all(seeds, place, digits, clips, kinds)
+    return {(each.seed, str(each.layout)): each.wrong for each in proved if each.wrong}
 
 
 @pytest.mark.ranks
@@ -194,9 +195,9 @@ def test_no_right_layout_of_a_random_architecture_is_called_wrong(digits_folder,
 
 @pytest.mark.campaign
 @pytest.mark.ranks
-@pytest.mark.parametrize("first", range(0, 50, 10))
-def test_no_right_layout_of_fifty_random_architectures_is_called_wrong(first, digits_folder, tmp_path):
-    assert called_wrong(range(first, first + 10), tmp_path, digits_folder, write_clips(tmp_path)) == {}
+@pytest.mark.parametrize(("kinds", "first"), [("single", n) for n in range(0, 50, 10)] + [("joint", 0), ("joint", 10)])
+def test_no_right_layout_of_seventy_random_architectures_is_called_wrong(kinds, first, digits_folder, tmp_path):
+    assert called_wrong(range(first, first + 10), tmp_path, digits_folder, write_clips(tmp_path), kinds) == {}
 
 
 def test_a_layout_that_crashes_is_wrong_and_those_behind_it_are_taken_all_the_same(digits, tmp_path, monkeypatch):
