@@ -15,21 +15,27 @@ from tests.device.steps import Steps, narrow, on_the_cpu
 
 EXAMPLES = ROOT / "examples/dit"
 CONFIGS = sorted(str(path.parent.relative_to(EXAMPLES)) for path in EXAMPLES.glob("**/model.json"))
-OPERATORS = {"imagenet256": 1781, "t2v_custom": 6090, "wan2.1_1.3b": 6150}
+OPERATORS = {"imagenet256": 1781, "t2v_custom": 3330, "wan2.1_1.3b": 3390}
 """Operators of a step of DiT-XL/2, CustomDiT and Wan 1.3B (docs/scaling.md); fewer are welcome."""
 
 
-def test_a_step_needs_the_memory_that_the_plan_says():
-    """Two micro-batches of 64; the plan has the gradients beside all activations, which meet in the second."""
-    model = load_model_config(EXAMPLES / "model.json")
-    planned = memory(model, Placement(precision=FLOAT32), online_vae=False).total(64)
+@pytest.mark.parametrize(
+    ("config", "samples", "below"), [(".", 32, 0.05), ("digits_flow", 32, 0.05), ("moving_digits", 8, 0.15)]
+)
+def test_a_step_needs_the_memory_that_the_plan_says(config, samples, below):
+    """Two micro-batches; the plan has the gradients beside all activations, which meet in the second.
+
+    RMSNorm as one kernel, here and in CUDA, keeps a tensor less than the plan says.
+    """
+    model = load_model_config(EXAMPLES / config / "model.json")
+    planned = memory(model, Placement(precision=FLOAT32), online_vae=False).total(samples)
     gc.collect()
     before = torch.npu.counts()["device_bytes"]
-    steps = Steps(model, samples=64, micro_batches=2)
+    steps = Steps(model, samples=samples, micro_batches=2)
     steps.step()
     torch.npu.reset()
     steps.step()
-    assert torch.npu.counts()["most_device_bytes"] - before == pytest.approx(planned, rel=0.05)
+    assert 1 - below <= (torch.npu.counts()["most_device_bytes"] - before) / planned <= 1.05
 
 
 @pytest.mark.parametrize("config", CONFIGS)

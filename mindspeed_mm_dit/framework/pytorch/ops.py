@@ -69,10 +69,13 @@ def contiguous(x: Tensor) -> Tensor:
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs of neighbours on the last axis (Su et al. 2021): x (B, heads, N, d), cos and sin (N, d / 2)."""
     pairs = x.unflatten(-1, (-1, 2))  # (B, heads, N, d / 2, 2)
-    if x.device.type == "cpu" and not compiler.is_compiling():  # one complex product: a fifth of the time
-        return view_as_real(view_as_complex(pairs.to(cos.dtype)) * complex(cos, sin)).flatten(-2)
-    a, b = pairs[..., 0], pairs[..., 1]
-    return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    if compiler.is_compiling():
+        a, b = pairs[..., 0], pairs[..., 1]
+        return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    if x.device.type in ("cpu", "cuda"):  # one complex product: a fifth of the time on a CPU
+        turns = complex(to_float32(cos), to_float32(sin))  # (N, d / 2)
+        return view_as_real(view_as_complex(pairs.to(turns.real.dtype)) * turns).flatten(-2)
+    return addcmul(pairs * cos[..., None], pairs.flip(-1), stack([-sin, sin], -1)).flatten(-2)
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:

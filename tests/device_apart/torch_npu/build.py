@@ -58,6 +58,9 @@ def _compile(library: Path) -> None:
 
     include = [*include_paths(), sysconfig.get_path("include")]
     flags = [f"-DTORCH_EXTENSION_NAME={NAME}", "-std=c++20", "-fPIC", "-O1", "-w", *(f"-I{path}" for path in include)]
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):  # of an older PyTorch, whose types are else unknown
+        if value := getattr(torch._C, f"_PYBIND11_{name}", None):
+            flags.append(f'-DPYBIND11_{name}="{value}"')
     with tempfile.TemporaryDirectory(dir=library.parent) as build, ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = {str(source): f"{build}/{source.stem}.o" for source in _sources(".cpp")}
         list(pool.map(lambda one: _gcc(*flags, "-c", one[0], "-o", one[1]), objects.items()))

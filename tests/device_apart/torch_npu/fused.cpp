@@ -1,4 +1,5 @@
-// Operators that PyTorch asks a device to define anew: convolution, attention; and what autocast does here, as on a GPU.
+// Operators that PyTorch asks a device to define anew: convolution, attention, RMSNorm; and what autocast does here, as on
+// a GPU.
 #include "apart.h"
 
 #include <ATen/Operators.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mean.h>
 #include <torch/library.h>
 
 namespace apart {
@@ -68,8 +70,30 @@ void attention_backward(const c10::OperatorHandle& op, Stack* stack) {
   });
 }
 
+// The CPU takes the gradient of RMSNorm apart, a GPU has one kernel.
+void rms_norm_backward(const c10::OperatorHandle& op, Stack* stack) {
+  run(op, stack, [](Stack* arguments) {  // grad x shape rstd weight mask
+    std::vector<c10::IValue> given(arguments->end() - 6, arguments->end());
+    torch::jit::drop(*arguments, 6);
+    auto grad = given[0].toTensor(), weight = given[4].toTensor();
+    auto is_wanted = given[5].toBoolList();
+    auto normed = given[1].toTensor() * given[3].toTensor();
+    auto grad_normed = weight.defined() ? grad * weight : grad;
+    auto along = (grad_normed * normed).mean(-1, true);
+    auto of_x = (grad_normed - normed * along) * given[3].toTensor();
+    auto of_weight = is_wanted[1] ? (grad * normed).sum_to_size(weight.sizes()).to(weight.scalar_type()) : at::Tensor();
+    torch::jit::push(*arguments, of_x.to(grad.scalar_type()), of_weight);
+  });
+}
+
+void rms_norm(const c10::OperatorHandle& op, Stack* stack) {
+  run(op, stack, [&](Stack* arguments) { op.callBoxed(arguments); });
+}
+
 using torch::CppFunction;
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_fused_rms_norm", CppFunction::makeFromBoxedFunction<&rms_norm>());
+  m.impl("_fused_rms_norm_backward", CppFunction::makeFromBoxedFunction<&rms_norm_backward>());
   m.impl("convolution_overrideable", CppFunction::makeFromBoxedFunction<&convolution>());
   m.impl("convolution_backward_overrideable", CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("_scaled_dot_product_fused_attention_overrideable", CppFunction::makeFromBoxedFunction<&attention>());

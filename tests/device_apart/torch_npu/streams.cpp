@@ -117,7 +117,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
+#if __has_include(<c10/core/DeviceCapability.h>)  // not in PyTorch 2.7, which MindSpeed-MM's native engine takes
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+#endif
 
   c10::DeviceIndex index(c10::Device device) const { return device.index() < 0 ? current : device.index(); }
   c10::Stream getStream(c10::Device device) const override { return stream_of(current_stream(index(device))); }
