@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from tests.training.launch import Configs
 from tests.training.test_run import write_fsdp2
 from tests.wings.lab.campaign import config_folder
 from tests.wings.lab.forked_tasks import run_tasks
+from tests.wings.lab.plants import DEVICE, FAULTS
+from tests.wings.lab.test_prove import judged
 
 pytestmark = pytest.mark.ranks
 CPU = {"DEVICE_APART_COUNT": "0"}
@@ -39,6 +42,8 @@ LAYOUTS = {
     "sharing": (2, "--context-parallel-size 2", None),
     "saved at once": (2, "--no-async-save", FSDP2),
 }
+OTHER_NUMBERS = ("FSDP2, bf16", "Muon")
+"""Layouts that do not compute what one rank alone does."""
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +77,29 @@ def assert_alike(there, here):
         assert [*map(float, there.validations[iteration])] == pytest.approx([*map(float, expected)], rel=CLOSE)
 
 
+@pytest.fixture(scope="module")
+def on_the_cpu(tiny, tmp_path_factory):
+    """Return a function of a layout to the CPU's run and folder: what changes no number has one run of all layouts."""
+
+    @lru_cache
+    def of(layout):
+        folder = tmp_path_factory.mktemp("cpu") / "run"
+        return run(tiny, layout, folder, **CPU), folder
+
+    return lambda layout: of(layout if layout in OTHER_NUMBERS else "alone")
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, tmp_path):
-    there = run(tiny, layout, tmp_path / "there")
-    here = run(tiny, layout, tmp_path / "here", **CPU)
+def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu, tmp_path):
+    there = run(tiny, layout, tmp_path)
+    here, folder = on_the_cpu(layout)
     assert "memory apart" in there.output and "memory apart" not in here.output
     assert len(there.lines) == 4 and len(there.validations) == 2
     assert_alike(there, here)
-    found, expected = saved(tmp_path / "there"), saved(tmp_path / "here")
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+    found, expected = saved(tmp_path), saved(folder)
+    assert found.keys() == {name for name in expected if layout == "alone" or not name.startswith("power_ema")}
+    for name, array in found.items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_a_run_moves_between_the_device_and_the_cpu_and_between_layouts(tiny, tmp_path):
@@ -138,3 +155,11 @@ def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, 
     assert code == 0 and "1 rank, device" in capsys.readouterr().out
     host, device = (json.loads((tmp_path / f"{name}.0.json").read_text()) for name in ("host", "device"))
     assert device["operators"] and not host["operators"]
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is DEVICE])
+def test_a_proof_finds_a_fault_that_only_a_device_has_and_names_it(name, tiny, tmp_path, monkeypatch, framework):
+    monkeypatch.setattr(framework.runtime, "_stays_on_host", False)
+    found = judged(config_folder(tiny), tmp_path, [name])[name]
+    assert (found.word, found.place.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.place)
+    assert found.named.startswith(FAULTS[name].named)

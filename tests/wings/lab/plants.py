@@ -32,6 +32,7 @@ CLIPPING = Layout(
 )
 ADAPTED = Layout("LoRA", 2, what=("--lora-target-modules", "{*}", "--lora-r", "2", "--lora-alpha", "1"))
 ULYSSES = Layout("Ulysses", 2, ("--context-parallel-size", "2"), sharing=2)
+DEVICE = Layout("device", against_host=True)
 PYNATIVE = Layout("pynative", flags=("--pynative",), micro_batches=2, framework="mindspore")
 STEP = "training.pytorch.engine:Engine.train_step"
 
@@ -141,6 +142,14 @@ FAULTS = {
         ULYSSES, "models.layers:self_attention", "q, k, v = ops.tokens_to_heads(q)",
         "import torch.distributed\n    cos = cos.roll(torch.distributed.get_rank(), 0)\n"
         "    q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1",
+    ),
+    "a batch written anew before it is copied": Fault(
+        DEVICE, "framework.pytorch.runtime:to_device",
+        "    return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}",
+        "    tensors = {name: x.pin_memory() for name, x in tensors.items()}\n"
+        "    there = {name: x.to(target, non_blocking=True) for name, x in tensors.items()}\n"
+        "    for x in tensors.values():\n        x.zero_()\n    return there",
+        "gradient/", "forward: the data: input 0",
     ),
 }  # fmt: skip
 OPERATORS = {"the scale of attention": FAULTS["the scale of attention on MindSpore"]}

@@ -27,7 +27,7 @@ from tests.outside.source import write_turned
 from tests.training.launch import Configs, mm_dit
 from tests.wings.lab.campaign import PYTHONS, config_folder, prove_all, truths_here
 from tests.wings.lab.forked_tasks import run_tasks
-from tests.wings.lab.plants import FAULTS, ULYSSES
+from tests.wings.lab.plants import DEVICE, FAULTS, ULYSSES
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> d
 def faults_of(*, is_mindspore: bool = False) -> list[str]:
     return [
         name for name, fault in FAULTS.items()
-        if fault.layout is not ULYSSES and (fault.layout.framework == "mindspore") == is_mindspore
+        if fault.layout not in (ULYSSES, DEVICE) and (fault.layout.framework == "mindspore") == is_mindspore
     ]  # fmt: skip
 
 
