@@ -75,3 +75,8 @@ class NoOptions:
 def option(default: Any, words: str) -> Any:
     """Return a field of a sampler's options; ``words``: its help text in mm-dit sample."""
     return field(default=default, metadata={"help": words})
+
+
+def without_noise(chain: Callable[[Any, Ask, Tensor, int], Iterator[Tensor]]) -> Sampler:
+    """Return the sampler of a ``chain`` (process, ask, start, steps) that takes neither noise nor options."""
+    return Sampler(lambda process, ask, start, noise_at, steps, options: chain(process, ask, start, steps), NoOptions)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor, option
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.objectives.contract import Objective, Sampler, option, without_noise
 from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.draws import draws, draws_at
 from mindspeed_mm_dit.objectives.flow.timesteps import check_heun_end, sde_times
+
+_process = later("mindspeed_mm_dit.objectives.flow.process")
+_samplers = later("mindspeed_mm_dit.objectives.flow.samplers")
 
 
 @dataclass(frozen=True)
@@ -29,58 +31,31 @@ class Tolerances:
                 )
 
 
-def _build(config: FlowMatchingConfig) -> Any:
-    from mindspeed_mm_dit.objectives.flow.process import FlowMatching
-
-    return FlowMatching(config)
-
-
-def _ode(name: str) -> Sampler:
-    def chain(
-        process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: NoOptions
-    ) -> Iterator[Tensor]:
-        from mindspeed_mm_dit.objectives.flow.samplers import ode_chain
-
-        return ode_chain(name, process, ask, start, steps)
-
-    return Sampler(chain, NoOptions)
-
-
-def _dopri5(
-    process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Tolerances
-) -> Iterator[Tensor]:
-    from mindspeed_mm_dit.objectives.flow.samplers import dopri5_chain
-
-    return dopri5_chain(process, ask, start, steps, options.rtol, options.atol)
-
-
 def _sde(name: str) -> Sampler:
-    def chain(
-        process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: DiffusionCoefficient
-    ) -> Iterator[Tensor]:
-        from mindspeed_mm_dit.objectives.flow.samplers import sde_chain
-
-        return sde_chain(name, process, ask, start, noise_at, steps, options)
-
     def check(config: FlowMatchingConfig, steps: int, options: DiffusionCoefficient) -> None:
         times = sde_times(config, steps, options)
         if name == "sde-heun":
             check_heun_end(config, times, options)
 
-    return Sampler(chain, DiffusionCoefficient, check)
+    return Sampler(lambda *given: _samplers.sde_chain(name, *given), DiffusionCoefficient, check)
 
 
 FLOW_MATCHING = Objective(
     FlowMatchingConfig,
-    _build,
+    lambda config: _process.FlowMatching(config),
     draws,
     draws_at,
     {
         "sde-euler": _sde("sde-euler"),
         "sde-heun": _sde("sde-heun"),
-        "euler": _ode("euler"),
-        "heun": _ode("heun"),
-        "dopri5": Sampler(_dopri5, Tolerances),
+        "euler": without_noise(lambda *given: _samplers.ode_chain("euler", *given)),
+        "heun": without_noise(lambda *given: _samplers.ode_chain("heun", *given)),
+        "dopri5": Sampler(
+            lambda process, ask, start, _, steps, own: _samplers.dopri5_chain(
+                process, ask, start, steps, own.rtol, own.atol
+            ),
+            Tolerances,
+        ),
     },
     quick_sampler="heun",
 )

@@ -10,7 +10,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import mu_of
 
 Sigmas = Callable[[int, tuple[int, ...], float], np.ndarray]
-"""(steps, shape (C, H, W) of a latent, shift) -> noise levels (steps + 1,) float64, the last 0."""
+"""(steps, shape (C, H, W) of a latent, shift) -> noise levels (steps,) float64, before the last, 0."""
 _LEAST, _QWEN_END = 0.001, 0.02
 """Lowest noise level of SD3's table before its shifts; level at which Qwen-Image's ends, before 0."""
 
@@ -23,8 +23,8 @@ def _even(steps: int) -> np.ndarray:
     return np.linspace(1, 1 / steps, steps)
 
 
-def _ended(sigmas: np.ndarray) -> np.ndarray:
-    return np.append(sigmas, 0.0)
+def _by_mu(sigmas: np.ndarray, mu: float) -> np.ndarray:
+    return _shifted(sigmas, math.exp(mu))
 
 
 def _tokens(shape: tuple[int, ...]) -> float:
@@ -39,28 +39,18 @@ def flux2_mu(tokens: float, steps: int) -> float:
     return of_200 if tokens > 4300 else of_10 + (of_200 - of_10) * (steps - 10) / 190
 
 
-def _flux(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    return _ended(_shifted(_even(steps), math.exp(mu_of("flux", _tokens(shape)))))
+def _qwen_image(sigmas: np.ndarray, mu: float) -> np.ndarray:
+    sigmas = _by_mu(sigmas, mu)
+    return 1 - (1 - sigmas) * (1 - _QWEN_END) / (1 - sigmas[-1]) if len(sigmas) > 1 else sigmas
 
 
-def _flux2(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    return _ended(_shifted(_even(steps), math.exp(flux2_mu(math.prod(shape[1:]), steps))))
-
-
-def _qwen_image(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    sigmas = _shifted(_even(steps), math.exp(mu_of("qwen_image", _tokens(shape))))
-    return _ended(1 - (1 - sigmas) * (1 - _QWEN_END) / (1 - sigmas[-1]) if steps > 1 else sigmas)
-
-
-def _sd3(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    """Shift the low end twice, as diffusers does."""
-    return _ended(_shifted(np.linspace(1, _shifted(np.array(_LEAST), shift), steps), shift))
-
-
-def _sd3_dynamic(steps: int, shape: tuple[int, ...], shift: float) -> np.ndarray:
-    return _ended(_shifted(np.linspace(1, _LEAST, steps), math.exp(mu_of("flux", _tokens(shape)))))
-
-
+# fmt: off
 PUBLISHED: Mapping[str, Sigmas] = {
-    "flux": _flux, "flux2": _flux2, "qwen_image": _qwen_image, "sd3": _sd3, "sd3_dynamic": _sd3_dynamic,
-}  # fmt: skip
+    "flux": lambda steps, shape, shift: _by_mu(_even(steps), mu_of("flux", _tokens(shape))),
+    "flux2": lambda steps, shape, shift: _by_mu(_even(steps), flux2_mu(math.prod(shape[1:]), steps)),
+    "qwen_image": lambda steps, shape, shift: _qwen_image(_even(steps), mu_of("qwen_image", _tokens(shape))),
+    # (the low end is shifted twice, as diffusers does)
+    "sd3": lambda steps, shape, shift: _shifted(np.linspace(1, _shifted(np.array(_LEAST), shift), steps), shift),
+    "sd3_dynamic": lambda steps, shape, shift: _by_mu(np.linspace(1, _LEAST, steps), mu_of("flux", _tokens(shape))),
+}
+# fmt: on

@@ -71,7 +71,8 @@ def sampling_times(
     shape: that of a latent, (C, ...); the first and the last time do not depend on it.
     """
     if config.sample_schedule is not None:
-        return 1 - PUBLISHED[config.sample_schedule](steps, shape, config.shift_of(shape, sampling=True))
+        sigmas = PUBLISHED[config.sample_schedule](steps, shape, config.shift_of(shape, sampling=True))
+        return 1 - np.append(sigmas, 0.0)
     first, last = config.sample_interval(last_step)
     shift = config.shift_of(shape, sampling=True)
     return first + (last - first) * shifted(np.linspace(0.0, 1.0, steps + 1), shift)

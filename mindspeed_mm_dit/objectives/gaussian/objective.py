@@ -12,9 +12,12 @@ import numpy as np
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.draws import Stream, normals, timesteps
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.lazy_imports import later
 from mindspeed_mm_dit.objectives.contract import Arrays, Ask, NoiseAt, Objective, Sampler, Tensor, option
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 
+_process = later("mindspeed_mm_dit.objectives.gaussian.process")
+_samplers = later("mindspeed_mm_dit.objectives.gaussian.samplers")
 _STRIDED = ("ddim",)
 """Samplers whose steps are a whole number of timesteps apart, as published."""
 
@@ -28,12 +31,6 @@ class Clip:
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
-
-
-def _build(config: GaussianDiffusionConfig) -> Any:
-    from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-
-    return GaussianDiffusion.from_config(config)
 
 
 def _draws(config: GaussianDiffusionConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
@@ -54,14 +51,12 @@ def _respacing(name: str, steps: int) -> str:
 
 
 def _sampler(name: str, function: str) -> Sampler:
-    """Return the record of the generator ``function`` in samplers.py, which imports a framework."""
+    """Return the record of the generator ``function`` in samplers.py."""
 
     def chain(process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip) -> Iterator[Tensor]:
-        from mindspeed_mm_dit.objectives.gaussian import samplers
-
         last = max(len(process.schedule) - 1, 1)
         respaced = process.respaced(respaced_steps(len(process.schedule), _respacing(name, steps)))
-        states: Iterator[Tensor] = getattr(samplers, function)(
+        states: Iterator[Tensor] = getattr(_samplers, function)(
             respaced, lambda x, t, timestep: ask(x, t, timestep / last), start, noise_at, clip=options.clip
         )
         return states
@@ -77,7 +72,7 @@ _SAMPLERS = {"ddpm": "ddpm", "ddim": "ddim", "dpm++": "dpm_solver_pp"}
 
 GAUSSIAN_DIFFUSION = Objective(
     GaussianDiffusionConfig,
-    _build,
+    lambda config: _process.GaussianDiffusion.from_config(config),
     _draws,
     _draws_at,
     {name: _sampler(name, function) for name, function in _SAMPLERS.items()},

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
-from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, NoOptions, Objective, Sampler, Tensor
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.objectives.contract import Ask, Objective, Tensor, without_noise
 from mindspeed_mm_dit.objectives.mean_flow.draws import draws, draws_at
 
-
-def _build(config: MeanFlowConfig) -> Any:
-    from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
-
-    return MeanFlow(config)
+_process = later("mindspeed_mm_dit.objectives.mean_flow.process")
 
 
 def even_times(steps: int) -> np.ndarray:
@@ -34,10 +30,12 @@ def walk(ask: Ask, x: Tensor, times: np.ndarray) -> Iterator[Tensor]:
         yield x
 
 
-def _mean(process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: NoOptions) -> Iterator[Tensor]:
-    return walk(ask, start, even_times(steps))
-
-
 MEAN_FLOW = Objective(
-    MeanFlowConfig, _build, draws, draws_at, {"mean": Sampler(_mean, NoOptions)}, quick_sampler="mean", asks=True
+    MeanFlowConfig,
+    lambda config: _process.MeanFlow(config),
+    draws,
+    draws_at,
+    {"mean": without_noise(lambda process, ask, start, steps: walk(ask, start, even_times(steps)))},
+    quick_sampler="mean",
+    asks=True,
 )
