@@ -184,6 +184,21 @@ class SafetensorsHeader(NamedTuple):
     """Where the numbers begin."""
 
 
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Have ``write`` fill a file beside ``path``, then move it there; raises DataError if that fails."""
+    from safetensors import SafetensorError
+
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(aside)
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        cure = "make room and run again: what is finished is kept"
+        raise DataError(str(path), f"cannot be written: {reason_of(error)}", cure) from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
     """Read the header of a .safetensors file.
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
+from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.data.cache import NULL, ROWS
 from mindspeed_mm_dit.data.cache_index import INDEX, CacheIndex, KeptText, check_same
 from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
@@ -313,15 +313,3 @@ def encode_moments(autoencoder: Any, pixels: np.ndarray) -> Arrays:
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
         moments = zip(("mean", "std"), autoencoder.moments(images))
         return {name: ops.numpy(moment) for name, moment in moments if moment is not None}
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have ``write`` fill a file beside ``path``, then move it there; raises DataError if that fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(aside)
-        os.replace(aside, path)
-    except (OSError, SafetensorError) as error:
-        aside.unlink(missing_ok=True)
-        cure = "make room and run again: finished shards are kept"
-        raise DataError(str(path), f"cannot be written: {error}", cure) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.scores.cautions import cautions
 from mindspeed_mm_dit.wings.scores.evaluation import Candidates, Judgement
@@ -113,10 +113,12 @@ def write_statistics(path: Path, images: ImageSet, features: Features, network: 
     arrays[MADE_OF] = np.array([images.resized, images.jpegs])
     for kind, gaussian in _statistics(features).items():
         arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(aside, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-    os.replace(aside, path)
+
+    def write(aside: Path) -> None:
+        with open(aside, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    replace_file(path, write)
 
 
 def _statistics(features: Features | None) -> dict[str, Gaussian]:

@@ -10,7 +10,6 @@ Image n depends only on the drawing and n, so it does not matter which rank gene
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -114,7 +114,7 @@ class Shards:
         for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{PARTS}/.*.npy.*")]:  # by a killed run
             left.unlink()
         content = json.dumps(self.drawing.as_json(), indent=1) + "\n"
-        _replace(self.folder / DRAWING, lambda aside: aside.write_text(content, encoding="utf-8"))
+        replace_file(self.folder / DRAWING, lambda aside: aside.write_text(content, encoding="utf-8"))
 
     def missing(self) -> list[int]:
         """Return the numbers of the files that are still missing."""
@@ -136,7 +136,7 @@ class Shards:
             with open(aside, "wb") as file:
                 np.save(file, images)
 
-        _replace(self._path(shard), save)
+        replace_file(self._path(shard), save)
 
     def join(self, labels: np.ndarray) -> None:
         """Write all images and ``labels`` (num,) as ADM's npz, a file at a time, and remove the files; one rank only.
@@ -149,7 +149,7 @@ class Shards:
                 "every rank must see the same --output: use a disk that all machines share",
             )  # fmt: skip
         if not self.joined.exists():
-            _replace(self.joined, lambda aside: self._write_joined(aside, labels))
+            replace_file(self.joined, lambda aside: self._write_joined(aside, labels))
         shutil.rmtree(self.folder / PARTS, ignore_errors=True)
 
     def _write_joined(self, path: Path, labels: np.ndarray) -> None:
@@ -187,21 +187,6 @@ def read_drawing(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a file beside ``path``, and move it there; raises DataError if that fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(aside)
-        os.replace(aside, path)
-    except DataError:
-        aside.unlink(missing_ok=True)
-        raise
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        cure = "make room and run again: finished images are kept"
-        raise DataError(str(path), f"cannot be written: {error.strerror or error}", cure) from None
 
 
 def draw_missing(
