@@ -194,9 +194,10 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
     offloaded = mm.fsdp2 is not None and mm.fsdp2.offload_to_cpu and host.device != host.machine
     if host.device is None or mm.precision is None or offloaded:
         return
-    averages = 1 + len(args.power_ema_stds or ())
-    optimizer = args.chosen_optimizer()
-    placement = Placement.of(mm.fsdp2, mm.precision, host.world_size, args.context_parallel_size, averages, optimizer)
+    placement = Placement(
+        host.world_size, 1, mm.precision, sequence_ranks=args.context_parallel_size,
+        averages=1 + len(args.power_ema_stds or ()), optimizer=args.chosen_optimizer(),
+    ).sharded_by(mm.fsdp2)  # fmt: skip
     check_state_fits(mm.model, placement, host.device)
     warning = tight_step(
         dearest(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device

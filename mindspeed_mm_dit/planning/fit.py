@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,12 +86,10 @@ def _check(predictor: PredictorConfig, need: int, words: str, place: Place) -> N
 
 def dominant_setting(predictor: PredictorConfig) -> str:
     """Return the setting that makes a network large: resetting it to its ordinary value saves the most memory."""
+    own: Any = predictor
     ordinary = predictor.settings_of_size()
-    return min(ordinary, key=lambda name: host_bytes(_replaced(predictor, ordinary[name])), default="model_id")
-
-
-def _replaced(predictor: Any, values: Mapping[str, Any]) -> Any:
-    return dataclasses.replace(predictor, **values)
+    needed = {name: host_bytes(dataclasses.replace(own, **values)) for name, values in ordinary.items()}
+    return min(needed, key=lambda name: needed[name], default="model_id")
 
 
 def _gib(num_bytes: float) -> str:

@@ -7,7 +7,7 @@ counted by running the network on paper. Temporary memory of kernels is a separa
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
@@ -48,29 +48,16 @@ class Placement:
     optimizer: Chosen = ADAMW
     """The optimizer."""
 
-    @classmethod
-    def of(
-        cls,
-        fsdp2: Fsdp2Config | None,
-        precision: Precision,
-        world_size: int,
-        sequence_ranks: int = 1,
-        averages: int = 1,
-        optimizer: Chosen = ADAMW,
-    ) -> Placement:
-        """Return the placement of a run; ``fsdp2`` is None if every rank holds all weights."""
+    def sharded_by(self, fsdp2: Fsdp2Config | None) -> Placement:
+        """Return the same as fsdp2.yaml says; None: every rank holds all weights."""
         if fsdp2 is None:
-            return cls(world_size, 1, precision, False, 1, True, sequence_ranks, averages, optimizer)
-        return cls(
-            world_size,
-            fsdp2.shard_ranks(world_size),
-            precision,
+            return self
+        return replace(
+            self,
+            shard_ranks=fsdp2.shard_ranks(self.world_size),
             recompute=bool(fsdp2.recompute_modules),
             prefetch=fsdp2.num_to_forward_prefetch or 0,
             reshard_after_forward=bool(fsdp2.reshard_after_forward),
-            sequence_ranks=sequence_ranks,
-            averages=averages,
-            optimizer=optimizer,
         )
 
 
@@ -150,13 +137,9 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
     Temporary are the gradients of a large tensor and of the next, and one recomputed block.
     """
     passed = forward_pass(model, placement.precision.way, placement.sequence_ranks)
-    kept = passed.kept_bytes(placement.recompute) + _loss_bytes(model) // placement.sequence_ranks
+    by_loss = 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)  # always float32
+    kept = passed.kept_bytes(placement.recompute) + by_loss // placement.sequence_ranks
     return kept, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
-
-
-def _loss_bytes(model: ModelConfig) -> int:
-    """Return the bytes that the loss keeps, always float32."""
-    return 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)
 
 
 def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:

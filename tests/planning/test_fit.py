@@ -82,11 +82,11 @@ def test_a_step_that_may_not_fit_is_a_warning_with_the_batch_that_does():
 
 
 def test_the_layout_of_a_run_is_that_of_its_yaml():
-    assert Placement.of(None, AUTOCAST, 8) == Placement(8, 1, AUTOCAST)
+    assert Placement(8, 1, AUTOCAST).sharded_by(None) == Placement(8, 1, AUTOCAST)
     yaml = Fsdp2Config(sharding_size=4, recompute_modules=("predictor.blocks.{*}",), num_to_forward_prefetch=1,
                        reshard_after_forward=False)  # fmt: skip
     wanted = Placement(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
-    assert Placement.of(yaml, SHARDED_BF16, 8) == wanted
+    assert Placement(8, 1, SHARDED_BF16).sharded_by(yaml) == wanted
 
 
 def test_the_setting_that_dominates_is_the_one_to_change():

@@ -49,6 +49,13 @@ class Request:
         """Images of a step over all ranks."""
         return self.images_per_rank * (self.world_size // self.sequence_ranks)
 
+    def placed(self, shard_ranks: int, precision: Precision = SHARDED_BF16) -> Placement:
+        """Return the placement of a run whose weights ``shard_ranks`` ranks share."""
+        return Placement(
+            self.world_size, shard_ranks, precision, sequence_ranks=self.sequence_ranks, averages=self.averages,
+            optimizer=self.optimizer,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -95,15 +102,7 @@ def candidates(request: Request) -> list[Placement]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        Placement(
-            W,
-            size,
-            request.precision,
-            reshard_after_forward=reshard,
-            sequence_ranks=request.sequence_ranks,
-            averages=request.averages,
-            optimizer=request.optimizer,
-        )
+        dataclasses.replace(request.placed(size, request.precision), reshard_after_forward=reshard)
         for size in dict.fromkeys(sizes)
         for reshard in (False, True)
     ]

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.flag_types import std
@@ -305,16 +305,14 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
 def kinds(request: Request) -> dict[str, Placement]:
     """Return the placements to compare: a whole copy on every rank, one copy for all, one copy for each node."""
     from mindspeed_mm_dit.configs.precision import AUTOCAST
-    from mindspeed_mm_dit.planning.memory import Placement
 
     W = request.world_size
-    found = {"replicated": Placement(W, 1, AUTOCAST)}
+    found = {"replicated": request.placed(1, AUTOCAST)}
     if W > 1:
-        found[f"sharded over {W}"] = Placement(W, W)
+        found[f"sharded over {W}"] = request.placed(W)
     if request.node_size < W and W % request.node_size == 0:
-        found[f"hybrid, {request.node_size} a copy"] = Placement(W, request.node_size)
-    same: dict[str, Any] = {name: getattr(request, name) for name in ("sequence_ranks", "averages", "optimizer")}
-    return {name: dataclasses.replace(placement, **same) for name, placement in found.items()}
+        found[f"hybrid, {request.node_size} a copy"] = request.placed(request.node_size)
+    return found
 
 
 def _learns_videos(model: ModelConfig) -> bool:
