@@ -101,16 +101,6 @@ class ClipsParam(SourceParam):
         return {name: key for name, key in keys.items() if key is not None}
 
     @property
-    def cache(self) -> str | None:  # type: ignore[override]
-        """Folder of encoded clips and captions that are read instead of the video files."""
-        return self.features
-
-    @property
-    def skip_bad(self) -> bool:  # type: ignore[override]
-        """Whether clips that cannot be used are skipped."""
-        return self.skip_bad_clips
-
-    @property
     def sample_size(self) -> tuple[int, ...]:
         """Size (F, H, W) of every clip; with buckets, the largest shape."""
         if self.num_frames is None or self.max_height is None or self.max_width is None:

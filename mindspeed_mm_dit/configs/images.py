@@ -117,16 +117,6 @@ class DatasetParam(SourceParam):
         return ("label", "caption") if self.captions else ("label",)
 
     @property
-    def cache(self) -> str | None:  # type: ignore[override]
-        """Folder of encoded images that are read instead of the image files."""
-        return self.latents
-
-    @property
-    def skip_bad(self) -> bool:  # type: ignore[override]
-        """Whether images that cannot be decoded are skipped."""
-        return self.skip_bad_images
-
-    @property
     def sample_size(self) -> tuple[int, int]:
         """Size (H, W) of an image in pixels; with buckets, the largest shape."""
         height, width = self.largest if self.image_size is None else (self.image_size, self.image_size)

@@ -86,7 +86,7 @@ class MixedParam(SourceParam):
         return float(self.sources[0].caption_dropout_prob)
 
     @property
-    def skip_bad(self) -> bool:  # type: ignore[override]
+    def skip_bad(self) -> bool:
         """Whether every source skips samples that cannot be used."""
         return all(source.skip_bad for source in self.sources)
 

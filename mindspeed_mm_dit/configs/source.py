@@ -33,8 +33,6 @@ class SourceParam(ABC):
     valid_by_class: bool = False
     """Whether the same fraction of each class is held out."""
     caption_dropout_prob: float = 0.1
-    cache: str | None = None
-    """Folder that mm-dit cache-latents filled; samples are read from it instead of being decoded and encoded."""
     cache_key: ClassVar[str] = "dataset_param.cache"
     """Key of ``cache`` in data.json."""
     source: str | None = None
@@ -45,8 +43,6 @@ class SourceParam(ABC):
     """Shapes that samples are brought to, if there are several; None: all have ``sample_size``."""
     bucket_group: int = 1
     """Number of samples of one shape in a row."""
-    skip_bad: bool = False
-    """Whether samples that cannot be used are skipped and counted, instead of stopping."""
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
     """Key of ``skip_bad`` in data.json."""
 
@@ -114,6 +110,16 @@ class SourceParam(ABC):
 
         Raises ConfigError if a sample's pixels are random, so that it cannot be cached.
         """
+
+    @property
+    def cache(self) -> str | None:
+        """Folder that mm-dit cache-latents filled; samples are read from it instead of being decoded and encoded."""
+        return vars(self).get(self.cache_key.rpartition(".")[2])
+
+    @property
+    def skip_bad(self) -> bool:
+        """Whether samples that cannot be used are skipped and counted, instead of stopping."""
+        return vars(self).get(self.skip_key.rpartition(".")[2], False)
 
     def without_cache(self) -> Self:
         """Return the same data set, read from its files."""
