@@ -87,49 +87,6 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
     )
 
 
-@dataclass(frozen=True)
-class BegunScores:
-    """How far generated clips keep the digit of the frame that they were given, and move as asked."""
-
-    kept: float
-    """Fraction whose later frames are nearer to the given digit than to another real one of its class, drawn at random;
-    a half by chance, if only the class is kept."""
-    direction: float
-    """Fraction whose ink moves in the direction asked for."""
-    distance: float
-    """Mean distance of the later frames' digit to the given one, in units of a pixel's level, 0 ... 16."""
-    distance_of_others: float
-    """The same to the other digit of the class."""
-    clips: int
-    """Number of clips scored."""
-
-    @property
-    def line(self) -> str:
-        """Return the scores in words."""
-        return (
-            f"moving digits score: {self.kept:.1%} of {self.clips} clips keep the digit they were given (distance "
-            f"{self.distance:.1f}; to another of its class {self.distance_of_others:.1f}), "
-            f"{self.direction:.1%} move as asked"
-        )
-
-
-def score_begun(clips: np.ndarray, captions: Sequence[str], given: np.ndarray) -> BegunScores:
-    """Score ``clips`` (N, F, H, W) uint8, grey, that were asked to begin with the frames ``given`` (N, H, W).
-
-    captions (N,): as in CAPTIONS. Raises DataError for clips of another size.
-    """
-    real, draw = real_digits(), np.random.default_rng(0)
-    classes = [NAMES.index(caption.split()[1]) for caption in captions]
-    others = [draw.choice(real.pixels[real.labels == label]).reshape(DIGIT, DIGIT) for label in classes]
-    frames = np.stack([moving(image, "right", PLACES[0])[0, ..., 0] for image in others])  # (N, 48, 48)
-    digits = (_stilled(_shrunk(some[:, None])) * (255 / 16) for some in (given, frames))  # 2 x (N, 64)
-    own, other = (_distances(_shrunk(clips[:, 1:]), some.reshape(-1, DIGIT, DIGIT)) for some in digits)
-    moves = np.array(read_directions(clips)) == [caption.split()[-1] for caption in captions]
-    return BegunScores(
-        float((own < other).mean()), float(moves.mean()), float(own.mean()), float(other.mean()), len(clips)
-    )
-
-
 def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     share = float((read_digits(clips) == labels).mean())
@@ -139,12 +96,12 @@ def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
 
 def read_digits(clips: np.ndarray) -> np.ndarray:
     """Return the digit that each of ``clips`` (N, F, H, W) uint8 is read as, (N,) int64."""
-    return np.asarray(_classifier().predict(_stilled(_shrunk(clips))))
+    return np.asarray(_classifier().predict(stilled(shrunk(clips))))
 
 
 def read_directions(clips: np.ndarray) -> list[str | None]:
     """Return the direction that the ink of each of ``clips`` (N, F, H, W) uint8 moves in, or None if it rests."""
-    first, last = _shrunk(clips[:, [0, -1]]).transpose(1, 0, 2, 3)  # 2 x (N, 12, 12)
+    first, last = shrunk(clips[:, [0, -1]]).transpose(1, 0, 2, 3)  # 2 x (N, 12, 12)
     moved = _centres(last) - _centres(first)  # (N, 2)
     return [_direction(rows, columns) for rows, columns in moved.tolist()]
 
@@ -160,30 +117,19 @@ def _direction(rows: float, columns: float) -> str | None:
 
 def _centres(frames: np.ndarray) -> np.ndarray:
     """Return row and column of the centre of mass of the ink of ``frames`` (N, H, W), as (N, 2); nan without ink."""
-    ink = _ink(frames)
+    ink = ink_of(frames)
     with np.errstate(invalid="ignore"):
         shares = ink / ink.sum((1, 2), keepdims=True)
     return np.stack([shares.sum(2) @ np.arange(ink.shape[1]), shares.sum(1) @ np.arange(ink.shape[2])], 1)
 
 
-def _stilled(clips: np.ndarray) -> np.ndarray:
+def stilled(clips: np.ndarray) -> np.ndarray:
     """Return each clip's mean over its frames of the 8 x 8 pixels with most ink, (N, 64) in [0, 16]."""
     squares = np.lib.stride_tricks.sliding_window_view(clips, (1, 1, DIGIT, DIGIT))  # (N, F, h, w, 1, 1, 8, 8)
     N, F, h, w = squares.shape[:4]
     fullest = _most_ink(clips).reshape(N, F, h * w).argmax(2)
     chosen = squares[np.arange(N)[:, None], np.arange(F), fullest // w, fullest % w]  # (N, F, 1, 1, 8, 8)
-    return _ink(chosen).mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
-
-
-def _distances(clips: np.ndarray, digits: np.ndarray) -> np.ndarray:
-    """Return how far the ink of each clip (N, F, H, W) is from a digit (N, 8, 8), wherever it stands in a frame, (N,).
-
-    In a digit's own levels, 0 ... 16: the root mean square over its pixels, and the mean over the frames.
-    """
-    ink = np.pad(_ink(clips), ((0, 0), (0, 0), (2, 2), (2, 2)))  # a digit's edge is often empty
-    squares = np.lib.stride_tricks.sliding_window_view(ink, (1, 1, DIGIT, DIGIT))[..., 0, 0, :, :]  # (N, F, h, w, 8, 8)
-    squared = ((squares - _ink(digits)[:, None, None, None]) ** 2).mean((-2, -1))  # (N, F, h, w)
-    return np.asarray(np.sqrt(squared.min((2, 3))).mean(1) * (16 / 255))
+    return ink_of(chosen).mean(1).reshape(N, DIGIT * DIGIT) * (16 / 255)
 
 
 def _small_of(clips: np.ndarray) -> tuple[int, int]:
@@ -198,7 +144,7 @@ def _small_of(clips: np.ndarray) -> tuple[int, int]:
     )  # fmt: skip
 
 
-def _shrunk(clips: np.ndarray) -> np.ndarray:
+def shrunk(clips: np.ndarray) -> np.ndarray:
     """Return ``clips`` (N, F, H, W) scaled as those of a data set, (N, F, 12, 12) uint8 or another size in SMALL."""
     size = _small_of(clips)
     if clips.shape[2:] == size:
@@ -209,12 +155,13 @@ def _shrunk(clips: np.ndarray) -> np.ndarray:
 
 def _most_ink(clips: np.ndarray) -> np.ndarray:
     """Return the ink in the 8 x 8 pixels that start at each row and column, (N, F, H - 7, W - 7)."""
-    sums = np.pad(_ink(clips).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
+    sums = np.pad(ink_of(clips).cumsum(2).cumsum(3), ((0, 0), (0, 0), (1, 0), (1, 0)))
     rows = sums[:, :, DIGIT:] - sums[:, :, :-DIGIT]
     return rows[..., DIGIT:] - rows[..., :-DIGIT]
 
 
-def _ink(levels: np.ndarray) -> np.ndarray:
+def ink_of(levels: np.ndarray) -> np.ndarray:
+    """Return ``levels`` as float64, without those below DARK."""
     return np.where(levels < DARK, 0, levels).astype(np.float64)
 
 
@@ -227,4 +174,4 @@ def _classifier() -> Any:
     images = real.pixels[:FITTED_ON].reshape(-1, 8, 8)
     ways = list(product(DIRECTIONS, PLACES))
     clips = np.stack([moving(image, *way)[::2, ..., 0] for way in ways for image in images])
-    return SVC(C=5.0, gamma=0.001).fit(_stilled(_shrunk(clips)), np.tile(real.labels[:FITTED_ON], len(ways)))
+    return SVC(C=5.0, gamma=0.001).fit(stilled(shrunk(clips)), np.tile(real.labels[:FITTED_ON], len(ways)))

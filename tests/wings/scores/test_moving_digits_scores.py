@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.moving_digits_i2v import score_begun
 from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
@@ -11,7 +12,6 @@ from mindspeed_mm_dit.wings.scores.moving_digits import (
     digits_line,
     read_digits,
     read_directions,
-    score_begun,
     score_moving_digits,
 )
 
