@@ -45,14 +45,11 @@ def captions_of(digit: int, patterns: Sequence[str]) -> list[str]:
     words |= {"before": NAMES[digit - 1]} if digit > 0 else {}
     words |= {"after": NAMES[digit + 1]} if digit < 9 else {}
     fitting = [pattern for pattern in patterns if all("{" + key not in pattern or key in words for key in _KEYS)]
-    return [_with_article(pattern.format(**words)) for pattern in fitting]
+    captions = (f" {pattern.format(**words)}" for pattern in fitting)
+    return [caption.replace(" a eight", " an eight").replace(" a 8", " an 8")[1:] for caption in captions]
 
 
 _KEYS = ("word", "numeral", "before", "after")
-
-
-def _with_article(caption: str) -> str:
-    return f" {caption}".replace(" a eight", " an eight").replace(" a 8", " an 8")[1:]
 
 
 def drawn(number: int, digit: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def write_digits(folder: Path) -> None:
 
     Pixel values 0 ... 16 become 0 ... 255. The folder is written aside and renamed, so if it exists it is complete.
     """
-    _write_images(folder, _pixels(), ("image_path", "label"), "labels.csv", lambda number, label: [()])
+    _write_images(folder, _pixels())
 
 
 def write_captioned_digits(folder: Path) -> None:
@@ -58,25 +58,21 @@ def write_captioned_digits(folder: Path) -> None:
 
     The phrasings of an image are drawn by its number, from those seen in training.
     """
-    _write_images(
-        folder, _pixels(), ("image_path", "label", "caption"), "captions.csv",
-        lambda number, label: [(caption,) for caption in caption_phrases.drawn(number, label)],
-    )  # fmt: skip
+    _write_images(folder, _pixels(), "captions.csv", caption_phrases.drawn)
 
 
 def write_inverted_digits(folder: Path) -> None:
     """Write the first INVERTED_EACH images of each digit, black on white, with labels.csv: a set to fine-tune on."""
     pixels, labels = _pixels()
     chosen = np.sort(np.concatenate([np.flatnonzero(labels == label)[:INVERTED_EACH] for label in range(10)]))
-    few = Digits(255 - pixels[chosen], labels[chosen])
-    _write_images(folder, few, ("image_path", "label"), "labels.csv", lambda number, label: [()])
+    _write_images(folder, Digits(255 - pixels[chosen], labels[chosen]))
 
 
 def write_digits_buckets(folder: Path) -> None:
     """Write the same digits with labels.csv, each on one of CANVASES in turn, at a place drawn by its number."""
     pixels, labels = _pixels()
     placed = [_placed(number, image) for number, image in enumerate(pixels)]
-    _write_images(folder, Digits(placed, labels), ("image_path", "label"), "labels.csv", lambda number, label: [()])
+    _write_images(folder, Digits(placed, labels))
 
 
 def _placed(number: int, digit: np.ndarray) -> np.ndarray:
@@ -95,23 +91,20 @@ def _pixels() -> Digits:
 
 
 def _write_images(
-    folder: Path,
-    digits: Digits,
-    columns: tuple[str, ...],
-    index: str,
-    more: Callable[[int, int], Sequence[tuple[str, ...]]],
+    folder: Path, digits: Digits, index: str = "labels.csv", captions: Callable[[int, int], list[str]] | None = None
 ) -> None:
-    """Write the images and ``index``; ``more``: (number of an image, its label) -> further columns of its lines."""
+    """Write the images and ``index``; ``captions``: (number of an image, its label) -> one for each of its lines."""
     with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
         with open(aside / index, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            writer.writerow(columns)
+            writer.writerow(["image_path", "label", *(["caption"] if captions else [])])
             for number, (image, label) in enumerate(zip(digits.images, digits.labels.tolist())):
                 path = f"{label}/{number:04d}.png"
                 Image.fromarray(image).save(aside / path)
-                writer.writerows([path, label, *words] for words in more(number, label))
+                told = [[caption] for caption in captions(number, label)] if captions else [[]]
+                writer.writerows([path, label, *words] for words in told)
 
 
 DIGITS = BuiltinData(write_digits, num_images=1797, num_classes=10)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from mindspeed_mm_dit.configs.buckets import Shape
 from mindspeed_mm_dit.data.builtin import BuiltinData, written_aside
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.data.video_file import write_video
+from mindspeed_mm_dit.wings.scores.demo.caption_phrases import NAMES as NAMES
 from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
 from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_text_encoder, write_tokenizer
 
@@ -42,7 +43,6 @@ LIGHT = 20
 """Levels, of 255, that the canvas gains along frames, rows and columns each; all three add up to less than ink."""
 PLACES = (0, CANVAS - 8 * ZOOM)
 """Rows in which a digit moves left or right, columns for up and down: few, so that little data suffices."""
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Steps (rows, columns) of each word."""
 CAPTIONS = tuple(f"a {name} moves {direction}" for name in NAMES for direction in DIRECTIONS)
@@ -51,14 +51,10 @@ HELD_OUT = ("a zero moves left", "a three moves right", "a five moves up", "a ei
 """Captions without a clip, though each of their words occurs in others."""
 
 
-def write_moving_digits_buckets(folder: Path) -> None:
-    """Write the same for clips of SHAPES, each drawn by the clip's number."""
-    write_moving_digits(folder, SHAPES)
-
-
 def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> None:
     """Write NUM_CLIPS clips, their annotation, and a text encoder to ``folder``, which must not exist.
 
+    shapes: that of a clip is drawn by its number.
     A given version of PyAV writes the same files each time. The folder is written aside and renamed, so if it exists it
     is complete.
     """
@@ -135,4 +131,4 @@ def _place_along(way: int, along: float, place: int, room: int) -> int:
 
 
 MOVING_DIGITS = BuiltinData(write_moving_digits)
-MOVING_DIGITS_BUCKETS = BuiltinData(write_moving_digits_buckets)
+MOVING_DIGITS_BUCKETS = BuiltinData(partial(write_moving_digits, shapes=SHAPES))
