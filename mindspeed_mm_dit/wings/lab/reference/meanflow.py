@@ -17,8 +17,8 @@ from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, walk
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
 from mindspeed_mm_dit.wings.lab.reference.file import Given, Kind, Tensor, Weights, answer
 from mindspeed_mm_dit.wings.lab.reference.images import RecipeFile
-from mindspeed_mm_dit.wings.lab.reference.step import Step, norm
-from mindspeed_mm_dit.wings.lab.table import GRADIENTS, NotThere, Quantity
+from mindspeed_mm_dit.wings.lab.reference.step import Step
+from mindspeed_mm_dit.wings.lab.table import GRADIENTS, Quantity
 
 _N = r"\d+(?:\.\d*)?"
 _GUIDED = rf"omega({_N})_kappa({_N})(?:_t({_N})_({_N}))?"
@@ -136,12 +136,6 @@ class Case:
         """Return the divisors of the squared errors, (B,)."""
         return self.process.denominator(self.process.squared(self.u - self.target))
 
-    def gradient(self, parameter: str) -> np.ndarray:
-        """Return the norm of a parameter's gradient."""
-        if parameter not in self.step.gradients:
-            raise NotThere("it is no parameter that is trained")
-        return norm(self.step.gradients[parameter])
-
 
 MEAN_FLOW = Kind(
     signature=r"r|output_null|time/r|train/.+|sample/steps\d+/.+|grad_norm/h_embedder\..+",
@@ -158,7 +152,9 @@ MEAN_FLOW = Kind(
         Quantity(f"train/{_CASE}/weight_denominator", lambda file, case: file.case(case).denominator()),
         Quantity(f"train/{_CASE}/loss", lambda file, case: file.case(case).loss()),
         Quantity(f"train/{_CASE}/v_loss", lambda file, case: (at := file.case(case)).process.squared(at.u - at.v)),
-        Quantity(f"train/{_CASE}/grad_norm/(.+)", lambda file, case, p: file.case(case).gradient(p), GRADIENTS),
+        Quantity(
+            f"train/{_CASE}/grad_norm/(.+)", lambda file, case, p: file.case(case).step.gradient_norm(p), GRADIENTS
+        ),
         Quantity(r"sample/steps([1-9]\d*)/result", MeanFlowFile.chain),
     ),
 )

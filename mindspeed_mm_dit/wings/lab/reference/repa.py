@@ -24,7 +24,7 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, told
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.wings.lab.reference.file import Given, Kind, Tensor, Weights
 from mindspeed_mm_dit.wings.lab.reference.images import Point, RecipeFile
-from mindspeed_mm_dit.wings.lab.reference.step import ZERO, Step, norm, rows_of_step
+from mindspeed_mm_dit.wings.lab.reference.step import ZERO, Step, rows_of_step
 from mindspeed_mm_dit.wings.lab.table import GRADIENTS, NotThere, Quantity
 
 _PATHS = {"linear": "linear", "cosine": "gvp"}
@@ -107,13 +107,6 @@ class Repa(RecipeFile):
             denoising, projection = map(ops.numpy, self._both(network or self.network, *place))
         return denoising if name == "denoising" else np.asarray(projection.mean(dtype=np.float64))
 
-    def norm_of_projection(self, name: str) -> np.ndarray:
-        """Return the norm of the gradient of the projections' loss."""
-        gradients = self.step_of_projection.gradients
-        if name not in gradients:
-            raise NotThere("has no gradient")
-        return norm(gradients[name])
-
     # --- chains ------------------------------------------------------------------------------------------------------
 
     def chain(self, method: str, guidance: str) -> Tensor:
@@ -161,8 +154,10 @@ REPA = Kind(
             lambda file, name: file.loss(name, network=file.step.network_after),
         ),
         Quantity("loss_total", lambda file: file.step.losses.mean(dtype=np.float64)),
-        Quantity(r"grad_norm_of_proj_loss/(.+attn\.k_norm\.bias)", Repa.norm_of_projection, ZERO),
-        Quantity("grad_norm_of_proj_loss/(.+)", Repa.norm_of_projection, GRADIENTS),
+        *(
+            Quantity(f"grad_norm_of_proj_loss/{name}", lambda file, p: file.step_of_projection.gradient_norm(p), bound)
+            for name, bound in ((r"(.+attn\.k_norm\.bias)", ZERO), ("(.+)", GRADIENTS))
+        ),
         Quantity(_CHAIN, Repa.chain),
         *rows_of_step(lambda file: file.step),
     ),

@@ -60,6 +60,10 @@ class Step:
         """Gradient of the mean loss by parameter."""
         return self._before[1]
 
+    def gradient_norm(self, parameter: str) -> np.ndarray:
+        """Return the norm of one of the gradients; raises NotThere."""
+        return norm(_of(self.gradients, parameter))
+
     @property
     def grad_norm(self) -> np.ndarray:
         """Norm of all gradients as one vector."""
@@ -96,10 +100,8 @@ def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
     step: program -> its step. prefix: regular expression of the text before a parameter's name.
     """
     return (
-        Quantity(
-            rf"grad_norm/{prefix}(.+attn\.k_norm\.bias)", lambda p, name: norm(_of(step(p).gradients, name)), ZERO
-        ),
-        Quantity(rf"grad_norm/{prefix}(.+)", lambda p, name: norm(_of(step(p).gradients, name)), GRADIENTS),
+        Quantity(rf"grad_norm/{prefix}(.+attn\.k_norm\.bias)", lambda p, name: step(p).gradient_norm(name), ZERO),
+        Quantity(rf"grad_norm/{prefix}(.+)", lambda p, name: step(p).gradient_norm(name), GRADIENTS),
         Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
         Quantity(
             rf"param_norm_after_one_adamw_step/{prefix}(.+attn\.(?:qkv|k_norm)\.bias)",
