@@ -170,7 +170,7 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
     misfits = [name for name, begun in found.items() if begun is None]
     misfits += [name for name in source.weights if name not in found and not here.may_lack(name)]
     differ = _differences(source, here)
-    if misfits or _decides(source, differ):
+    if misfits or (differ if source.is_described else "num_heads" in differ):  # (others are guessed from shapes)
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
             source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
@@ -214,11 +214,6 @@ def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[s
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}
     return labels | ({ours.num_classes: theirs.num_classes} if ours.has_null and theirs.has_null else {})
-
-
-def _decides(source: GivenWeights, differ: Mapping[str, str]) -> bool:
-    """Return whether differing settings alone make it another network; those guessed from shapes do not count."""
-    return bool(differ) if source.is_described else "num_heads" in differ
 
 
 def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:

@@ -48,7 +48,7 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
     Raises CheckpointError if the optimizer there has other parameters.
     """
     optimized = _optimized(ours)
-    named = _has_names_of_ours(optimized, stored)
+    named = all(f"{STATE}{name}{MOMENT}" in stored for name in optimized)  # after weights, as in the native engine
     owners = {} if named else _owners(optimized, _optimized(stored), stored)
     names = {}
     for name in ours:
@@ -69,11 +69,6 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
 def _optimized(names: Collection[str]) -> list[str]:
     """Return whose moments are among ``names``, in their order: our parameters, or their owners."""
     return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
-
-
-def _has_names_of_ours(parameters: list[str], stored: Collection[str]) -> bool:
-    """Return whether the optimizer's tensors are named after the weights, as in the native engine."""
-    return all(f"{STATE}{name}{MOMENT}" in stored for name in parameters)
 
 
 def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -> dict[str, tuple[str, int]]:

@@ -47,6 +47,8 @@ def add_sampler_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**{OPTIONS: {}})
     for name, option in _options().items():
         flag, words = f"--{name.replace('_', '-')}", option.field.metadata.get("help", "")
+        usual = option.field.default
+        usual = f"{usual:g}" if isinstance(usual, float) else usual
         try:
             group.add_argument(
                 flag,
@@ -55,7 +57,7 @@ def add_sampler_options(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 type=_type(option.kind),
                 metavar=name.rpartition("_")[2].upper(),
-                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {_word(option.field.default)})"),
+                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {usual})"),
             )
         except argparse.ArgumentError:
             raise ConfigError(
@@ -90,10 +92,6 @@ def _type(kind: Any) -> Callable[[str], Any]:
 
 def _boolean(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _word(default: Any) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _plain(text: str) -> str:

@@ -69,7 +69,10 @@ def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> 
                 f"dataset_param.sources: {source.where}", f"has the classes {', '.join(part.classes[:10])}, and the "
                 f"first source {', '.join(parts[0].classes[:10])}", "name the classes of all sources alike",
             )  # fmt: skip
-    parts = [_with_shapes(part, source) for part, source in zip(parts, param.sources)]
+    parts = [
+        replace(part, shapes=np.tile(source.sample_size, (len(part), 1))) if part.shapes is None else part
+        for part, source in zip(parts, param.sources)
+    ]
     axes = len(param.sample_size)
     counts = [len(part) for part in parts]
     sizes = [part.sizes for part in parts]
@@ -85,10 +88,6 @@ def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> 
         np.concatenate([_of_axes(part.shapes, axes) for part in parts]),
         None if any(own is None for own in sizes) else np.concatenate([_of_axes(own, axes) for own in sizes]),
     )
-
-
-def _with_shapes(rows: Rows, param: SourceParam) -> Rows:
-    return replace(rows, shapes=np.tile(param.sample_size, (len(rows), 1))) if rows.shapes is None else rows
 
 
 def _of_axes(shapes: Any, axes: int) -> np.ndarray:

@@ -16,16 +16,6 @@ def widened(bits: np.ndarray, kind: str) -> np.ndarray:
     return wide.reshape(bits.shape)
 
 
-def _bfloat16(bits: np.ndarray) -> np.ndarray:
-    """The upper half of a float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def _float8_e5m2(bits: np.ndarray) -> np.ndarray:
-    """The upper half of a float16."""
-    return (bits.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-
-
 def _float8_e4m3fn(bits: np.ndarray) -> np.ndarray:
     """Read as float16, whose exponent counts from 15 and not from 7; the largest magnitude is NaN."""
     magnitude = bits & 0x7F
@@ -34,7 +24,7 @@ def _float8_e4m3fn(bits: np.ndarray) -> np.ndarray:
 
 
 _WIDEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "bfloat16": _bfloat16,
+    "bfloat16": lambda bits: (bits.astype(np.uint32) << 16).view(np.float32),  # the upper half of a float32
     "float8_e4m3fn": _float8_e4m3fn,
-    "float8_e5m2": _float8_e5m2,
+    "float8_e5m2": lambda bits: (bits.astype(np.uint16) << 8).view(np.float16).astype(np.float32),  # and of a float16
 }

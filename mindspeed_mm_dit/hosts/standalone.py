@@ -33,7 +33,7 @@ class Standalone:
     """Our own host, an implementation of ``contract.Host``."""
 
     name = "standalone"
-    ModelType = ModelType
+    ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
 
     def __init__(self) -> None:
         self._args: RunConfig | None = None
@@ -41,9 +41,6 @@ class Standalone:
     def get_args(self) -> RunConfig:
         assert self._args is not None, "pretrain() has not parsed the command line yet"
         return self._args
-
-    def print_rank_0(self, message: str) -> None:
-        print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
         """Load the encoders and decoders of this run; if it needs neither, their weights stay on disk."""
@@ -117,7 +114,7 @@ class Standalone:
         _announce(args)
         start = find_start(args, module.checkpoints)
         first = first_weights(args, start)
-        args = with_base(args, first)
+        args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters keeps
         engine = build_engine(args, module, model_provider, first)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, module.checkpoints, claim, start)
@@ -153,11 +150,6 @@ def _say_what_would_run(args: RunConfig) -> None:
     runtime.barrier()
     take_back()
     runtime.shutdown()
-
-
-def with_base(args: RunConfig, first: First) -> RunConfig:
-    """Return ``args`` with the digest of the base weights of adapters, which every checkpoint keeps."""
-    return replace(args, mm=replace(args.mm, base=first.base))
 
 
 def build_engine(args: RunConfig, module: EngineModule, model_provider: Callable[..., Any], first: First) -> Engine:

@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.parameters import ONES, XAVIER_UNIFORM, ZEROS, Normal, Parameter, Parameters, Shape
+from mindspeed_mm_dit.configs.parameters import ONES, XAVIER_UNIFORM, ZEROS, Normal, Parameter, Parameters
 from mindspeed_mm_dit.data.draws import philox
 
 _STREAM = 0x1717  # keeps these draws apart from those of the data
@@ -36,10 +36,6 @@ def initial_value(name: str, parameter: Parameter, seed: int) -> np.ndarray:
     if isinstance(rule, Normal):
         return draw.standard_normal(shape, np.float32) * np.float32(rule.std)
     if rule is XAVIER_UNIFORM:
-        return (draw.random(shape, np.float32) * 2 - 1) * np.float32(xavier_bound(shape))
+        bound = math.sqrt(6 / (math.prod(shape[1:]) + shape[0]))  # (Glorot & Bengio 2010, eq. 16)
+        return (draw.random(shape, np.float32) * 2 - 1) * np.float32(bound)
     return np.asarray(rule(draw, shape), np.float32).reshape(shape)  # type: ignore[operator]
-
-
-def xavier_bound(shape: Shape) -> float:
-    """Return the bound of the uniform distribution (Glorot & Bengio 2010, eq. 16)."""
-    return math.sqrt(6 / (math.prod(shape[1:]) + shape[0]))

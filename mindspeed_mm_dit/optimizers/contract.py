@@ -32,11 +32,6 @@ class Parameter(Protocol):
         """Number of matrices stacked in it; 0 if it is not treated as a matrix."""
 
 
-def rate_alone(config: Any, lr: float, step: int) -> tuple[float, ...]:
-    """Return only the learning rate, for rules that need no other numbers."""
-    return (lr,)
-
-
 class Rule(NamedTuple):
     """The update rule of some parameters."""
 
@@ -44,7 +39,7 @@ class Rule(NamedTuple):
     """Names of the tensors kept from step to step; each has the parameter's shape, is float32, and starts at zero."""
     change: Callable[[Any, Tensor, tuple[Tensor, ...], tuple[Any, ...]], tuple[Tensor, ...]]
     """(config, gradient, state, numbers) -> (amount to subtract from the weights, *new state); elementwise."""
-    numbers: Callable[[Any, float, int], tuple[float, ...]] = rate_alone
+    numbers: Callable[[Any, float, int], tuple[float, ...]] = lambda config, lr, step: (lr,)
     """(config, lr, number of the step: 1, 2, ...) -> the ``numbers`` of a step, computed on the host in float64."""
     of_matrices: Callable[[Any, Tensor, tuple[Any, ...]], Tensor] | None = None
     """(config, change (n, rows, columns) of n whole matrices, numbers) -> amount to subtract from weights instead."""

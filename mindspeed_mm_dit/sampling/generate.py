@@ -88,23 +88,19 @@ def settings_for(
     channels: GuidedChannels | None = None,
     interval: tuple[float, float] = (0.0, 1.0),
     rescale: Rescale | None = None,
-    seed: int = 0,
-    batch_size: int = 64,
     options: Mapping[str, Any] | None = None,
-    bf16: bool = False,
-    weaker: Callable[[], Any] | None = None,
-    experts: Experts | None = None,
-    low_scale: float | None = None,
+    **others: Any,
 ) -> SampleSettings:
     """Return the settings to sample a model of ``config``; the model decides those that are None.
 
-    usual_scale: ``scale`` if that is None, of networks that are not guided already.
+    usual_scale: ``scale`` if that is None, of networks that are not guided already. others: fields of SampleSettings.
 
     Raises:
         ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
         PlatformError: the framework does not support ``bf16`` here.
     """
-    default: GuidedChannels = "3" if config.predictor.conditions.items == ("label",) and weaker is None else "all"
+    labelled = config.predictor.conditions.items == ("label",)
+    default: GuidedChannels = "3" if labelled and others.get("weaker") is None else "all"
     scale = config.predictor.cfg_scale(usual_scale) if scale is None else scale
     own = config.predictor.published_chain or (
         next(iter(objective_of(config.diffusion).samplers)), 50 if len(config.sample_size) == 3 else 250
@@ -119,15 +115,10 @@ def settings_for(
         sampler=own[0] if sampler is None else sampler,
         steps=own[1] if steps is None else steps,
         guidance=guidance,
-        seed=seed,
-        batch_size=batch_size,
         options={} if options is None else options,
-        bf16=bf16,
-        weaker=weaker,
-        experts=experts,
-        low_scale=low_scale,
+        **others,
     )
-    runtime.low_precision(bf16)  # raises if it cannot do that
+    runtime.low_precision(settings.bf16)  # raises if it cannot do that
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
     find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
     check_guidance(settings, config)

@@ -75,7 +75,8 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
     port = whole_number(environment, "MASTER_PORT", 0, 1, 65535)
     processes = whole_number(environment, "NPUS_PER_NODE", 0, 1) or default_processes()
     _check_processes(processes)
-    _check_threads(environment)
+    most = MAX_THREADS_A_CORE * _cores()
+    whole_number(environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine")
     if nodes == 1:
         if port:
             check_port(LOOPBACK, port, "leave it out on a single node, which then takes a free port")
@@ -114,11 +115,6 @@ def _check_processes(processes: int) -> None:
             f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
             file=sys.stderr,
         )
-
-
-def _check_threads(environment: Mapping[str, str]) -> None:
-    most = MAX_THREADS_A_CORE * _cores()
-    whole_number(environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine")
 
 
 def _address(environment: Mapping[str, str], nodes: int) -> str:

@@ -67,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         rows = source_of(param).open(param.without_cache(), Wanted(items, label and label.num_classes))
     train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
-    _print_classes(train, valid) if "label" in rows.items else _print_counts(train, valid, param.noun)
+    if "label" in rows.items:
+        _print_classes(train, valid)
+    else:
+        say(f"{len(train):,} {param.noun}s to train on, {len(valid):,} held out")
     if rows.sizes is not None:
         _print_buckets(train, valid, param)
     elif not from_cache:
@@ -124,10 +127,6 @@ def _print_classes(train: Rows, valid: Rows) -> None:
     for label, name, count, held_out in rows:
         say(f"{label:>5}  {name:<{width}}  {count:>11,}  {held_out:>8,}")
     say(f"{'':>5}  {'all':<{width}}  {len(train):>11,}  {len(valid):>8,}")
-
-
-def _print_counts(train: Rows, valid: Rows, noun: str) -> None:
-    say(f"{len(train):,} {noun}s to train on, {len(valid):,} held out")
 
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:

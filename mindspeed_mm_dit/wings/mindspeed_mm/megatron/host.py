@@ -61,7 +61,7 @@ class MindSpeedMM:
     """The old route, an implementation of ``contract.Host``."""
 
     name = "MindSpeed-MM"
-    ModelType = ModelType
+    ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = tuple(words)
@@ -79,9 +79,6 @@ class MindSpeedMM:
         if self._begun_at is None:  # (the host sets it when it has loaded, and counts on from there)
             self._begun_at = args.get("iteration")
         return RunConfig.of(args, mm=self._mm, report=report, begun_at=self._begun_at or 0)
-
-    def print_rank_0(self, message: str) -> None:
-        print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
         """Load the encoders of this run, in real memory even while the host builds a model on the meta device."""

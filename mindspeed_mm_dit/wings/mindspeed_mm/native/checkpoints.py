@@ -62,16 +62,11 @@ def load(path: str, state: dict[str, Any], **_: Any) -> bool:
         progress = run.progress
     except UserError as error:
         end(error)
+    rate = LearningRate.of(current().flags).at(progress.iteration)  # which the engine logs next
     state["extra_state"] = {
         "iteration": progress.iteration,
         "consumed_train_samples": progress.consumed_samples,
         "train_dataloader": {},  # it begins at Run.consumed_samples
-        "lr_scheduler": _schedule_at(progress.iteration),
+        "lr_scheduler": {"last_epoch": progress.iteration, "_last_lr": [rate], "lr_lambdas": [None]},
     }
     return False
-
-
-def _schedule_at(iteration: int) -> dict[str, Any]:
-    """Return the state of the engine's scheduler after ``iteration`` steps; its log takes the next rate from it."""
-    rate = LearningRate.of(current().flags).at(iteration)
-    return {"last_epoch": iteration, "_last_lr": [rate], "lr_lambdas": [None]}

@@ -31,7 +31,7 @@ class NativeEngine:
     """
 
     name = NAME
-    ModelType = ModelType
+    ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
 
     def __init__(self) -> None:
         self._args: RunConfig | None = None
@@ -44,9 +44,6 @@ class NativeEngine:
         run = current()
         begun_at = run.consumed_samples // self._args.global_batch_size
         return replace(self._args, mm=run.flags.mm, begun_at=begun_at)
-
-    def print_rank_0(self, message: str) -> None:
-        print_rank_0(message)
 
     def load_encoders(self) -> tuple[Any, Any]:
         """Load the encoders of this run, in real memory even while the engine builds a model on the meta device."""
