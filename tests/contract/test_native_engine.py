@@ -16,6 +16,7 @@ from mindspeed_mm_dit.checkpoint.claim import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
+from tests.contract.hosted import good
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.data import test_cache_of_images
 from tests.data.test_cache_of_images import cache, data_json, model_json
@@ -35,11 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> Nativ
 @pytest.fixture(scope="module")
 def standalone(runs: NativeAndStandalone) -> Outcome:
     return good(runs.train("standalone", STEPS, "--save standalone --save-interval 10", fsdp2=False))
-
-
-def good(outcome: Outcome) -> Outcome:
-    assert outcome.code == 0, outcome.output[-4000:]
-    return outcome
 
 
 def check_same(there: Outcome, here: Outcome, steps: range = range(1, STEPS + 1)) -> None:

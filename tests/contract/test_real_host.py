@@ -19,6 +19,7 @@ from tests.contract.hosted import (
     TwoHosts,
     dcp_loader_of_mindspeed,
     environment,
+    good,
     needs_trees,
     run_python,
     several_shapes,
@@ -55,11 +56,6 @@ def whole(hosts: TwoHosts, straight: Outcome) -> Callable[[int], tuple[str, Outc
         return "straight_2", good(hosts.train("mindspeed-mm", 4, "--save straight_2", ranks))
 
     return run
-
-
-def good(outcome: Outcome) -> Outcome:
-    assert outcome.code == 0, outcome.output[-4000:]
-    return outcome
 
 
 def printed(outcome: Outcome) -> dict[int, tuple[str, str, str]]:

@@ -30,14 +30,6 @@ mindspore_only = pytest.mark.skipif(not ON_MINDSPORE, reason="on PyTorch whole f
 long_on_mindspore = pytest.mark.campaign if ON_MINDSPORE else lambda test: test
 
 
-@pytest.fixture
-def compare(framework):
-    """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.wings.lab.parity import compare
-
-    return compare
-
-
 def test_every_quantity_of_the_published_model_is_reproduced(compare):
     findings = compare(GOLDEN / "dit_tiny_p2.npz", CHECKPOINT, tolerance=1e-5, table_tolerance=1e-12)
     assert len(findings) == 47

@@ -18,10 +18,7 @@ QUANTITIES = {
 
 
 @pytest.fixture
-def compare(framework):
-    """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.wings.lab.parity import compare
-
+def compare(compare):
     return lambda file, folder, left_out: compare(file, folder, 1e-5, 1e-12, None, left_out.__setitem__)
 
 

@@ -19,14 +19,6 @@ CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 about_the_report = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same words on every framework")
 
 
-@pytest.fixture
-def compare(framework):
-    """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.wings.lab.parity import compare
-
-    return compare
-
-
 @pytest.fixture(scope="module")
 def video():
     with np.load(FILE) as file:

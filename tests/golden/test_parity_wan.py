@@ -13,14 +13,6 @@ COUNTS = {"wan22_t2v_tiny": 17, "wan22_i2v_tiny": 111, "wan22_ti2v_tiny": 97, "w
 """Quantities of each file that need no autoencoder."""
 
 
-@pytest.fixture
-def compare(framework):
-    """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.wings.lab.parity import compare
-
-    return compare
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_quantity_of_both_experts_of_images_and_of_times_by_token_is_reproduced(compare, name):
     left_out = {}

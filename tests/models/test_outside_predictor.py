@@ -26,8 +26,7 @@ from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
 from mindspeed_mm_dit.wings.lab.task import Task
 from tests.outside import plugin, predictor
-from tests.training import launch
-from tests.training.launch import Configs
+from tests.training.launch import Configs, plugged
 
 PREDICTOR = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
 FLOW = {"model_id": "flow_matching"}
@@ -69,12 +68,6 @@ def path(tmp_path):
     return plugin.install(tmp_path / "site")
 
 
-def mm_dit(path, *words):
-    done = launch.mm_dit(*words, PYTHONPATH=path)
-    assert done.code == 0, done.output
-    return done.output
-
-
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1"
 
 
@@ -96,23 +89,23 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
         assert loss == pytest.approx(whole.losses[iteration], rel=2e-6), iteration
     if sharded:
         return
-    mm_dit(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--output", tmp_path / "three.png")
+    plugged(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--output", tmp_path / "three.png")
     machine = ("--global-batch-size", "8", "--world-size", "1", "--device-memory-gib", "8")
-    mm_dit(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--share", "0.5",
+    plugged(path, "sample", "--checkpoint", saved, "--classes", "3", "--steps", "3", "--share", "0.5",
            "--output", tmp_path / "half.png")  # fmt: skip
     assert (tmp_path / "half.png").read_bytes() != (tmp_path / "three.png").read_bytes()
-    assert "in each of 2 blocks" in mm_dit(path, "plan", "--model", configs.folder / "model.json", *machine)
-    mm_dit(path, "convert", saved, tmp_path / "one.pt")
-    mm_dit(path, "convert", tmp_path / "one.pt", tmp_path / "two", "--to", "mindspore",
+    assert "in each of 2 blocks" in plugged(path, "plan", "--model", configs.folder / "model.json", *machine)
+    plugged(path, "convert", saved, tmp_path / "one.pt")
+    plugged(path, "convert", tmp_path / "one.pt", tmp_path / "two", "--to", "mindspore",
            "--model", configs.folder / "model.json")  # fmt: skip
-    mm_dit(path, "convert", tmp_path / "two", tmp_path / "three.pt")
+    plugged(path, "convert", tmp_path / "two", tmp_path / "three.pt")
     one, three = (pt.read(tmp_path / f"{name}.pt").trees["ema"] for name in ("one", "three"))
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
 
 
 @pytest.mark.ranks
 def test_help_names_its_sampler_and_what_that_can_be_told(path):
-    words = " ".join(mm_dit(path, "sample", "--help").split())
+    words = " ".join(plugged(path, "sample", "--help").split())
     assert "of denoise: once (default)" in words
     assert "--share SHARE once: part of the noise that a step takes away, below 1" in words
 

@@ -15,8 +15,7 @@ from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
 from mindspeed_mm_dit.training.flags import parse
 from tests.outside import plugin
 from tests.outside.optimizer import LION
-from tests.training import launch
-from tests.training.launch import Configs
+from tests.training.launch import Configs, plugged
 
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1 --weight-decay 0.02"
 
@@ -47,18 +46,12 @@ def test_one_from_outside_changes_no_loss_in_shards_and_is_resumed_converted_and
     assert {key.rpartition(".")[2] for key in kept} == {"exp_avg", "step"}
     other = configs.run(f"{FLAGS} --train-iters 5 --load {saved}", PYTHONPATH=path)
     assert other.code == 2 and "holds the state of --optimizer lion, and this run steps by adam" in other.output
-    mm_dit(path, "convert", saved, tmp_path / "there", "--to", "mindspore")
-    mm_dit(path, "convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch")
+    plugged(path, "convert", saved, tmp_path / "there", "--to", "mindspore")
+    plugged(path, "convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch")
     back = pytorch.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
     assert back.keys() == kept.keys() and all(np.array_equal(back[key], kept[key]) for key in kept)
     machine = ("--world-size", "1", "--device-memory-gib", "8", "--optimizer", "lion", "--lion-beta2", "0.9")
-    assert "optimizer" in mm_dit(path, "plan", "--model", configs.folder / "model.json", *machine)
-
-
-def mm_dit(path, *words):
-    done = launch.mm_dit(*words, PYTHONPATH=path)
-    assert done.code == 0, done.output
-    return done.output
+    assert "optimizer" in plugged(path, "plan", "--model", configs.folder / "model.json", *machine)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

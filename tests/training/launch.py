@@ -118,6 +118,13 @@ def mm_dit(*words: object, ranks: int = 1, folder: Path = ROOT, **variables: str
     return run([*MM_DIT, *map(str, words)], folder, ranks, **variables)
 
 
+def plugged(path: object, *words: object) -> str:
+    """Run a command of mm-dit with the plugins below ``path``, and return what it says."""
+    done = mm_dit(*words, PYTHONPATH=str(path))
+    assert done.code == 0, done.output
+    return done.output
+
+
 def start(command: list[str], folder: Path, **variables: str) -> Any:
     """Start a command, with ``variables`` in its environment, and return at once."""
     environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -17,15 +17,8 @@ LOSS_TOLERANCE = 2e-6  # float32 sums in another order
 STEPS = "--train-iters 6 --global-batch-size 8 --lr 1e-3 --lr-decay-style constant --num-workers 1 --eval-interval 6 "
 
 
-@pytest.fixture(scope="module")
-def configs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("configs")
-    clips = write_clips(folder / "clips")
-    return Configs(write_clip_configs(folder / "configs", clips, valid_fraction=0.15, bucket_group=2))
-
-
-def test_a_mix_of_images_and_videos_that_goes_on_with_two_ranks_trains_on_the_same_numbers(configs, tmp_path):
-    annotation, pictures = configs.folder.parent / "clips/annotation.json", write_pictures(tmp_path / "pictures")
+def test_a_mix_of_images_and_videos_that_goes_on_with_two_ranks_trains_on_the_same_numbers(tmp_path):
+    annotation, pictures = write_clips(tmp_path / "clips"), write_pictures(tmp_path / "pictures")
     for label, name in enumerate(("bright", "dark")):
         (pictures / name).rename(pictures / str(label))
     mix = Configs(write_clip_configs(tmp_path / "mix", annotation))

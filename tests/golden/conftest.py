@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def compare(framework):
+    """The comparison, on the framework of this test run."""
+    from mindspeed_mm_dit.wings.lab.parity import compare
+
+    return compare
