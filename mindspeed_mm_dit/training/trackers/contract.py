@@ -76,6 +76,11 @@ class TrackerKind:
     """Whether Megatron has the same flags, with the same effect."""
 
 
+def beside_save(name: str = "") -> Callable[[Any, Path | None], Path | None]:
+    """Return a ``place``: the config's ``save_dir`` or, without it, ``name`` in the folder that --save lies in."""
+    return lambda config, beside: Path(config.save_dir) if config.save_dir else beside and beside / name
+
+
 def flag(metavar: str, words: str) -> Any:
     """Return a field of a tracker's config: a flag with the help text ``words``, None if it is not given."""
     return field(default=None, metadata={"metavar": metavar, "help": words})

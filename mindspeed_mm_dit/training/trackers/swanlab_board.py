@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, flag
+from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, beside_save, flag
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,7 @@ def _open(config: SwanLabConfig, opening: Opening) -> Board:
     return Board(swanlab, run)
 
 
-def _place(config: SwanLabConfig, beside: Path | None) -> Path | None:
-    if config.save_dir:
-        return Path(config.save_dir)
-    return beside / "swanlab" if beside is not None else None
-
-
 KIND = TrackerKind(
-    "swanlab", SwanLabConfig, _open, _place, packages=("swanlab", "swanboard"), install="'swanlab[dashboard]'"
-)
+    "swanlab", SwanLabConfig, _open, beside_save("swanlab"), packages=("swanlab", "swanboard"),
+    install="'swanlab[dashboard]'",
+)  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind, flag
+from mindspeed_mm_dit.training.trackers.contract import TrackerKind, flag
 
 
 @dataclass(frozen=True)
@@ -62,19 +62,11 @@ class Scalars:
         self._file.write_event(Event(wall_time=time.time(), **content))
 
 
-def _open(config: TensorBoardConfig, opening: Opening) -> Scalars:
-    return Scalars(opening.folder, opening.iteration)
-
-
-def _place(config: TensorBoardConfig, beside: Path | None) -> Path | None:
-    return Path(config.dir) if config.dir else None
-
-
 KIND = TrackerKind(
     "tensorboard",
     TensorBoardConfig,
-    _open,
-    _place,
+    lambda config, opening: Scalars(opening.folder, opening.iteration),
+    lambda config, beside: Path(config.dir) if config.dir else None,
     packages=("tensorboardX",),
     install="tensorboardX",
     in_megatron=True,

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, flag
+from mindspeed_mm_dit.training.trackers.contract import Board, Opening, TrackerKind, beside_save, flag
 
 MOST_LETTERS, REFUSED = 128, "/\\#?%:"
 """Greatest length of a project's name, and letters that it must not contain: as in wandb's Settings (0.28)."""
@@ -51,8 +50,6 @@ def _open(config: WandbConfig, opening: Opening) -> Board:
     return Board(wandb, run)
 
 
-def _place(config: WandbConfig, beside: Path | None) -> Path | None:
-    return Path(config.save_dir) if config.save_dir else beside  # (in which it makes a folder wandb)
-
-
-KIND = TrackerKind("wandb", WandbConfig, _open, _place, packages=("wandb",), install="wandb", in_megatron=True)
+KIND = TrackerKind(
+    "wandb", WandbConfig, _open, beside_save(), packages=("wandb",), install="wandb", in_megatron=True
+)  # (it makes a folder wandb there)
