@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import mindspeed_mm_dit as dit
 from tests.device.steps import Steps, narrow
 
 
@@ -42,3 +43,18 @@ def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
 
     Roundings(steps.engine, 1e-6, 0.0, 0).begin()
     assert steps.step().isfinite()
+
+
+def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_path):
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(2048, 2048).to("npu"), torch.randn((4, 2048)).to("npu")
+    optimizer, before = torch.optim.SGD(model.parameters(), 0.0), model.weight.detach().clone()
+    torch.npu.reset()
+    with dit.witness(model, optimizer, tmp_path / "w") as w:
+        for _ in range(2):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            w.step(loss)
+    assert torch.npu.counts()["bytes_to_host"] < 0.1 * model.weight.nbytes and torch.equal(model.weight, before)

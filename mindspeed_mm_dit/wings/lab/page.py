@@ -164,7 +164,7 @@ def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str
 
 
 def _by_depth(findings: Sequence[Finding]) -> bytes | None:
-    """Draw every quantity's error as a fraction of its bound in the order of computation; return a PNG."""
+    """Draw every quantity's error as a fraction of its bound, from the first module to the last; return a PNG."""
     told = [finding for finding in findings if finding.tells and math.isfinite(finding.tolerance)]
     if not told:
         return None
@@ -175,10 +175,11 @@ def _by_depth(findings: Sequence[Finding]) -> bytes | None:
     for kind in dict.fromkeys(finding.kind for finding in told):
         own = [finding for finding in told if finding.kind == kind]
         shares = np.clip([f.error / f.tolerance if f.tolerance else f.error for f in own], 1e-4, 1e4)
-        axes.scatter(np.linspace(0, 1, len(own)), shares, s=12, alpha=0.6, linewidths=0, label=kind)
+        ends = (1, 0) if kind in ("given", "back") else (0, 1)  # (computed from the last module to the first)
+        axes.scatter(np.linspace(*ends, len(own)), shares, s=12, alpha=0.6, linewidths=0, label=kind)
     axes.axhline(1, color="0.3", linestyle="--", linewidth=1)
     axes.set(yscale="log", ylabel="error, as a fraction of its bound", xlabel="from the first module to the last")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside upper center", ncols=8, fontsize=8)
     return _png(figure)
 
 

@@ -148,9 +148,8 @@ def _truth(program: Program, precision: str) -> list[Computed]:
 
 def _moved(program: Program, precision: str, draw: int) -> Computed:
     size, room = ROUNDINGS * UNITS[precision], program.room
-    with room.kept_as_it_is(program.module), room.Roundings(program.module, size, draw) as roundings:
-        for parameter in room.parameters(program.module).values():
-            roundings.move(parameter, size)
+    nudged = room.nudged(program.module, lambda name: size, draw)
+    with room.kept_as_it_is(program.module, whole=False), nudged, room.Roundings(program.module, size, draw):
         return program.measure()
 
 

@@ -150,8 +150,12 @@ class Witness:
                        f"gradient norm/{self._step}": self._room.norm(gradients.values())}  # fmt: skip
         calls, self._calls = self._calls, []  # (a repeated call is none of the loop)
         value, base, outputs = self._again(calls, sent)
+        shares = {name: _share(self._found[name], array) for name, array in base.items()
+                  if name.startswith("gradient") and name in self._found}  # fmt: skip
+        base |= {name: base[name] * share for name, share in shares.items()}
         for draw in range(self._repeats):  # (the values of one repetition at a time are held)
             off, moved, _ = self._again(calls, sent, draw, outputs)
+            moved |= {name: moved[name] * share for name, share in shares.items()}
             noise = noise_of([moved], {**base, **found}) | {"loss": abs(off - value)}
             self._noise = {name: max(far, self._noise.get(name, 0.0)) for name, far in noise.items()}
             for name in (key[9:] for key in base if key.startswith("gradient/")):
@@ -169,7 +173,7 @@ class Witness:
         """
         room, watch, value = self._room, Watch(self._model, taken=self._taken), 0.0
         outputs, gradients = list[Any](), dict[str, np.ndarray]()
-        with room.kept_as_it_is(self._model, evaluating=False), self._moving(draw):
+        with room.kept_as_it_is(self._model, whole=False), self._moving(draw):
             for n in sorted(sent):
                 watch.next()
 
@@ -198,13 +202,17 @@ class Witness:
             yield
             return
         size = ROUNDINGS * self._unit
-        with self._room.Roundings(self._model, size, draw) as roundings:
-            for name, parameter in self._room.parameters(self._model).items():
-                roundings.move(parameter, size + self._drift.get(name, 0.0))
+        moved = self._room.nudged(self._model, lambda name: size + self._drift.get(name, 0.0), draw)
+        with moved, self._room.Roundings(self._model, size, draw):
             yield
 
     def _first(self, call: Any) -> Any:
         return self._room.tensors(call(self._model))[0][1]
+
+
+def _share(found: np.ndarray, repeated: np.ndarray) -> float:
+    """Return by what a loop has multiplied a gradient since it went back, as clipping and scales of a loss do."""
+    return float(np.linalg.norm(found) / (np.linalg.norm(repeated) or 1.0))
 
 
 @cache

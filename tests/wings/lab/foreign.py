@@ -225,6 +225,8 @@ class Loop:
     seed: int = 1
     rates: tuple[float, ...] = (1e-2,)
     """The learning rate of each step."""
+    clipped: float = 1.0
+    """What gradients are multiplied with before the optimizer gets them."""
 
     def losses(self, made, total, step):
         """Yield a function for each micro-batch of a step, from 0, which returns its part of the loss."""
@@ -260,6 +262,8 @@ def _on_pytorch(made, loop, witness, average, prepare):
                 value = loss()
                 value.backward()
                 total += value.item()
+            for parameter in made.parameters():
+                parameter.grad *= loop.clipped
             optimizer.step()
             optimizer.zero_grad()
             if average is not None:
@@ -284,5 +288,5 @@ def _on_mindspore(made, loop, witness, average, prepare):
                 value, found = mindspore.value_and_grad(loss, None, made.trainable_params())()
                 gradients = found if gradients is None else tuple(a + b for a, b in zip(gradients, found))
                 total += float(value)
-            optimizer(gradients)
+            optimizer(tuple(gradient * loop.clipped for gradient in gradients))
             w.step(total)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
 from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
-from tests.conftest import FRAMEWORK
+from tests.conftest import FRAMEWORK, ROOT
+from tests.mindspore.launch import needs_mindspore, run_script
 from tests.wings.lab.foreign import PLAIN, Loop, Wrapped, attention, inputs, network, ops, places, train
 
 on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
@@ -110,6 +112,16 @@ def test_an_ema_that_does_not_see_a_compiled_module_is_found(framework, right, t
 
     found = against_right(framework, right, tmp_path / "w", prepare=compiled, average=network(framework))
     assert found.where == "step 1, the average: weights are right, their average is not" and "average/" in found.named
+
+
+@on_pytorch
+@needs_mindspore
+def test_a_module_of_pytorch_and_a_cell_of_mindspore_are_proved_in_one_process(tmp_path):
+    import torch
+
+    script, packages = ROOT / "tests/wings/lab/both_frameworks.py", Path(torch.__file__).parents[1]
+    outcome = run_script([str(script), str(packages)], tmp_path)
+    assert outcome.output.splitlines()[-4:] == ["right", "right", "forward: module 1", "forward: module 1"]
 
 
 # --- thirty other right ways -----------------------------------------------------------------------------------------
@@ -265,6 +277,15 @@ STEPS = {
 def test_another_right_step_is_not_called_wrong(framework, right, tmp_path, name):
     found = against_right(framework, right, tmp_path / "w", **STEPS[name])
     assert found.good, str(found)
+
+
+def test_bounds_of_gradients_that_are_clipped_are_as_sharp(framework, right, tmp_path):
+    found = [against_right(framework, right, tmp_path / "w"), compare_witnesses(
+        *(recorded(framework, tmp_path / name, loop=Loop(clipped=0.01)) for name in "ab")
+    )]  # fmt: skip
+    whole, clipped = ({f.name: f.tolerance for f in each.findings if f.kind != "loss"} for each in found)
+    assert found[1].good and all(clipped[name] < 2 * bound for name, bound in whole.items() if name in clipped)
+    assert {name.partition("/")[0] for name in clipped} >= {"output", "gradient norm", "gradient", "step"}
 
 
 # --- witnesses -------------------------------------------------------------------------------------------------------

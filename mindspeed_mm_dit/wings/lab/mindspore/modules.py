@@ -7,6 +7,7 @@ Cells are watched operator by operator: a compiled graph does not call them.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -139,10 +140,6 @@ class Roundings:
         share = self._draw.uniform(-size, size, x.shape).astype(np.float32)
         return x * Tensor(1 + share).astype(x.dtype)
 
-    def move(self, x: Parameter, size: float) -> None:
-        """Move a weight or a constant in place."""
-        ops.assign(x, self.moved(x, size))  # (a compiled optimizer keeps the place of a weight)
-
     def _output(self, module: nn.Cell, inputs: Any, output: Any) -> Any:
         return mapped(output, self._moved)
 
@@ -156,10 +153,36 @@ class Roundings:
 
 
 @contextlib.contextmanager
-def kept_as_it_is(module: nn.Cell, evaluating: bool = True) -> Iterator[None]:
-    """Give a cell its values and mode back at the end; evaluating: while entered it has no dropout."""
-    values, training = {p: p.asnumpy().copy() for p in module.get_parameters()}, module.training
-    module.set_train(training and not evaluating)
+def nudged(module: nn.Cell, size: Callable[[str], float], seed: int) -> Iterator[None]:
+    """While entered, the last bits of weights are random; see the same for PyTorch."""
+
+    def flip() -> None:
+        draw = np.random.default_rng(seed)
+        for name, p in parameters(module).items():
+            if p.dtype in FLOATS:
+                _flip(p, size(name), draw)
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+def _flip(p: Parameter, size: float, draw: np.random.Generator) -> None:
+    values, step = p.asnumpy().copy(), 2 * unit(p)
+    bits, length = values.view(f"i{values.itemsize}"), round(-math.log2(step))
+    last = min(max(1, round(math.log2(size / step)) + 1), length)
+    bits ^= draw.integers(2**last, size=values.shape, dtype=bits.dtype) * ((bits << 1) >> (length + 1) != 0)
+    ops.assign(p, Tensor(values, p.dtype))  # (a compiled optimizer keeps the place of a weight)
+
+
+@contextlib.contextmanager
+def kept_as_it_is(module: nn.Cell, whole: bool = True) -> Iterator[None]:
+    """Give a cell its mode and moving averages back; whole: its weights too, and while entered it has no dropout."""
+    values = {p: p.asnumpy().copy() for p in module.get_parameters() if whole or "moving_" in p.name}
+    training = module.training
+    module.set_train(training and not whole)
     try:
         yield
     finally:

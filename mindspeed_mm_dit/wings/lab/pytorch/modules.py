@@ -6,6 +6,7 @@ Only PyTorch is imported here, for the room of our framework makes settings that
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ Keep = Callable[[str, Tensor], None]
 _WRAPPED = re.compile(r"(?:^module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
 MOST_DRAWN = 2**20
 """Entries of larger tensors are moved by so many random numbers, again and again: drawing takes time."""
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 HAS_FLOAT64 = True
 """Whether all operators have float64."""
 NARROW = {torch.float32, torch.float16, torch.bfloat16}
@@ -253,6 +255,37 @@ class Roundings(TorchFunctionMode):
         return x
 
 
+@contextlib.contextmanager
+def nudged(module: nn.Module, size: Callable[[str], float], seed: int) -> Iterator[None]:
+    """While entered, the last bits of weights are random, which moves each by up to about ``size(name)`` of itself.
+
+    Drawn and changed once more, they are what they were: no copy of the weights is held.
+    """
+
+    def flip() -> None:
+        draw = torch.Generator().manual_seed(seed)
+        for name, parameter in parameters(module).items():
+            x = local(parameter.detach())
+            if x.is_floating_point() and x.itemsize in _BITS:
+                _flip(x, size(name), draw)
+
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+def _flip(x: Tensor, size: float, draw: torch.Generator) -> None:
+    """Change the last bits of the numbers of ``x`` that are not 0; their signs and exponents stay."""
+    bits, step = x.view(_BITS[x.itemsize]), torch.finfo(x.dtype).eps
+    length = round(-math.log2(step))  # (of a mantissa)
+    last = min(max(1, round(math.log2(size / step)) + 1), length)
+    drawn = torch.randint(2**last, (min(x.numel(), MOST_DRAWN),), generator=draw).to(x.device, bits.dtype)
+    drawn = drawn.repeat(-(-x.numel() // MOST_DRAWN))[: x.numel()].reshape(x.shape)
+    bits ^= drawn * ((bits << 1) >> (length + 1) != 0)
+
+
 class InFloat64(TorchFunctionMode):
     """Has code that asks for float32, float16 or bfloat16 by name compute in float64 all the same."""
 
@@ -278,11 +311,12 @@ def exactly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def kept_as_it_is(module: nn.Module, evaluating: bool = True) -> Iterator[None]:
-    """Give a module its values and modes back at the end; evaluating: while entered it has no dropout."""
-    values = {x: (local(x).detach().to("cpu", copy=True)) for x in (*module.parameters(), *module.buffers())}
+def kept_as_it_is(module: nn.Module, whole: bool = True) -> Iterator[None]:
+    """Give a module its buffers and modes back at the end; whole: its weights too, and while entered no dropout."""
+    kept = (*module.buffers(), *(module.parameters() if whole else ()))
+    values = {x: (local(x).detach().to("cpu", copy=True)) for x in kept}
     modes = {each: each.training for each in module.modules()}
-    module.train(module.training and not evaluating)
+    module.train(module.training and not whole)
     try:
         yield
     finally:
