@@ -23,6 +23,7 @@ from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm as
 from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
@@ -44,7 +45,7 @@ class Writer(BackgroundWriter):
 
     def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
         super().__init__(in_background, when_failed)
-        self._group = dist.new_group(backend="gloo")
+        self._group = runtime.group_of_hosts()
         self._pending: Future[Any] | None = None
 
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:

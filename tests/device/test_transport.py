@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import mindspeed_mm_dit as dit
 from tests.device.steps import Steps, narrow
@@ -58,3 +59,14 @@ def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_p
             optimizer.zero_grad()
             w.step(loss)
     assert torch.npu.counts()["bytes_to_host"] < 0.1 * model.weight.nbytes and torch.equal(model.weight, before)
+
+
+def test_flags_of_ranks_meet_on_the_host_though_the_host_program_binds_ranks_to_devices(framework):
+    """As MindSpeed-MM's native engine does."""
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,npu:hccl", device_id=torch.device("npu:0"), **alone)
+    try:
+        framework.runtime.share_out(4, 4)
+        assert framework.runtime.any_rank(True) and dist.group.WORLD.bound_device_id.type == "npu"
+    finally:
+        framework.runtime.shutdown()

@@ -107,11 +107,24 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
 def share_out(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
     """Divide the samples among ranks that have joined; arguments as in :func:`initialize`."""
     global _flags_group, _num_microbatches, _sequence_ranks
-    _flags_group = dist.new_group(backend="gloo")
+    _flags_group = group_of_hosts()
     sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
     sequence.share(sequence_group, device_type())
+
+
+def group_of_hosts() -> dist.ProcessGroup:
+    """Return a group of all ranks over gloo.
+
+    If the program around us has bound its group to a device, PyTorch would look for a backend of that device here too.
+    """
+    whole: Any = dist.group.WORLD
+    bound, whole.bound_device_id = whole.bound_device_id, None
+    try:
+        return dist.new_group(backend="gloo")
+    finally:
+        whole.bound_device_id = bound
 
 
 def _settle_on_cpu() -> None:
