@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, Lines, Report
+from common import RESULTS, Lines, Report, processor
 from PIL import Image
 from speedrun_contestants import Contestant, Entry, Plan, entries
 from torch import nn
@@ -170,13 +170,13 @@ def run(done: Lines, clothes: Clothes, entry: Entry, who: Mapping[str, Any], arg
     for budgets in [[own] for own in missing] if entry.decays else [missing] if missing else []:
         plan = Plan(who["lr"], who["batch"], who["seed"], budgets[-1])
         for spent, drawn in train(entry.build(plan), clothes, plan, budgets):
-            line = {**who, **spent, **clothes.score(drawn, clothes.asked if entry.knows_classes else None)}
+            scores = clothes.score(drawn, clothes.asked if entry.knows_classes else None)
+            line = {**who, **spent, **scores, "machine": processor().strip(", ")}
             done.add(**line)
             print(json.dumps(line), flush=True)
             if args.pictures:
-                grid = (
-                    drawn[:100].reshape(-1, 10, 28, 28).transpose(1, 2, 0, 3).reshape(280, -1)
-                )  # a row for each class
+                grid = drawn[:100].reshape(-1, 10, 28, 28).transpose(1, 2, 0, 3).reshape(280, -1)  # a row a class
+                args.pictures.mkdir(parents=True, exist_ok=True)
                 name = "-".join(map(str, [*who.values(), spent["budget"]])).replace("/", "-")
                 Image.fromarray(grid).save(args.pictures / f"{name}.png")
 
