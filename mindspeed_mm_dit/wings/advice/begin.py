@@ -11,6 +11,7 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.adapting import GivenWeights, read_source, same_labels
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.embedded import FLAGS_FILE, embedded_configs
 from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_in, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.tuning import Tuning
@@ -18,7 +19,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.wings.advice.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
-from mindspeed_mm_dit.wings.advice.published import PUBLISHED
+from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
 from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter
 
@@ -59,6 +60,9 @@ def base_of(given: str, vae: str | None, diffusion: str | None) -> Base:
     Raises a UserError if it is not there, is no whole DiT, or does not tell what belongs to it.
     """
     record = PUBLISHED.get(given)
+    if record and (example := _config_with(record)):
+        raise ConfigError(f"--from = {given}", "is neither DiT nor SiT, with which init begins",
+                          f"mm-dit train {example} does; its train.args says where your files go")  # fmt: skip
     source = read_source(_weights_in(record.place(WEIGHTS), given) if record else given, DiTConfig(32, 1000))
     assert isinstance(source.predictor, DiTConfig)  # (read_source refuses others)
     told = source.facts.get("model") or (record.sections if record else {})
@@ -109,6 +113,13 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         "--save-interval": Choice(steps // 5),
     }
     return Starter(model_json, model, sharding, starter.design | design, starter.flags | flags)
+
+
+def _config_with(record: Published) -> str:
+    """Return the name of the embedded config that begins with published weights; "" if none does."""
+    begun = {f"--init-from {WEIGHTS / place_of(repo)}/transformer" for repo in record.repos.values()}
+    texts = {name: (folder / FLAGS_FILE).read_text("utf-8") for name, folder in embedded_configs().items()}
+    return next((name for name, text in texts.items() if begun & {*text.splitlines()}), "")
 
 
 def _weights_in(folder: Path, name: str) -> Path:

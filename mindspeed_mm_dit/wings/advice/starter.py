@@ -173,7 +173,7 @@ def _with_network(
         "random_flip": _flip(images),
         "valid_fraction": Choice(
             images.valid_fraction,
-            f"{images.held_out:,} images to validate on, the same fraction of each class"
+            f"{images.held_out:,} images to validate on{'' if images.text else ', the same fraction of each class'}"
             if images.held_out
             else f"nothing is held out of fewer than {FEWEST_TO_HOLD_OUT} images",
         ),

@@ -110,6 +110,7 @@ def test_a_run_of_ones_own_says_all_of_itself(here):
     ("flags", "message"),
     [
         ("--from DiT-XL/2-512", "weights/DiT-XL-2-512 does not hold its weights\n    Cure: mm-dit get DiT-XL/2-512"),
+        ("--from SD3.5-medium", "is neither DiT nor SiT, with which init begins\n    Cure: mm-dit train sd3_lora does"),
         ("--from nothing", "--init-from = nothing: there is no such file or folder"),
         ("--from weights/sd-vae-ft-ema", "is an autoencoder, and no predictor"),
         ("--from weights/SiT-collections/SiT-XL-2-256.pt", "does not tell which autoencoder made the latents"),

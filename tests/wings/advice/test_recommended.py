@@ -179,7 +179,6 @@ def test_muons_state_and_what_it_gathers_are_planned(preset):
     ("flags", "message"),
     [
         (("--world-size", "6"), "--model: is required"),
-        (("--world-size", "6", "--model", "x.json"), "--device-memory-gib: is required"),
         ((*PLAN[1:], "--world-size", "6", "--context-parallel-size", "4"), "--context-parallel-size = 4"),
     ],
 )

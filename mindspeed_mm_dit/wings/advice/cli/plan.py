@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
-    parser.add_argument("--device-memory-gib", type=float, metavar="M", help="GiB of each device; needed for a plan")
+    parser.add_argument("--device-memory-gib", type=float, default=80.0, metavar="M", help="GiB of each (default 80)")
     parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
     parser.add_argument(
         "--train-iters",
@@ -154,9 +154,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot be planned for, and files that cannot be written."""
     from mindspeed_mm_dit.configs.outputs import check_output_file
 
-    for flag in () if args.write_native else ("model", "device_memory_gib"):
-        if getattr(args, flag) is None:
-            raise ConfigError(f"--{flag.replace('_', '-')}", "is required", "mm-dit plan --help explains every flag")
+    if not (args.model or args.write_native):
+        raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
     for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
                  "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
