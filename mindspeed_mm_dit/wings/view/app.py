@@ -120,7 +120,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
         before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
                             buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
         drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
-        if not is_video or "caption" not in conditions.items:  # (a video of no prompt takes long and shows little)
+        if "caption" not in conditions.items:  # (there is no prompt yet)
             drawings.append(page.load(draw, asked, [samples, path], api_name=False))
         for drawing in () if is_video else drawings:
             drawing.success(_with_newest, [samples, before], before, api_name=False)
@@ -184,7 +184,7 @@ def _drawn(
     """
     items = pipe.config.predictor.conditions.items
     try:
-        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts) or [""]}
+        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
         for item, own in given.items():
             check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
         samples = pipe.sample(
