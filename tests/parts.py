@@ -29,6 +29,7 @@ from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.registry import open_tokenizer
+from tests.autoencoder_kl_fixtures import write_flux2
 from tests.captions_fixtures import write_beside
 from tests.conftest import GOLDEN, ROOT
 
@@ -118,7 +119,7 @@ def of_size(param: SourceParam, size: tuple[int, ...]) -> SourceParam:
 
 def autoencoders(folder: Path) -> list[Any]:
     """Every autoencoder that the active framework runs, those whose weights are files with small ones."""
-    places = [BEFORE / "vae", GOLDEN / "wan_vae_tiny"]
+    places = [BEFORE / "vae", GOLDEN / "wan_vae_tiny", write_flux2(folder / "flux2")]
     if active() == "pytorch":  # diffusers writes, and reads, what runs there alone
         import diffusers
 
@@ -142,12 +143,20 @@ def text_encoders(folder: Path) -> list[Any]:
         write_bert(folder / "bert")
         write_clip(folder / "clip", projected=True)
         write_t5(folder / "t5")
-        models = ("qwen2_5_vl", "qwen3")
+        models = ("qwen2_5_vl", "qwen3", "mistral3")
         places = [BEFORE / "clips/text_encoder", *(folder / name for name in ("bert", "clip", "t5", *models))]
         for name in models:
             write_language_model(folder / name, name)
         kinds = [kind for kind in TEXT_ENCODER_CONFIGS.values() if not _without_files(kind)]
-        of_files = [kind(str(place), max_length=16, dtype="fp32") for kind in kinds for place in places]
+        more = {
+            "mistral3": {"max_length": 48, "layers": (1, 2)}
+        }  # (whose prompt is long, and which has few layers here)
+        of_files = [
+            kind(str(place), **{"max_length": 16, "dtype": "fp32", **more.get(place.name, {})}).completed({})
+            for kind in kinds
+            for place in places
+            if kind.model_id == "mistral3" or place.name != "mistral3"
+        ]
         found += [config for config in of_files if _is_of(config)]
     return list({config.model_id.lower(): config for config in found}.values())
 

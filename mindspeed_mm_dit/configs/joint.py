@@ -61,7 +61,7 @@ class JointConfig(PredictorConfig):
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
-            raise ConfigError(what, f"must be two positive multiples of {self.patch_size}: height and width")
+            raise ConfigError(what, f"height and width of latents must be positive multiples of {self.patch_size}")
 
     def check_turned(self, key: str, widths: tuple[int, ...]) -> None:
         """Raise ConfigError unless ``widths``, the channels of a head that turn with each axis, fill it in pairs."""

@@ -47,6 +47,8 @@ class Placement:
     """Number of EMAs of the weights: the plain one, and those of --power-ema-stds."""
     optimizer: Chosen = ADAMW
     """The optimizer."""
+    offloaded: bool = False
+    """Whether weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)."""
 
     def sharded_by(self, fsdp2: Fsdp2Config | None) -> Placement:
         """Return the same as fsdp2.yaml says; None: every rank holds all weights."""
@@ -77,6 +79,8 @@ class Memory:
     """Kept from forward to backward."""
     workspace_per_image: int
     """Temporary: gradients of activations, one recomputed block, the autoencoder's layers."""
+    in_machine: int = 0
+    """What lies in the machine's memory instead of the first four, for each rank."""
 
     @property
     def fixed(self) -> int:
@@ -99,11 +103,14 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     trained, everything = parameters.num_elements(S, trained_only=True), parameters.num_elements(S)
     encoders: list[Any] = [model.ae, *model.teachers, *([model.image_encoder] if model.image_encoder else [])]
     activations, workspace = activation_bytes(model, placement)
+    state = {
+        "weights": 4 * everything, "gradients": 4 * trained, "ema": 4 * trained * placement.averages,
+        "optimizer": optimizer_bytes(parameters, placement.optimizer, S),
+    }  # fmt: skip
+    on_device = dict.fromkeys(state, 0) if placement.offloaded else state
     return Memory(
-        weights=4 * everything,
-        gradients=4 * trained,
-        optimizer=optimizer_bytes(parameters, placement.optimizer, S),
-        ema=4 * trained * placement.averages,
+        **on_device,
+        in_machine=sum(state.values()) if placement.offloaded else 0,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
         vae=sum(own.weight_bytes() for own in encoders) if online_vae else 0,
         activations_per_image=activations,

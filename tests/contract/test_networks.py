@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
+from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.configs.condition import TextCondition
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
@@ -104,6 +105,17 @@ def test_adapters_of_a_family_learn_the_same_in_the_native_engine(networks: Call
     runs, _ = networks("flux")
     here = good(runs.train("standalone", STEPS, LORA, fsdp2=False))
     assert good(runs.train("mindspeed-mm-native", STEPS, LORA, 4)).losses == pytest.approx(here.losses, **CLOSE)
+
+
+@needs_engine
+@pytest.mark.parametrize("name", ["flux", "channels"])
+def test_a_network_is_written_as_a_folder_of_diffusers_at_the_end(networks: Callable, name: str) -> None:
+    runs, here = networks(name)
+    path = runs.yaml("written", STEPS, "--save written", fsdp2=False, training__save_format="hf")
+    assert good(runs.engine(path)).losses == pytest.approx(here.losses, **CLOSE)
+    predictor = load_model_config(runs.folder / "model.json").predictor
+    written = diffusers.read(runs.folder / "written/hf").weights
+    assert written.keys() == parameters_of(predictor).shapes().keys()
 
 
 @needs_trees

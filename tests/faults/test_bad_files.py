@@ -104,7 +104,9 @@ def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
     turned = dataclasses.replace(told, axes_dims_rope=(4, 4, 4))
     with pytest.raises(CheckpointError, match=r"axes_dims_rope is \(2, 4, 6\) there and \(4, 4, 4\) here"):
         begin(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
-    with pytest.raises(ConfigError, match=r"latents of shape \(4, 7, 8\): must be two positive multiples of 2"):
+    with pytest.raises(
+        ConfigError, match=r"latents of shape \(4, 7, 8\): height and width of latents must be positive multiples of 2"
+    ):
         told.resized((4, 7, 8))
 
 

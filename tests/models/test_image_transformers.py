@@ -172,7 +172,7 @@ def test_a_smaller_network_of_the_same_kind_has_at_most_four_blocks_of_each(conf
     ("model_id", "changed", "words"),
     [
         ("flux", {"axes_dims_rope": [16, 56, 54]}, "must be even numbers whose sum is the width of a head, 128"),
-        ("flux", {"latent_size": [7, 8]}, "must be two positive multiples of 2"),
+        ("flux", {"latent_size": [7, 8]}, "latents must be positive multiples of 2"),
         ("flux", {"guidance": -1}, "predictor.guidance = -1"),
         ("sd3", {"dual_attention_layers": [24]}, "names block 24, and there are 24, counted from 0"),
         ("sd3", {"latent_size": [400, 8]}, "are more than predictor.pos_embed_max_size = 192 patches on a side"),

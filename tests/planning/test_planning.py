@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -20,7 +21,12 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import (
+    AutoencoderKLConfig,
+    ModelConfig,
+    load_model_config,
+    model_config_from_mapping,
+)
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.train_args import read_train_args
@@ -264,6 +270,19 @@ def test_two_ranks_hold_half_of_what_one_holds():
     one, two = (memory(model_of(), Placement(n, n)) for n in (1, 2))
     state = [m.weights + m.optimizer + m.ema for m in (one, two)]
     assert state[1] <= 0.55 * state[0]
+
+
+def test_what_lies_in_the_machine_s_memory_takes_none_of_the_device_s():
+    whole = load_model_config(str(ROOT / "examples/dit/flux_lora/model.json"))
+    model = tuned(whole, Tuning(("attention",), rank=16))
+    request = Request(world_size=1, device_bytes=24 * GIB, images_per_rank=8, online_vae=False)
+    with pytest.raises(ConfigError, match="0 fit"):
+        recommend(model, request)
+    placement = recommend(model, dataclasses.replace(request, offloaded=True)).placement
+    plan, before = (memory(model, dataclasses.replace(placement, offloaded=way), False) for way in (True, False))
+    state = ("weights", "gradients", "optimizer", "ema")
+    assert plan.in_machine == sum(getattr(before, name) for name in state) > 40 * GIB
+    assert not any(getattr(plan, name) for name in state) and plan.fixed == before.fixed - plan.in_machine
 
 
 def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does_not():

@@ -43,6 +43,8 @@ class Request:
     """Number of EMAs of the weights."""
     optimizer: Chosen = ADAMW
     """The optimizer."""
+    offloaded: bool = False
+    """Whether weights and what trains them are kept in the machine's memory."""
 
     @property
     def global_batch_size(self) -> int:
@@ -53,7 +55,7 @@ class Request:
         """Return the placement of a run whose weights ``shard_ranks`` ranks share."""
         return Placement(
             self.world_size, shard_ranks, precision, sequence_ranks=self.sequence_ranks, averages=self.averages,
-            optimizer=self.optimizer,
+            optimizer=self.optimizer, offloaded=self.offloaded,
         )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
         f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
         f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "
         f"with recompute; {fitting(model, best, request)} fit",
-        "use more devices, a smaller --micro-batch-size, or offload_to_cpu",
+        "use more devices, a smaller --micro-batch-size, or --offload-to-cpu",
     )
 
 
@@ -98,12 +100,15 @@ def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:
 
 
 def candidates(request: Request) -> list[Placement]:
-    """Return the placements to try, cheapest first: least sharding within one node, one copy per node across nodes."""
+    """Return the placements to try, cheapest first: least sharding within one node, one copy per node across nodes.
+
+    The machine's memory holds one copy.
+    """
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
         dataclasses.replace(request.placed(size, request.precision), reshard_after_forward=reshard)
-        for size in dict.fromkeys(sizes)
+        for size in dict.fromkeys(sizes[-1:] if request.offloaded else sizes)
         for reshard in (False, True)
     ]
     return plain + [
@@ -131,6 +136,7 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
         "use_reentrant": False,
         "num_to_forward_prefetch": prefetch,
         "num_to_backward_prefetch": prefetch,
+        **({"offload_to_cpu": True} if placement.offloaded else {}),
     }
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
     for key, value in values.items():
@@ -145,12 +151,14 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
 def _recommendation(model: ModelConfig, placement: Placement, micro: int, request: Request) -> Recommendation:
     plan = memory(model, placement, request.online_vae)
     limit = request.device_bytes / GIB
-    whole = memory(model, dataclasses.replace(placement, shard_ranks=1), request.online_vae)
+    whole = memory(model, dataclasses.replace(placement, shard_ranks=1, offloaded=False), request.online_vae)
     state = (whole.weights + whole.gradients + whole.optimizer + whole.ema) / GIB
     kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
     without = fitting(model, dataclasses.replace(placement, recompute=False), request)
     sharding = (
-        f"{state:.1f} GiB of weights, gradients, optimizer state and EMA fit beside the batch: nothing is gathered"
+        "blocks come from the machine's memory as they are needed"
+        if placement.offloaded
+        else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA fit beside the batch: nothing is gathered"
         if placement.shard_ranks == 1
         else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA become {kept:.1f} GiB on each rank"
         + ("; only gradients of one shard cross between nodes" if placement.shard_ranks < placement.world_size else "")
@@ -187,6 +195,7 @@ def _recommendation(model: ModelConfig, placement: Placement, micro: int, reques
             "use_reentrant": "PyTorch's recommended form of recompute; it also works with torch.compile",
             "num_to_forward_prefetch": travel,
             "num_to_backward_prefetch": "the same in backward",
+            "offload_to_cpu": f"{plan.in_machine / GIB:.1f} GiB a rank are in the machine's memory",
         },
     )
 

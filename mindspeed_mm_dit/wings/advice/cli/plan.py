@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for add in adds:
             add(group)
     parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
+    parser.add_argument("--offload-to-cpu", action="store_true", help="weights, gradients, optimizer state and EMA are "
+                        "in the machine's memory (fsdp2.yaml: offload_to_cpu)")  # fmt: skip
     parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
     parser.add_argument(
         "--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan"
@@ -114,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         sequence_ranks=args.context_parallel_size,
         averages=1 + len(args.power_ema_stds),
         optimizer=run.chosen_optimizer(),
+        offloaded=args.offload_to_cpu,
     )
     check_sequence_ranks(model, request)
     check_batch(request)
@@ -265,6 +268,8 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
         say(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
     say(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
     say(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
+    if placement.offloaded:
+        say(f"  {'in the machine':<14} {plan.in_machine / GIB:8.2f} GiB a rank; sending it is not in the times")
     say(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
 
 
@@ -306,6 +311,8 @@ def kinds(request: Request) -> dict[str, Placement]:
     from mindspeed_mm_dit.configs.precision import AUTOCAST
 
     W = request.world_size
+    if request.offloaded:
+        return {f"offloaded, shared by {W}": request.placed(W)}
     found = {"replicated": request.placed(1, AUTOCAST)}
     if W > 1:
         found[f"sharded over {W}"] = request.placed(W)

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.families import FAMILIES
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import Way
@@ -93,8 +94,8 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
     check_kept(dataclasses.replace(flags, mm=mm))
-    if read.training.save_format == HF and mm.model.predictor.model_id != "dit" and not adapters_of(mm.model):
-        reason = f"diffusers' form of {mm.model.predictor.model_id} is read here, and not written"
+    if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
+        reason = f"diffusers has no {mm.model.predictor.model_id}"
         raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
     data = open_data_set(mm, flags.seed)
     if flags.eval_interval and not data.num_valid:
