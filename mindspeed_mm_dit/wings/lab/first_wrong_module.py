@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -91,6 +92,17 @@ def room_of(network: Any) -> Any:
         if framework:
             return importlib.import_module(f"mindspeed_mm_dit.wings.lab.{framework}.modules")
     raise ConfigError(f"{type(network).__name__}", "is no module of PyTorch and no Cell of MindSpore")
+
+
+@contextmanager
+def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Iterator[None]:
+    """While entered, each weight of ``module`` is moved by about ``size(name)`` of itself; no copy of it is held."""
+    flip = partial(room_of(module).flip, module, size, seed)
+    flip()
+    try:
+        yield
+    finally:
+        flip()
 
 
 def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.compare import Comparison
 from mindspeed_mm_dit.wings.lab.examples import nudged
-from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, room_of
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, moved_weights, room_of
 from mindspeed_mm_dit.wings.lab.layouts import UNITS
 from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, Pairing, parameters_paired
 from mindspeed_mm_dit.wings.lab.prove import DRAWS, MEASURED, ROUNDINGS, asked_of
@@ -148,8 +148,8 @@ def _truth(program: Program, precision: str) -> list[Computed]:
 
 def _moved(program: Program, precision: str, draw: int) -> Computed:
     size, room = ROUNDINGS * UNITS[precision], program.room
-    nudged = room.nudged(program.module, lambda name: size, draw)
-    with room.kept_as_it_is(program.module, whole=False), nudged, room.Roundings(program.module, size, draw):
+    weights = moved_weights(program.module, lambda name: size, draw)
+    with room.kept_as_it_is(program.module, whole=False), weights, room.Roundings(program.module, size, draw):
         return program.measure()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, room_of
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, moved_weights, room_of
 from mindspeed_mm_dit.wings.lab.prove import ROUNDINGS
 from mindspeed_mm_dit.wings.lab.table import noise_of
 from mindspeed_mm_dit.wings.lab.witness_file import write
@@ -202,8 +202,10 @@ class Witness:
             yield
             return
         size = ROUNDINGS * self._unit
-        moved = self._room.nudged(self._model, lambda name: size + self._drift.get(name, 0.0), draw)
-        with moved, self._room.Roundings(self._model, size, draw):
+        with (
+            moved_weights(self._model, lambda name: size + self._drift.get(name, 0.0), draw),
+            self._room.Roundings(self._model, size, draw),
+        ):
             yield
 
     def _first(self, call: Any) -> Any:

@@ -152,21 +152,12 @@ class Roundings:
         return x
 
 
-@contextlib.contextmanager
-def nudged(module: nn.Cell, size: Callable[[str], float], seed: int) -> Iterator[None]:
-    """While entered, the last bits of weights are random; see the same for PyTorch."""
-
-    def flip() -> None:
-        draw = np.random.default_rng(seed)
-        for name, p in parameters(module).items():
-            if p.dtype in FLOATS:
-                _flip(p, size(name), draw)
-
-    flip()
-    try:
-        yield
-    finally:
-        flip()
+def flip(module: nn.Cell, size: Callable[[str], float], seed: int) -> None:
+    """Change last bits of weights, which moves each by up to about ``size(name)`` of itself; twice gives them back."""
+    draw = np.random.default_rng(seed)
+    for name, p in parameters(module).items():
+        if p.dtype in FLOATS:
+            _flip(p, size(name), draw)
 
 
 def _flip(p: Parameter, size: float, draw: np.random.Generator) -> None:

@@ -255,25 +255,13 @@ class Roundings(TorchFunctionMode):
         return x
 
 
-@contextlib.contextmanager
-def nudged(module: nn.Module, size: Callable[[str], float], seed: int) -> Iterator[None]:
-    """While entered, the last bits of weights are random, which moves each by up to about ``size(name)`` of itself.
-
-    Drawn and changed once more, they are what they were: no copy of the weights is held.
-    """
-
-    def flip() -> None:
-        draw = torch.Generator().manual_seed(seed)
-        for name, parameter in parameters(module).items():
-            x = local(parameter.detach())
-            if x.is_floating_point() and x.itemsize in _BITS:
-                _flip(x, size(name), draw)
-
-    flip()
-    try:
-        yield
-    finally:
-        flip()
+def flip(module: nn.Module, size: Callable[[str], float], seed: int) -> None:
+    """Change last bits of weights, which moves each by up to about ``size(name)`` of itself; twice gives them back."""
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in parameters(module).items():
+        x = local(parameter.detach())
+        if x.is_floating_point() and x.itemsize in _BITS:
+            _flip(x, size(name), draw)
 
 
 def _flip(x: Tensor, size: float, draw: torch.Generator) -> None:
