@@ -76,7 +76,7 @@ def main(checkpoint: str = "outputs/emoji/checkpoints", picture: str = "") -> No
     first_seen = len(lists["unseen"])
     asked = [*range(first_seen), *evenly(np.arange(first_seen, len(rows)), SEEN)]
     prompts = [rows[row]["caption"] for row in asked]
-    drawn = dit.load(checkpoint).sample(prompts=prompts, sampler="heun", steps=12, guidance=2).arrays
+    drawn = dit.load(checkpoint).sample(prompts=prompts, sampler="heun", steps=12, guidance=1).arrays
     wanted, right = features(true), {}
     for row, own in zip(asked, features(drawn)):
         kind = kind_of(row, words, codes)
