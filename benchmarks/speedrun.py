@@ -11,8 +11,8 @@ Each contestant runs its own project's network, loss, optimizer and sampler, wit
 apart. A contestant whose learning rate falls to 0 trains once for each budget. Others train once, and are drawn on the
 way.
 
---grid tries each contestant with every learning rate and batch of a small grid, for the shortest budget and one seed.
-The best of them is its row "tuned", for all budgets and seeds.
+--grid tries each contestant with every learning rate and batch of a small grid, for the shortest budget and one seed,
+by 200 images. The best of them is its row "tuned", for all budgets and seeds.
 
 Scores are taken in the hidden layer (64 features) of a classifier fitted to the 60,000 training images; a second
 distance in that of a convolutional one, which sees texture and noise as well. Distances are to 5,000 test images;
@@ -52,7 +52,7 @@ from mindspeed_mm_dit.wings.scores.metrics import (
 )
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
-GRID_LR, GRID_BATCH = (5e-4, 1.5e-3, 4e-3), (32, 128)
+GRID_LR, GRID_BATCH, GRID_IMAGES = (5e-4, 1.5e-3, 4e-3), (32, 128), 200
 REFERENCE, REAL = 5000, "real"
 HEADS = ["contestant", "learning rate", "batch", "seeds", "steps", "CPU s to draw", "Frechet", "times real",
          "convolutional", "times real", "read as asked", "precision", "recall", "copies"]  # fmt: skip
@@ -152,15 +152,15 @@ def timed(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 def train(
-    contestant: Contestant, clothes: Clothes, plan: Plan, budgets: Sequence[float]
+    contestant: Contestant, clothes: Clothes, plan: Plan, budgets: Sequence[float], images: int
 ) -> Iterator[tuple[dict[str, float], np.ndarray]]:
-    """Train until each of the ``budgets`` (CPU seconds); yield what was spent, and the images drawn then."""
+    """Train until each of the ``budgets`` (CPU seconds); yield what was spent, and the ``images`` drawn then."""
     stream, steps, spent = clothes.batches(plan.batch, plan.seed), 0, 0.0
     for budget in budgets:
         while spent < budget:
             spent += timed(contestant.step, *next(stream), spent)[0]
             steps += 1
-        took, drawn = timed(contestant.draw, clothes.asked)
+        took, drawn = timed(contestant.draw, clothes.asked[:images])
         yield {"budget": budget, "steps": steps, "train_s": round(spent, 1), "draw_s": round(took, 1)}, drawn
 
 
@@ -169,8 +169,8 @@ def run(done: Lines, clothes: Clothes, entry: Entry, who: Mapping[str, Any], arg
     missing = [60 * own for own in minutes if not done.of(**who, budget=60 * own)]
     for budgets in [[own] for own in missing] if entry.decays else [missing] if missing else []:
         plan = Plan(who["lr"], who["batch"], who["seed"], budgets[-1])
-        for spent, drawn in train(entry.build(plan), clothes, plan, budgets):
-            scores = clothes.score(drawn, clothes.asked if entry.knows_classes else None)
+        for spent, drawn in train(entry.build(plan), clothes, plan, budgets, who["images"]):
+            scores = clothes.score(drawn, clothes.asked[: len(drawn)] if entry.knows_classes else None)
             line = {**who, **spent, **scores, "machine": processor().strip(", ")}
             done.add(**line)
             print(json.dumps(line), flush=True)
@@ -183,7 +183,7 @@ def run(done: Lines, clothes: Clothes, entry: Entry, who: Mapping[str, Any], arg
 
 def tuned(done: Lines, name: str, args: Namespace) -> tuple[float, int] | None:
     """Return the setting that is best after the shortest budget; None if the grid was not tried."""
-    tried = done.of(contestant=name, seed=0, budget=60 * args.budgets[0])
+    tried = done.of(contestant=name, seed=0, images=min(GRID_IMAGES, args.images), budget=60 * args.budgets[0])
     best = min(tried, key=lambda own: own["frechet"], default=None)
     return (best["lr"], best["batch"]) if best and len(tried) > 1 else None
 
@@ -199,16 +199,16 @@ def main() -> None:
             continue
         entry = known[name]
         for lr, batch in product(GRID_LR, GRID_BATCH) if args.grid else ():
-            run(done, clothes, entry, who(name, lr, batch, 0), args, args.budgets[:1])
+            run(done, clothes, entry, who(name, lr, batch, 0, min(GRID_IMAGES, args.images)), args, args.budgets[:1])
         settings = {(entry.lr, entry.batch), tuned(done, name, args) if args.grid else None} - {None}
         for seed, setting in product(range(args.seeds), settings):
-            run(done, clothes, entry, who(name, *setting, seed), args, args.budgets)
+            run(done, clothes, entry, who(name, *setting, seed, args.images), args, args.budgets)
     report(done, known, args)
 
 
-def who(name: str, lr: float, batch: int, seed: int) -> dict[str, Any]:
+def who(name: str, lr: float, batch: int, seed: int, images: int) -> dict[str, Any]:
     """Return what tells one training from others."""
-    return {"contestant": name, "lr": lr, "batch": batch, "seed": seed}
+    return {"contestant": name, "lr": lr, "batch": batch, "seed": seed, "images": images}
 
 
 def report(done: Lines, known: Mapping[str, Entry], args: Namespace) -> None:
@@ -222,7 +222,7 @@ def report(done: Lines, known: Mapping[str, Entry], args: Namespace) -> None:
         for name, entry in known.items():
             settings = {"default": (entry.lr, entry.batch), "tuned": tuned(done, name, args)}
             for which, (lr, batch) in [(key, own) for key, own in settings.items() if own]:
-                own = done.of(contestant=name, lr=lr, batch=batch, budget=60 * minutes)
+                own = done.of(contestant=name, lr=lr, batch=batch, images=args.images, budget=60 * minutes)
                 if own and (which == "default" or (lr, batch) != settings["default"]):
                     curves.setdefault((name, which), []).append((minutes, middle(own, "frechet")))
                     spent = [f"{middle(own, key):.0f}" for key in ("steps", "draw_s")]

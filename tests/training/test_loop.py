@@ -13,7 +13,7 @@ import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training import log, loop, utilisation
+from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.signals import StopRequest
 from tests.conftest import run_config
 
@@ -67,7 +67,7 @@ def run(monkeypatch):
         device, records = Device(losses), []
         run.device = device
         monkeypatch.setattr(runtime, "read_later", device.read_later)
-        monkeypatch.setattr(utilisation, "meter", lambda args: None)
+        monkeypatch.setattr(log, "meter", lambda args: None)
         monkeypatch.setattr(log.RunLog, "record", lambda self, record: records.append(record))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         train = itertools.repeat(0) if train is None else train

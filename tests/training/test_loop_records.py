@@ -10,7 +10,7 @@ import torch
 
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training import log, loop, utilisation
+from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.signals import Stop
 from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.validation import ValidationLoss
@@ -72,7 +72,7 @@ def run(monkeypatch):
         recorder = recorder or Recorder()
         clock = iter(range(100))
         monkeypatch.setattr(log, "RunLog", recorder.log)
-        monkeypatch.setattr(utilisation, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(log, "meter", lambda args: ("meter", args))
         monkeypatch.setattr(
             registry, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration)
         )
