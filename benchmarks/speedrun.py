@@ -52,7 +52,7 @@ from mindspeed_mm_dit.wings.scores.metrics import (
 )
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
-GRID_LR, GRID_BATCH, GRID_IMAGES = (5e-4, 1.5e-3, 4e-3), (32, 128), 200
+GRID_LR, GRID_BATCH, GRID_IMAGES = (7e-4, 2e-3), (16, 32), 200
 REFERENCE, REAL = 5000, "real"
 HEADS = ["contestant", "learning rate", "batch", "seeds", "steps", "CPU s to draw", "Frechet", "times real",
          "convolutional", "times real", "read as asked", "precision", "recall", "copies"]  # fmt: skip
