@@ -166,5 +166,5 @@ def test_the_app_draws_with_both(clips, monkeypatch):
     assert main(["app", *both]) == 0
     assert served[0][0].experts.boundary == 0.6 and served[0][0].experts.low == both[-1]
     image = {"in_channels": 6, "patch_size": [1, 8, 8]}
-    with pytest.raises(ConfigError, match="mm-dit app: draws samples without an image"):
+    with pytest.raises(ConfigError, match="mm-dit app: this model begins a clip with an image"):
         app.page_of(dit.load(expert(clips, "image", HIGH, **image)), "image")

@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.ae = self.diffusion = self.text_encoders = None
+        self.ae = self.diffusion = self.text_encoders = self.frames = self.image_features = None
         self.predictor = torch.nn.Module()
         self.predictor.linear = torch.nn.Linear(3, 4)
         self.predictor.table = torch.nn.Parameter(torch.full((2, 2), 7.0), requires_grad=False)
