@@ -104,6 +104,11 @@ class ModelConfig:
             )
         self._check_text_encoders()
         self._check_teachers()
+        shift = getattr(self.diffusion, "dynamic_shift", None)
+        if shift is not None and getattr(self.predictor, "patch_size", 2) == 1:
+            raise ConfigError(f"diffusion.dynamic_shift = {shift!r}",
+                              f"counts patches of 2 x 2, and those of {self.predictor.model_id!r} are 1 x 1",
+                              "set it to null")  # fmt: skip
         wanted = self.predictor.conditions.image_tokens is not None
         if wanted != (self.image_encoder is not None):
             raise ConfigError(

@@ -102,6 +102,14 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path):
     assert load_model_config(tmp_path / "m.json") == load_model_config(ROOT / "examples/dit/model.json")
 
 
+def test_a_shift_that_counts_other_patches_is_refused(model_json):
+    model_json["diffusion"] = {"model_id": "flow_matching", "dynamic_shift": "flux"}
+    model_config_from_mapping(model_json, "model.json")
+    model_json["predictor"]["patch_size"] = 1
+    with pytest.raises(ConfigError, match="'flux': counts patches of 2 x 2, and those of 'dit' are 1 x 1"):
+        model_config_from_mapping(model_json, "model.json")
+
+
 def test_an_unknown_section_is_refused(model_json):
     with pytest.raises(ConfigError, match="Did you mean 'predictor'"):
         model_config_from_mapping({**model_json, "predicter": {}}, "model.json")
