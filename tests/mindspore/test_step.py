@@ -81,7 +81,7 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, 
     from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
 
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
-    composite.ae = composite.diffusion = composite.text_encoders = None
+    composite.ae = composite.diffusion = composite.text_encoders = composite.frames = composite.image_features = None
     composite.predict = lambda x: composite.predictor(x)
     engine = Engine(
         composite, run_config(**{**FLAGS, "pynative": pynative, "micro_batch_size": 3}, clip_grad=0.0), None
