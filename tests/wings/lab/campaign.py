@@ -208,7 +208,8 @@ def _parts(draw: np.random.Generator, width: int, count: int) -> list[int]:
 
 def _flow(draw: np.random.Generator, kind: str) -> dict:
     """Return a section ``diffusion`` of joint attention: how times are drawn and shifted, and losses weighted."""
-    shift = {"dynamic_shift": str(draw.choice(["flux", "qwen_image"]))} if draw.random() < 0.4 and kind != "flux2" else {"shift": 3.0}
+    by_tokens = draw.random() < 0.4 and kind != "flux2"
+    shift = {"dynamic_shift": str(draw.choice(["flux", "qwen_image"]))} if by_tokens else {"shift": 3.0}
     return {
         "model_id": "flow_matching", "data_time": int(kind == "z_image"), **shift,
         "timestep_sampling": str(draw.choice(["uniform", "logit_normal", "mode"])),
