@@ -260,6 +260,7 @@ def draw(path: Path, curves: Mapping[tuple[str, str], list[tuple[float, float]]]
     axes.axhline(real, color="grey", linewidth=0.8, label="real photographs")
     axes.set(xscale="log", yscale="log", xlabel="CPU minutes of training, one thread", ylabel="Frechet distance")
     axes.set_xticks(sorted({minutes for points in curves.values() for minutes, _ in points}), minor=False)
+    axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter("{x:g}")
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=110)
