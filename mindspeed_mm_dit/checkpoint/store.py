@@ -183,6 +183,10 @@ class BackgroundWriter(ABC):
         self._when_failed = when_failed
         self._problem: CheckpointError | None = None
 
+    def copied(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return ``state``, to be written, on its way to the host; unless overridden it is there already."""
+        return state
+
     @abstractmethod
     def _join(self) -> None:
         """Wait for the write under way, if there is one."""

@@ -48,13 +48,20 @@ class Writer(BackgroundWriter):
         self._group = runtime.group_of_hosts()
         self._pending: Future[Any] | None = None
 
+    def copied(self, state: State) -> State:
+        """Return this rank's part of ``state``: in the background, copies that arrive once the device is waited for.
+
+        DCP's staging passes copies on without another.
+        """
+        part = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
+        return _copied(part) if self._in_background else part
+
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write ``state`` to the folder ``path``; then, on rank 0, call ``when_complete``.
+        """Write what ``copied`` gave to the folder ``path``; then, on rank 0, call ``when_complete``.
 
         Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
         rank is known to all of them; :meth:`wait` returns it.
         """
-        state = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
         to_disk = {"storage_writer": torch_checksums.SummingWriter(path), "process_group": self._group}
 
         def finish(written: Callable[[], object]) -> None:
@@ -65,9 +72,11 @@ class Writer(BackgroundWriter):
         if not self._in_background:
             self._finish(lambda: finish(lambda: dcp.save(state, **to_disk)), path)
             return
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pending = dcp.async_save(_snapshot(state), **to_disk)
+            pending = dcp.async_save(state, **to_disk)
         done: Future[None] = Future()
         self._pending = done
 
@@ -106,18 +115,10 @@ def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
     return part(state)
 
 
-def _snapshot(state: State) -> State:
-    """Copy tensors to CPU memory, which DCP's staging passes on without a copy; the device is waited for once."""
-
-    def copied(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: copied(part) for key, part in value.items()}
-        return value.to("cpu", non_blocking=True, copy=True) if isinstance(value, torch.Tensor) else value
-
-    copies: State = copied(state)
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return copies
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    return value.to("cpu", non_blocking=True, copy=True) if isinstance(value, torch.Tensor) else value
 
 
 def read(state: State, path: Path, partial: bool = False) -> None:

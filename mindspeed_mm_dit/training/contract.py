@@ -91,8 +91,11 @@ class Engine(Kept, Protocol):
 class Writer(Protocol):
     """Writes one checkpoint at a time."""
 
+    def copied(self, state: Any) -> Any:
+        """Return ``state``, to be written, on its way to the host."""
+
     def write(self, state: Any, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write ``state`` into the folder ``path``; every rank must call this."""
+        """Write what ``copied`` gave into the folder ``path``; every rank must call this."""
 
     def wait(self) -> Any:
         """Wait for the write under way; return its error on this rank, or None."""

@@ -61,9 +61,7 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
             run.catch_up()  # on the steps before, while the device is busy with this one
         run.took(Step(result, lr))
         if run.is_due(args.save_interval):
-            run.catch_up()
-            run.check()
-            progress.try_save()
+            progress.try_save(run.check)
     return _end(run)
 
 
@@ -71,7 +69,6 @@ def _end(run: Run) -> Stop | None:
     """Save the last state, and return why it is the last; None if --train-iters is reached."""
     run.tell(lambda watcher: watcher.at_end(run))
     ended = run.stop.agree()
-    run.catch_up()
     run.check()
     if ended:
         saved = "saving it" if run.args.save else "nothing is saved without --save"

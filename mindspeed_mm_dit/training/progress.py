@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -57,31 +57,38 @@ class Progress:
         self._best = facts.get(BEST) if self._saved_iteration is not None else None
         print_rank_0(f"resumed from {path}: iteration {iteration}, {self.consumed_samples} samples consumed")
 
-    def try_save(self) -> None:
-        """Start writing a checkpoint of this iteration, unless there is one already; a failure is reported."""
+    def try_save(self, check: Callable[[], object] = lambda: None) -> None:
+        """Start writing a checkpoint of this iteration, unless there is one already; a failure is reported.
+
+        check: raises if the state must not be saved; called while it is copied, so that the device is waited for once.
+        """
         if not self._args.save:
+            check()
             return
         with doing("saving", print_rank_0):
             self._settle()
-            if self._saved_iteration != self.iteration and self._begin():
-                self._start_write(self._args.save)
+            is_new = self._saved_iteration != self.iteration
+            with_optimizer = not self._args.no_save_optim
+            state = self._writer.copied(self._engine.state(with_optimizer=with_optimizer)) if is_new else {}
+            check()
+            if is_new and self._begin():
+                self._start_write(self._args.save, state)
 
-    def _start_write(self, save: str) -> None:
+    def _start_write(self, save: str, state: dict[str, Any]) -> None:
         iteration, store = self.iteration, self._store
         facts = run_facts(self._args, iteration, self.consumed_samples) | ({BEST: self._best} if self._best else {})
         facts[COMMAND] = command(save, self.words)
-        state = self._engine.state(with_optimizer=not self._args.no_save_optim)
         state.update(self._checkpoints.entries_for_mindspeed_mm(facts, self._args.mm.model.predictor))
         self._writer.write(state, store.partial_path(iteration), lambda: self._commit(iteration, facts))
         self._saved_iteration = iteration
 
-    def keep_if_best(self, loss: float) -> None:
+    def keep_if_best(self, loss: float, check: Callable[[], object] = lambda: None) -> None:
         """Save this iteration if ``loss``, of its validation, is the smallest so far; it stays until a smaller one."""
         if not math.isfinite(loss) or (self._best is not None and loss >= self._best["loss"]):
             return
         self._settle()
         self._best_before, self._best = self._best, {"iteration": self.iteration, "loss": loss}
-        self.try_save()
+        self.try_save(check)
         if self._saved_iteration != self.iteration:
             self._best = self._best_before
 

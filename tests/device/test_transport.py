@@ -29,12 +29,13 @@ def test_a_batch_may_be_made_anew_while_it_is_copied(framework):
 
 
 def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, framework):
-    from mindspeed_mm_dit.checkpoint.torch_dcp import _snapshot
+    from mindspeed_mm_dit.checkpoint.torch_dcp import _copied
 
     before = steps.weights()
     torch.npu.reset()
-    copies = _snapshot(steps.engine.state())
-    assert torch.npu.counts()["waits"] == 1, torch.npu.counts()["waited_at"]
+    copies = _copied(steps.engine.state())
+    assert torch.npu.counts()["waits"] == 0, torch.npu.counts()["waited_at"]
+    torch.npu.synchronize()
     steps.step()
     assert all(torch.equal(copies["model"][name], weight) for name, weight in before.items())
 

@@ -55,7 +55,8 @@ class Progress:
         self.iteration += 1
         self.consumed_samples += 8
 
-    def try_save(self) -> None:
+    def try_save(self, check=lambda: None) -> None:
+        check()
         self.device.events.append("save")
 
     finish = try_save
@@ -107,7 +108,9 @@ def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
 def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):
     weighed = []
     monkeypatch.setitem(FLAGS, "keep_best", True)
-    monkeypatch.setattr(Progress, "keep_if_best", lambda self, loss: weighed.append((self.iteration, loss)), False)
+    monkeypatch.setattr(
+        Progress, "keep_if_best", lambda self, loss, check: check() or weighed.append((self.iteration, loss)), False
+    )
     run([1.0] * 5)
     assert weighed == [(4, 0.5)]
     with pytest.raises(ConvergenceError, match="iteration 4"):

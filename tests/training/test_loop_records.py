@@ -47,7 +47,8 @@ class Recorder:
         self.iteration += 1
         self.consumed_samples += 8
 
-    def try_save(self):
+    def try_save(self, check=lambda: None):
+        check()
         self.saves += 1
 
     finish = try_save

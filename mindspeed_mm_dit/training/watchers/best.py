@@ -13,8 +13,7 @@ class Best(Watcher):
 
     def after_validation(self, run: Run, loss: ValidationLoss) -> None:
         """Save if ``loss`` is the smallest."""
-        run.check()
-        run.progress.keep_if_best(loss.mean)
+        run.progress.keep_if_best(loss.mean, run.check)
 
 
 def check_best(args: RunConfig, world_size: int) -> None:

@@ -99,7 +99,8 @@ class Run:
         self.tell(lambda watcher: watcher.catch_up(self))
 
     def check(self) -> None:
-        """Raise a UserError if a watcher forbids saving the present state."""
+        """Report the steps so far; raise a UserError if a watcher forbids saving the present state."""
+        self.catch_up()
         self.tell(lambda watcher: watcher.check(self))
 
 
