@@ -260,6 +260,10 @@ def bad_fact(facts: dict[str, Any]) -> str | None:
     return next((key for key, is_good in _FACTS.items() if key in facts and not is_good(facts[key])), None)
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MOST_SAMPLES
 
@@ -276,7 +280,8 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     SETTINGS: lambda value: isinstance(value, dict),
     COMMAND: lambda value: isinstance(value, dict),
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
-    "classes": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "classes": _are_texts,
+    "captions": _are_texts,
     power_ema.STDS: power_ema.are_stds,
     ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str) and is_tuning(value),
 }

@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
         from mindspeed_mm_dit.sampling.load import describe
         from mindspeed_mm_dit.sampling.request import resized
 
-        _, config, names = describe(args.checkpoint, args.model)
+        _, config, names, _ = describe(args.checkpoint, args.model)
         work = _Work.of(args, resized(config, args.frames, args.size), names)
     samples, seconds = _draw(args, work)
     if samples is None:  # only the first rank has them

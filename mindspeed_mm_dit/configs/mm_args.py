@@ -36,6 +36,8 @@ class MultiModalArguments:
     """Class names in the checkpoint of --load; the same set of names keeps its numbers."""
     base: str = ""
     """Digest of the weights that adapters belong to; saved in every checkpoint. Empty without adapters."""
+    captions: tuple[str, ...] = ()
+    """A few captions of the data, as prompts to begin with; saved in every checkpoint."""
 
     @property
     def encodes(self) -> bool:

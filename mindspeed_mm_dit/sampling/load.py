@@ -44,6 +44,8 @@ class Described(NamedTuple):
     """model.json."""
     classes: tuple[str, ...]
     """Name of each label; empty if unknown."""
+    captions: tuple[str, ...] = ()
+    """A few captions that it learned; empty if unknown."""
 
 
 def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
@@ -68,7 +70,7 @@ def _described(path: Path, model_json: str | Path | None) -> Described:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
     config = config.without_teachers()
     check_model_fits(config, Place("this machine", host_memory_bytes()))
-    return Described(path, config, tuple(map(str, facts.get("classes") or ())))
+    return Described(path, config, *(tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions")))
 
 
 _LEARNED = {
@@ -120,7 +122,7 @@ def load_model(
     """
 
     def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
-        _, config, classes = _described(path, model_json)
+        _, config, classes, _ = _described(path, model_json)
         config = replace(config, predictor=config.predictor.told(guidance))
         model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
         return model, config, _weights(path, config, classes, use_ema)

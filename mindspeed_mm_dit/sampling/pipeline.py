@@ -141,6 +141,8 @@ class Pipeline:
     """Name of each label; empty if unknown."""
     experts: Experts | None = None
     """The expert of low noise beside ``model``, which then is the one of high noise."""
+    captions: tuple[str, ...] = ()
+    """A few captions that it learned; empty if unknown."""
 
     @classmethod
     def of_checkpoint(
@@ -152,14 +154,14 @@ class Pipeline:
 
         Raises CheckpointError or ConfigError if that fails.
         """
-        _, config, classes = describe(checkpoint, model_json)
+        _, config, classes, captions = describe(checkpoint, model_json)
         low, both = other_expert(checkpoint, low), None
         if low is not None:
             both = experts(checkpoint, low, model_json, use_ema, loras, boundary)
         elif boundary is not None or loras[1]:
             raise ConfigError("low_noise_lora" if boundary is None else f"boundary = {boundary}", *ONE_NETWORK)
         adapters = load_adapters(loras[0], config)
-        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes, both)
+        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes, both, captions)
 
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:

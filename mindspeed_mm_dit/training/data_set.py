@@ -25,8 +25,8 @@ from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 
-CAPTIONS_SHOWN = 8
-"""Most captions that a report samples."""
+CAPTIONS_SHOWN, CAPTIONS_KEPT = 8, 3
+"""Most captions that a report samples, and that a checkpoint keeps."""
 CLASSES_SHOWN = 10
 """Most classes that a report samples."""
 SHAPES_SHOWN = 6
@@ -113,7 +113,9 @@ class DataSet:
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the data that every checkpoint keeps, as fields of MultiModalArguments."""
-        return {"classes": self._train.classes, "data_digest": self._train.digest}
+        captions = self._opened.example_captions() if "caption" in self._model.predictor.conditions.items else []
+        kept = tuple(filter(None, captions[:CAPTIONS_KEPT]))
+        return {"classes": self._train.classes, "captions": kept, "data_digest": self._train.digest}
 
     def examples(self) -> dict[str, list[Any]]:
         """Return, by item, some conditions to sample: the first classes, the first distinct captions.

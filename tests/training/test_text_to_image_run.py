@@ -19,6 +19,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
+from mindspeed_mm_dit.sampling.load import describe
 from tests.captions_fixtures import captioned_configs, png, write_beside
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
@@ -64,6 +65,10 @@ def cache(configs, output):
 def test_a_cache_keeps_the_words(cached):
     rows = [json.loads(line) for line in (cached.folder / "cache/rows.jsonl").read_text().splitlines()]
     assert rows[0] == {"path": "first/00.png", "captions": ["a one", "一"]} and len(rows) == 12
+
+
+def test_a_checkpoint_knows_a_few_captions(whole, saved):
+    assert describe(saved, None).captions[:2] == ("a one", "one moves left")
 
 
 def sample(saved, output, *flags):

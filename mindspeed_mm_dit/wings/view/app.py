@@ -120,7 +120,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
         before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
                             buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
         drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
-        if "caption" not in conditions.items:  # (there is no prompt yet)
+        if pipe.captions or "caption" not in conditions.items:
             drawings.append(page.load(draw, asked, [samples, path], api_name=False))
         for drawing in () if is_video else drawings:
             drawing.success(_with_newest, [samples, before], before, api_name=False)
@@ -139,7 +139,8 @@ def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
     is_video = len(pipe.config.sample_size) == 3
     with gr.Column(min_width=280):
         classes = _classes(pipe)
-        prompts = gr.Textbox(label="Prompts, one per line", lines=3, visible="caption" in conditions.items)
+        prompts = gr.Textbox(" ".join("".join(pipe.captions[:1]).split()), label="Prompts, one per line", lines=3,
+                             visible="caption" in conditions.items)  # fmt: skip
         num = gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt")
         scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_null else 1, step=0.1, label="Guidance scale",
                           visible=conditions.has_null)  # fmt: skip

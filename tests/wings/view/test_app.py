@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import importlib.util
 import io
@@ -142,22 +143,26 @@ def test_a_proxy_of_the_environment_is_not_asked_for_a_page_of_this_machine(monk
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium of this system")
-def test_a_browser_draws_without_an_error_and_without_asking_another_machine(served):
+@pytest.mark.parametrize("config", ["digits", "emoji"])
+def test_a_page_opens_with_a_drawing_without_an_error_and_without_asking_another_machine(config):
     sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as play:
+    words = {"captions": ("green\nheart", "a fairy")} if config == "emoji" else {}
+    pipe = dataclasses.replace(dit.create(config, framework=FRAMEWORK), **words)
+    with sync_api.sync_playwright() as play, serving(pipe) as address:
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 360, "height": 800})
         page.set_default_timeout(180_000)
         errors, asked = [], []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(served[1])
-        page.get_by_role("button", name="Draw").click()
+        page.goto(address)
         page.locator("img[src*='/file=']").nth(1).wait_for()
         overflow = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        written = page.get_by_label("Prompts").input_value() if words else None
         browser.close()
+    assert written == ("green heart" if words else None)
     assert errors == [] and overflow <= 0
-    assert [url for url in asked if not url.startswith((served[1], "data:", "blob:"))] == []
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
 
 
 def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, monkeypatch):
