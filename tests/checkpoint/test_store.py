@@ -238,7 +238,8 @@ ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", 
        ("classes", {"a": 1}), ("classes", [1, 2]), ("seed", -1), ("seed", 1.5),
        ("adapters", ALPHA | {"--lora-alpha": "many"}), ("adapters", ALPHA | {"--lora-alpha": 10**400}),
        ("adapters", ALPHA | {"--lora-alpha": -1}), ("adapters", ALPHA | {"--lora-r": [8]}), ("adapters", {"base": "a"}),
-       ("captions", [None]), ("settings", []), ("command", "train"), ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
+       ("captions", [None]), ("settings", []), ("command", "train"),
+       ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), ODD)
