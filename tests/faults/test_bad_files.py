@@ -125,21 +125,10 @@ def test_what_would_be_read_for_ever_is_no_log(tmp_path, kind, capsys):
     assert f"is a {'device' if kind == 'device' else 'named pipe'}, not a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (LINE.format("9" * 23), "a step that no run reaches: '9999"),
-        (LINE.format("9" * 5000), "a step that no run reaches"),
-        ("epoch 1, step 1, loss 0.5, global_step 99999999999999999999", "a step that no run reaches"),
-        (f"epoch 1, step {10**18}, loss 0.5\nepoch {10**18}, step 1, loss 0.5", "a step that no run reaches"),
-        ("step\tloss\n1\tabc", "a loss that is no number: 'abc'"),
-        ("step\tloss\n²\t0.5", "no losses found"),
-    ],
-    ids=["23 digits", "5000 digits", "global step", "epoch times step", "loss", "superscript"],
-)
-def test_a_step_or_loss_that_is_no_number_is_named(tmp_path, text, message):
-    (tmp_path / "log.txt").write_text(text)
-    with pytest.raises(DataError, match=rf"log\.txt: .*{message}"):
+@pytest.mark.parametrize("digits", [23, 5000])
+def test_a_step_that_no_run_reaches_is_named(tmp_path, digits):
+    (tmp_path / "log.txt").write_text(LINE.format("9" * digits))
+    with pytest.raises(DataError, match=r"log\.txt: .*a step that no run reaches: '9999"):
         read_curve(tmp_path / "log.txt")
 
 

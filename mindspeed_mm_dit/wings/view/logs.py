@@ -1,17 +1,15 @@
-"""Loss curves from the logs of this project and related ones, as text or in TensorBoard."""
+"""Loss curves from logs of this project, MindSpeed-MM and facebookresearch/DiT, as text or in TensorBoard."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import is_folder
-from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training import read_logs
 from mindspeed_mm_dit.training.read_logs import (
@@ -26,8 +24,6 @@ from mindspeed_mm_dit.training.read_logs import (
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, scalar_of
 
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{NUMBER}", re.I)
-_MINDSPORE = re.compile(rf"\bepoch[:\s]+(\d+)[,\s]+step[:\s]+(\d+)\b.*?\bloss(?:\s+is)?[:\s]+{NUMBER}", re.I)
-_GLOBAL_STEP = re.compile(r"\bglobal_step[:\s]+(\d+)", re.I)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)
 _VALIDATION_VALUE = re.compile(rf"\| *(?:lm )?(loss|noise [\d-]+%) value: *{NUMBER}", re.I)
 
@@ -41,8 +37,6 @@ VALIDATION_SCALARS = {
 KNOWN_FORMATS = (
     "this project's and MindSpeed-MM's ('iteration 20/ 800 | ... | loss: 1.0E+00 |')",
     "facebookresearch/DiT's ('(step=0000100) Train Loss: 0.2000')",
-    "mindone's and MindSpore's ('epoch 1, step 100, ... loss 0.12', 'epoch: 1 step: 100, loss is 0.12')",
-    "mindone's result.log (columns step, loss, ... between tabs)",
     "a TensorBoard folder with the scalar 'train/loss'",
 )
 
@@ -63,7 +57,7 @@ def read_curve(path: str | Path) -> Curve:
     """Read the losses of a run from its log file or TensorBoard folder; if a step was logged twice, the later value.
 
     Raises:
-        DataError: the log cannot be read, holds no loss in a known format, or holds a step or loss that is no number.
+        DataError: the log cannot be read, holds no loss in a known format, or holds a step that no run can have.
     """
     path = _place(path)
     found = first(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
@@ -100,11 +94,11 @@ def _curve(label: str, losses: dict[int, float]) -> Curve:
 def parse_losses(lines: Iterable[str]) -> dict[int, float]:
     """Return step -> loss from the lines of a log in any known format; empty if the format is unknown.
 
-    Raises ValueError for a step or loss that is no number, or a step that no run can have.
+    Raises ValueError for a step that no run can have.
     """
     lines = list(lines)
     published = {step_of(m[1]): float(m[2]) for m in map(_PUBLISHED_DIT.search, lines) if m}
-    return read_logs.parse_losses(lines) or published or _mindspore_losses(lines) or _table_losses(lines)
+    return read_logs.parse_losses(lines) or published
 
 
 def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
@@ -120,44 +114,6 @@ def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
                 if label in found:
                     found[label][step_of(place[1])] = float(value)
     return found
-
-
-def _loss(text: str) -> float:
-    """Return a loss; raises ValueError, with a message for users, unless it is a number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"holds a loss that is no number: {shown(text)}") from None
-
-
-def _mindspore_losses(lines: list[str]) -> dict[int, float]:
-    """Read lines that give the global step, or else the epoch and the step in it."""
-    matches = [(m, _GLOBAL_STEP.search(m.string)) for m in map(_MINDSPORE.search, lines) if m]
-    places = [(step_of(m[1]), step_of(m[2])) for m, _ in matches]
-    first_epoch = min((epoch for epoch, _ in places), default=0)
-    per_epoch = _steps_per_epoch(places)
-    return {
-        step_of(whole[1] if whole else str((epoch - first_epoch) * per_epoch + step)): float(m[3])
-        for (m, whole), (epoch, step) in zip(matches, places)
-    }
-
-
-def _steps_per_epoch(places: list[tuple[int, int]]) -> int:
-    """Return the largest step seen, or 0 if steps keep counting from one epoch to the next."""
-    steps = [step for _, step in places]
-    starts_again = any(b[0] > a[0] and b[1] <= a[1] for a, b in pairwise(places))
-    return max(steps) if starts_again else 0
-
-
-def _table_losses(lines: list[str]) -> dict[int, float]:
-    """Read a tab-separated table with the columns step and loss."""
-    heads = lines[0].split("\t") if lines else []
-    if not {"step", "loss"} <= set(heads):
-        return {}
-    step, loss = heads.index("step"), heads.index("loss")
-    rows = [line.split("\t") for line in lines[1:]]
-    whole = (row for row in rows if len(row) == len(heads) and row[step].isdecimal())
-    return {step_of(row[step]): _loss(row[loss]) for row in whole}
 
 
 def read_scalar(folder: str | Path, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -14,8 +14,7 @@ With one run, a second panel shows the held-out loss for each quarter of the noi
 
   mm-dit plot outputs/digits train.log ../DiT/results/000-DiT-XL-2/log.txt --output loss.png
 
-A LOG is the folder of a run, a TensorBoard folder, or a text log of this program, MindSpeed-MM, facebookresearch/DiT or
-mindone."""
+A LOG is the folder of a run, a TensorBoard folder, or a text log: ours, MindSpeed-MM's or facebookresearch/DiT's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
