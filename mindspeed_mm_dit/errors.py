@@ -80,6 +80,11 @@ def not_installed(what: str, package: str, extra: str) -> PlatformError:
     return PlatformError(what, f"needs {package}, which is not installed", cure)
 
 
+def flag_of(name: str) -> str:
+    """Return the flag for the attribute ``name``, e.g. ``--mm-model`` for ``mm_model``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "Did you mean 'x'? " for the closest of ``known``, or an empty string."""
     close = difflib.get_close_matches(name[:100], list(known), n=1, cutoff=0.5)

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework.ending import found_by_all
 from mindspeed_mm_dit.terminal import say
 
@@ -339,7 +339,7 @@ def _experts_of(args: argparse.Namespace) -> Experts | None:
     if low is None:
         for flag in ("boundary", "low_noise_lora"):
             if getattr(args, flag) not in (None, []):
-                raise ConfigError(f"--{flag.replace('_', '-')} = {shown(getattr(args, flag))}", *ONE_NETWORK)
+                raise ConfigError(f"{flag_of(flag)} = {shown(getattr(args, flag))}", *ONE_NETWORK)
         return None
     if args.guidance_checkpoint is not None:
         raise ConfigError("--guidance-checkpoint", "does not go with --low-noise-checkpoint", "drop one of them")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
 OPTIONS = "sampler_options"
@@ -46,7 +46,7 @@ def add_sampler_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("options of some samplers")
     parser.set_defaults(**{OPTIONS: {}})
     for name, option in _options().items():
-        flag, words = f"--{name.replace('_', '-')}", option.field.metadata.get("help", "")
+        flag, words = flag_of(name), option.field.metadata.get("help", "")
         usual = option.field.default
         usual = f"{usual:g}" if isinstance(usual, float) else usual
         try:

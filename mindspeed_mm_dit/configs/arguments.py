@@ -13,12 +13,12 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mindspeed_mm_dit.configs.flag import AddFlags, rows_of, spelled
+from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
 from mindspeed_mm_dit.configs.flag_combinations import check_given
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, shown
 from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
 TRAINING = "pretrain_dit.py"
@@ -199,4 +199,4 @@ def _check_schedule(args: RunConfig) -> None:
 
 def _check(args: RunConfig, name: str, good: bool, reason: str, cure: str = "") -> None:
     if not good:
-        raise ConfigError(f"{spelled(name)} = {getattr(args, name)}", reason, cure)
+        raise ConfigError(f"{flag_of(name)} = {getattr(args, name)}", reason, cure)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mindspeed_mm_dit.errors import flag_of
+
 Host = Literal["megatron", "native"]
 AddFlags = Callable[[Any], None]
 """A function that adds flags to a parser group, as a row does when called."""
@@ -50,7 +52,7 @@ class Flag:
     @property
     def word(self) -> str:
         """The flag as written on a command line."""
-        return spelled(self.name)
+        return flag_of(self.name)
 
     def __call__(self, group: Any, **otherwise: Any) -> None:
         """Add the flag to a parser group; ``otherwise`` overrides arguments for argparse."""
@@ -70,8 +72,3 @@ def rows_of(group: type) -> list[Flag]:
     """Return the rows of the flags among the fields of the dataclass ``group``, in order."""
     fields = (each for each in dataclasses.fields(group) if _ROW in each.metadata)
     return [dataclasses.replace(each.metadata[_ROW], name=each.name) for each in fields]
-
-
-def spelled(name: str) -> str:
-    """Return the flag for the attribute ``name``, e.g. ``--mm-model`` for ``mm_model``."""
-    return f"--{name.replace('_', '-')}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from mindspeed_mm_dit.configs.flag import spelled
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 
 
 def check_given(args: RunConfig) -> None:
@@ -15,9 +14,9 @@ def check_given(args: RunConfig) -> None:
     given = args.flags()
     for name, value in given.items():
         if isinstance(value, str) and not value.strip():
-            raise ConfigError(f"{spelled(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
+            raise ConfigError(f"{flag_of(name)} = {value!r}", "is empty", "write what it names, or drop the flag")
     for row in rows():
-        missing = [spelled(other) for other in row.needs if given.get(row.name) and not given.get(other)]
+        missing = [flag_of(other) for other in row.needs if given.get(row.name) and not given.get(other)]
         if missing:
             raise alone(row.word, missing)
 

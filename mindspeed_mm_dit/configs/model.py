@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.autoencoder import (
-    AutoencoderConfig,
-    PretrainedAutoencoderConfig,
-    config_file,
-)
-from mindspeed_mm_dit.configs.autoencoder_of_images import (
-    AutoencoderKLConfig,
-)
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, PretrainedAutoencoderConfig, config_file
+from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
@@ -81,8 +75,8 @@ class ModelConfig:
 
     def _check_direction(self) -> None:
         """Raise ConfigError unless times run, and velocities point, as in the predictor's published weights."""
-        wanted = self.predictor.data_time
-        found = self.diffusion.data_time if isinstance(self.diffusion, FlowMatchingConfig) else None
+        flow, wanted = isinstance(self.diffusion, FlowMatchingConfig), self.predictor.data_time
+        found = self.diffusion.data_time if flow else None
         if wanted is not None and wanted != found:
             raise ConfigError(
                 f"diffusion.model_id = {self.diffusion.model_id!r}"
@@ -90,6 +84,10 @@ class ModelConfig:
                 f"predictor {self.predictor.model_id!r} learns a velocity with data at time {wanted}",
                 f"set model_id to flow_matching and data_time to {wanted}",
             )
+        if flow and self.diffusion.dynamic_shift is not None and self.predictor.patch_size == 1:
+            raise ConfigError(f"diffusion.dynamic_shift = {self.diffusion.dynamic_shift!r}",
+                              f"counts patches of 2 x 2, and those of {self.predictor.model_id!r} are 1 x 1",
+                              "set it to null")  # fmt: skip
 
     def _check_kinds(self) -> None:
         """Raise ConfigError unless autoencoder, text encoders and teachers fit the predictor."""
@@ -104,11 +102,6 @@ class ModelConfig:
             )
         self._check_text_encoders()
         self._check_teachers()
-        shift = getattr(self.diffusion, "dynamic_shift", None)
-        if shift is not None and getattr(self.predictor, "patch_size", 2) == 1:
-            raise ConfigError(f"diffusion.dynamic_shift = {shift!r}",
-                              f"counts patches of 2 x 2, and those of {self.predictor.model_id!r} are 1 x 1",
-                              "set it to null")  # fmt: skip
         wanted = self.predictor.conditions.image_tokens is not None
         if wanted != (self.image_encoder is not None):
             raise ConfigError(

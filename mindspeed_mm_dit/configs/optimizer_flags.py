@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_type_hints
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS, settings
 
 
@@ -20,7 +20,7 @@ def optimizer_settings(group: Any) -> None:
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
         how |= field.metadata["how"]
         try:
-            group.add_argument(f"--{name.replace('_', '-')}", default=field.default, help=words, **how)
+            group.add_argument(flag_of(name), default=field.default, help=words, **how)
         except argparse.ArgumentError:
             what = f"setting {name!r} of the optimizer {owners[0]!r}"
             raise ConfigError(what, "is a flag of this command already", "give it another name") from None

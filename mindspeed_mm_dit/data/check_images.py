@@ -29,8 +29,8 @@ LARGEST_ENLARGEMENT = 4
 LONG = 2.0
 """Aspect ratio at which an image loses half of its area to a square crop."""
 
-HUGE_PIXELS = 89_478_485
-"""Pixels of an image from which on Pillow warns; it refuses images of twice as many."""
+HUGE_MEGAPIXELS = 89.478485
+"""Size of an image from which on Pillow warns; it refuses images of twice as many pixels."""
 
 _OPAQUE = 255
 """Alpha of an opaque pixel."""
@@ -110,15 +110,24 @@ def notes_on(
     """
     wanted = np.full((len(looks), 2), param.image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {param.image_size}"
-    notes = _note_of_small(paths, looks, enlargements(_sizes(looks), wanted), what) + _note_of_huge(paths, looks)
-    notes += _note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned")
-    notes += _note_of_lost(
-        paths,
-        [look.shows_through for look in looks],
-        "have transparent parts, and the colours behind these are learned",
-    )
-    notes += notes_on_colours(paths, [look.colours for look in looks], param.color_profiles)
-    return notes + (_note_of_long(paths, looks) if (wanted[:, 0] == wanted[:, 1]).all() else ())
+    sides, total = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2), f"{len(looks):,}"
+    shorter, longer, megapixels = sides.min(1), sides.max(1), sides.prod(1) / 1e6
+    squares = (wanted[:, 0] == wanted[:, 1]).all()
+    return (
+        *_note(enlargements(sides, wanted) > LARGEST_ENLARGEMENT, -shorter, lambda count, n:
+               f"warning: {count:,} of {total} images are enlarged more than {LARGEST_ENLARGEMENT} times to {what}; "
+               f"the shorter side of {paths[n]} has {looks[n].shorter_side} pixel(s)"),
+        *_note(megapixels > HUGE_MEGAPIXELS, megapixels, lambda count, n:
+               f"warning: {count:,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each is "
+               f"decoded whole whenever it is drawn; {paths[n]} has {megapixels[n]:.0f}: scale them down"),
+        *_note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned"),
+        *_note_of_lost(paths, [look.shows_through for look in looks],
+                       "have transparent parts, and the colours behind these are learned"),
+        *notes_on_colours(paths, [look.colours for look in looks], param.color_profiles),
+        *_note(squares & (longer > LONG * shorter), longer / np.maximum(shorter, 1), lambda count, n:
+               f"note: {count:,} of {total} images are more than {LONG:g} times as long as wide or high, and a square "
+               f"of their middle is learned: {paths[n]} is {looks[n].width} x {looks[n].height}"),
+    )  # fmt: skip
 
 
 def notes_on_colours(paths: Sequence[str], found: Sequence[Colours], color_profiles: ColorProfiles) -> tuple[str, ...]:
@@ -139,51 +148,15 @@ def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     return (shapes / sizes)[:, -2:].max(1)
 
 
-def _sizes(looks: Sequence[Look]) -> np.ndarray:
-    return np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
-
-
-def _note_of_small(paths: Sequence[str], looks: Sequence[Look], times: np.ndarray, what: str) -> tuple[str, ...]:
-    """Return a note on images far smaller than their target size, if any."""
-    small = np.flatnonzero(times > LARGEST_ENLARGEMENT).tolist()
-    if not small:
-        return ()
-    smallest = min(small, key=lambda n: looks[n].shorter_side)
-    return (
-        f"warning: {len(small):,} of {len(looks):,} images are enlarged more than {LARGEST_ENLARGEMENT} times to "
-        f"{what}; the shorter side of {paths[smallest]} has {looks[smallest].shorter_side} pixel(s)",
-    )
-
-
-def _note_of_long(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a note on images that lose more than half of their area to the square crop, if any."""
-    long = [n for n, look in enumerate(looks) if look.longer_side > LONG * look.shorter_side]
-    if not long:
-        return ()
-    worst = max(long, key=lambda n: looks[n].longer_side / looks[n].shorter_side)
-    return (
-        f"note: {len(long):,} of {len(looks):,} images are more than {LONG:g} times as long as wide or high, and a "
-        f"square of their middle is learned: {paths[worst]} is {looks[worst].width} x {looks[worst].height}",
-    )
+def _note(which: np.ndarray, has: np.ndarray, said: Callable[[int, int], str]) -> tuple[str, ...]:
+    """Return what is ``said`` of some images, if there are any: of their number and the one of them that has most."""
+    return (said(int(which.sum()), int(np.where(which, has, -np.inf).argmax())),) if which.any() else ()
 
 
 def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str) -> tuple[str, ...]:
     """Return a note that counts the images that lose something and names the first, if any."""
-    found = np.flatnonzero(lost).tolist()
-    return (f"note: {len(found):,} of {len(lost):,} images {what}: {paths[found[0]]}",) if found else ()
-
-
-def _note_of_huge(paths: Sequence[str], looks: Sequence[Look]) -> tuple[str, ...]:
-    """Return a note on images that take long to decode each time they are drawn, if any."""
-    huge = [n for n, look in enumerate(looks) if look.shorter_side * look.longer_side > HUGE_PIXELS]
-    if not huge:
-        return ()
-    largest = max(huge, key=lambda n: looks[n].shorter_side * looks[n].longer_side)
-    megapixels = looks[largest].shorter_side * looks[largest].longer_side / 1e6
-    return (
-        f"warning: {len(huge):,} of {len(looks):,} images have more than {HUGE_PIXELS / 1e6:.0f} megapixels, and "
-        f"each is decoded whole whenever it is drawn; {paths[largest]} has {megapixels:.0f}: scale them down",
-    )
+    which, told = np.array(lost, bool), f"of {len(lost):,} images {what}"
+    return _note(which, np.zeros(len(lost)), lambda count, first: f"note: {count:,} {told}: {paths[first]}")
 
 
 def similar_name(path: Path) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, evenly_spread, normals
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL, Arrays, Objective, Sampler
 from mindspeed_mm_dit.registry import Joined
 
@@ -81,14 +81,14 @@ def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
-                f"--{str(key).replace('_', '-')} = {shown(value)}",
+                f"{flag_of(str(key))} = {shown(value)}",
                 f"means nothing to the sampler {name!r}",
-                f"it has {', '.join('--' + k.replace('_', '-') for k in known)}" if known else "leave it out",
+                f"it has {', '.join(map(flag_of, known))}" if known else "leave it out",
             )
     where = f"sampler {name}"
     try:
         return from_mapping(kind, dict(given), where)
     except ConfigError as error:  # for a value of the wrong type it names the key, but here it is a flag
         key, mark, value = error.what.removeprefix(f"{where}: ").partition(" = ")
-        flag, reason = f"--{key.removeprefix('--').replace('_', '-')}", error.reason.replace(" or null", " or None")
+        flag, reason = flag_of(key.removeprefix("--")), error.reason.replace(" or null", " or None")
         raise ConfigError(f"{flag}{mark}{value}", reason, error.cure) from None

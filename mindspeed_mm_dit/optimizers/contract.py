@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 
 Tensor = Any  # a tensor of the active framework
 Shape = tuple[int, ...]
@@ -82,4 +82,4 @@ def flag(default: Any, words: str, **how: Any) -> Any:
 def require(config: Any, name: str, good: bool, reason: str) -> None:
     """Raise ConfigError, naming the flag of setting ``name``, unless ``good``."""
     if not good:
-        raise ConfigError(f"--{name.replace('_', '-')} = {getattr(config, name)}", reason)
+        raise ConfigError(f"{flag_of(name)} = {getattr(config, name)}", reason)

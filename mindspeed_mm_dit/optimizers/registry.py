@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, nearest
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import Chosen, Optimizer
 from mindspeed_mm_dit.registry import Joined
@@ -52,12 +52,12 @@ def check_flags(name: str, given: Mapping[str, Any]) -> None:
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := given[setting]) != field.default:
             reason, cure = f"means nothing to --optimizer {name}", f"leave it out, or use {' or '.join(owners)}"
-            raise ConfigError(f"{_flag(setting)} = {value}", reason, cure)
+            raise ConfigError(f"{flag_of(setting)} = {value}", reason, cure)
 
 
 def kept_facts(chosen: Chosen) -> dict[str, Any]:
     """Return the flags and values that run.json saves for an optimizer."""
-    own = {_flag(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
+    own = {flag_of(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
     return {"--optimizer": chosen.name, **own}
 
 
@@ -76,15 +76,11 @@ def chosen_in(settings: Any, path: object) -> Chosen:
             str(path), f"was trained with the optimizer {name!r}", "install the package that provides it"
         )
     record = OPTIMIZERS[name]
-    return Chosen(name, record.config(**{n: facts[_flag(n)] for n in _names(record) if _flag(n) in facts}), record)
+    return Chosen(name, record.config(**{n: facts[flag_of(n)] for n in _names(record) if flag_of(n) in facts}), record)
 
 
 def _names(record: Optimizer) -> list[str]:
     return [field.name for field in dataclasses.fields(record.config)]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _find(name: str) -> Optimizer:

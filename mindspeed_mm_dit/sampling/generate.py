@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, shown, switch
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
-from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, flag_of
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.frames import in_place
 from mindspeed_mm_dit.models.pixels import to_pixels
@@ -65,7 +65,7 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("steps", 1), ("batch_size", 1)):
-            found = whole_number(f"--{name.replace('_', '-')}", getattr(self, name), low)
+            found = whole_number(flag_of(name), getattr(self, name), low)
             object.__setattr__(self, name, found)
         switch("--bf16", self.bf16)
         if self.low_scale is not None:

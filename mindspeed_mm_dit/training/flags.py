@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
-from mindspeed_mm_dit.configs.flag import AddFlags, Host, spelled
+from mindspeed_mm_dit.configs.flag import AddFlags, Host
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.training.trackers.contract import TrackerKind
 from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
 from mindspeed_mm_dit.training.watchers.registry import WATCHERS
@@ -61,7 +61,7 @@ def words_of(run: RunConfig) -> list[str]:
         value = given.get(action.dest, action.default)
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if value is not None and value != action.default and action.dest not in words:
-            words[action.dest] = [spelled(action.dest), *(map(str, several) if action.nargs != 0 else ())]
+            words[action.dest] = [flag_of(action.dest), *(map(str, several) if action.nargs != 0 else ())]
     return [word for of_flag in words.values() for word in of_flag]
 
 
@@ -81,7 +81,7 @@ def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind],
     for add in [*adds, *_of_parts(is_meant)]:
         add(parser)
     given = args.flags()
-    return [spelled(action.dest) for action in parser._actions if given[action.dest] != action.default]
+    return [flag_of(action.dest) for action in parser._actions if given[action.dest] != action.default]
 
 
 def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:

@@ -129,7 +129,7 @@ def test_images_far_smaller_than_the_model_wants_are_counted(folder):
 def test_images_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
     assert not any("megapixels" in note for note in open_rows(param(folder), 2).notes)
     Image.new("L", (60, 60)).save(folder / "cat/large.png")
-    monkeypatch.setattr("mindspeed_mm_dit.data.check_images.HUGE_PIXELS", 3000)
+    monkeypatch.setattr("mindspeed_mm_dit.data.check_images.HUGE_MEGAPIXELS", 3000 / 1e6)
     (said,) = (note for note in open_rows(param(folder), 2).notes if "megapixels" in note)
     assert said.startswith("warning: 1 of ") and "large.png has 0:" in said
 

@@ -15,7 +15,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.flag_combinations import alone
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, flag_of
 from mindspeed_mm_dit.registry import Joined
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.trackers.contract import Opening, Tracker, TrackerKind
@@ -132,4 +132,4 @@ def _place(kind: TrackerKind, config: Any, args: RunConfig) -> Path | None:
 
 
 def _flag(kind: TrackerKind, field: dataclasses.Field[Any]) -> str:
-    return f"--{kind.name}-{field.name}".replace("_", "-")
+    return flag_of(f"{kind.name}_{field.name}")

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def check_arguments(args: argparse.Namespace) -> None:
                  "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MOST:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {shown(value)}", f"must be positive, and at most {MOST:,}")
+            raise ConfigError(f"{flag_of(flag)} = {shown(value)}", f"must be positive, and at most {MOST:,}")
     if args.mfu > 1:
         raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
     if args.node_link_gbps is not None and args.link_gbps is None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from mindspeed_mm_dit.cli.request_flags import add_framework
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.terminal import say
 
 DESCRIPTION = """\
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return 1 if any error exceeds its tolerance."""
     for flag in ("tolerance", "table_tolerance"):
         if not getattr(args, flag) >= 0:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "must be a number of at least 0")
+            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "must be a number of at least 0")
     for flag in ("vae", "text_encoder"):
         if getattr(args, flag) and args.ai_framework != "pytorch":
-            raise ConfigError(f"--{flag.replace('_', '-')} = {getattr(args, flag)}", "runs on PyTorch alone",
+            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "runs on PyTorch alone",
                               "leave it out: the rest of the file is compared without it")  # fmt: skip
     from rich.console import Console
     from rich.table import Table

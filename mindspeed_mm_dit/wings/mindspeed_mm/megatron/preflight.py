@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework.ending import written
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set, with_report
@@ -41,7 +41,7 @@ def check_before_import(argv: Sequence[str]) -> None:
     flags = parse(argv)
     for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
         if all(getattr(flags, name) is None for name in names):
-            raise ConfigError(" or ".join(f"--{name.replace('_', '-')}" for name in names), "is required")
+            raise ConfigError(" or ".join(map(flag_of, names)), "is required")
     _check_tool(flags)
     resumes = flags.load is not None and (Path(flags.load) / TRACKER).is_file()
     refuse(flags, "megatron", resumes)

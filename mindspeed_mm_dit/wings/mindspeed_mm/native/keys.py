@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.flag_types import positive_int, unsigned_int
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.flags import whole_parser
 from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import (
@@ -128,7 +128,7 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
     taken = {flag: _taken(f"{path}: {key}", values[flag], actions[flag]) for key, flag in FLAGS.items()}
     for key, flag in COUNTED.items():
         kind = unsigned_int if flag == "lr_warmup_iters" else _given
-        _typed(f"{path}: {key} (--{flag.replace('_', '-')})", values[flag], kind)
+        _typed(f"{path}: {key} ({flag_of(flag)})", values[flag], kind)
     try:
         flags = checked(RunConfig.of({**values, **taken}), world_size)
         check_schedule(flags)
