@@ -275,10 +275,10 @@ def test_two_ranks_hold_half_of_what_one_holds():
 def test_what_lies_in_the_machine_s_memory_takes_none_of_the_device_s():
     whole = load_model_config(str(ROOT / "examples/dit/flux_lora/model.json"))
     model = tuned(whole, Tuning(("attention",), rank=16))
-    request = Request(world_size=1, device_bytes=24 * GIB, images_per_rank=8, online_vae=False)
+    request = Request(Placement(), device_bytes=24 * GIB, images_per_rank=8, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(model, request)
-    placement = recommend(model, dataclasses.replace(request, offloaded=True)).placement
+    placement = recommend(model, dataclasses.replace(request, run=Placement(offloaded=True))).placement
     plan, before = (memory(model, dataclasses.replace(placement, offloaded=way), False) for way in (True, False))
     state = ("weights", "gradients", "optimizer", "ema")
     assert plan.in_machine == sum(getattr(before, name) for name in state) > 40 * GIB
@@ -297,7 +297,7 @@ def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does
     }  # fmt: skip
     whole = model_config_from_mapping(sections, "model.json")
     adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
-    request = Request(world_size=8, device_bytes=64 * GIB, images_per_rank=1, online_vae=False)
+    request = Request(Placement(8), device_bytes=64 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(whole, request)
     plan, base = memory(adapted, recommend(adapted, request).placement, False), parameters_of(whole).num_elements()

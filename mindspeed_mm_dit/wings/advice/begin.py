@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.wings.advice.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
@@ -167,7 +168,8 @@ def _tuned(
     whole: ModelConfig, base: Base, batch: int, classes: Sequence[str], machine: Machine
 ) -> tuple[ModelConfig, Recommendation, str]:
     """Return the model to train, whole if it fits or else with adapters, its placement, and why."""
-    request = Request(machine.ranks, machine.num_bytes, batch // machine.ranks, precision=machine.precision)
+    placement = Placement(machine.ranks, precision=machine.precision)
+    request = Request(placement, machine.num_bytes, batch // machine.ranks)
     try:
         return whole, recommend(whole, request), "all of them are trained"
     except ConfigError as error:

@@ -7,11 +7,8 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.optimizers.contract import Chosen
-from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
@@ -23,8 +20,8 @@ BUSY_TOKENS = 4096
 class Request:
     """A request for a plan."""
 
-    world_size: int
-    """Number of devices."""
+    run: Placement
+    """The run; over how many ranks its weights are sharded is what is asked."""
     device_bytes: float
     """Memory of one device."""
     images_per_rank: int
@@ -35,28 +32,16 @@ class Request:
     """Number of devices of a node, joined by the fast link."""
     online_vae: bool = True
     """Whether images are encoded in the step."""
-    precision: Precision = SHARDED_BF16
-    """Precision of a step."""
-    sequence_ranks: int = 1
-    """Number of ranks that share the tokens of a sample."""
-    averages: int = 1
-    """Number of EMAs of the weights."""
-    optimizer: Chosen = ADAMW
-    """The optimizer."""
-    offloaded: bool = False
-    """Whether weights and what trains them are kept in the machine's memory."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices."""
+        return self.run.world_size
 
     @property
     def global_batch_size(self) -> int:
         """Images of a step over all ranks."""
-        return self.images_per_rank * (self.world_size // self.sequence_ranks)
-
-    def placed(self, shard_ranks: int, precision: Precision = SHARDED_BF16) -> Placement:
-        """Return the placement of a run whose weights ``shard_ranks`` ranks share."""
-        return Placement(
-            self.world_size, shard_ranks, precision, sequence_ranks=self.sequence_ranks, averages=self.averages,
-            optimizer=self.optimizer, offloaded=self.offloaded,
-        )  # fmt: skip
+        return self.images_per_rank * (self.world_size // self.run.sequence_ranks)
 
 
 @dataclass(frozen=True)
@@ -107,8 +92,8 @@ def candidates(request: Request) -> list[Placement]:
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
     plain = [
-        dataclasses.replace(request.placed(size, request.precision), reshard_after_forward=reshard)
-        for size in dict.fromkeys(sizes[-1:] if request.offloaded else sizes)
+        dataclasses.replace(request.run, shard_ranks=size, reshard_after_forward=reshard)
+        for size in dict.fromkeys(sizes[-1:] if request.run.offloaded else sizes)
         for reshard in (False, True)
     ]
     return plain + [

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.data.buckets import counted, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.arithmetic import train_flop
-from mindspeed_mm_dit.planning.memory import memory
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.wings.advice.facts import CPU_MINUTES, FEWEST_TO_HOLD_OUT, ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
 
@@ -158,8 +158,8 @@ def _with_network(
     model = model_config_from_mapping(model_json, "model.json")
     batch = _batch(images, machine)
     steps = _steps(images, machine, batch.value, part)
-    request = Request(machine.ranks, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None,
-                      precision=machine.precision)  # fmt: skip
+    placement = Placement(machine.ranks, precision=machine.precision)
+    request = Request(placement, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None)
     sharding = recommend(model, request)
     design = {
         "ae": _way(ae),

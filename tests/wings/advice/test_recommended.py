@@ -55,7 +55,7 @@ def test_sharding_and_recompute_come_only_when_they_are_needed():
     model = model_of()
 
     def placement(gib, world_size=8, images=32):
-        return recommend(model, Request(world_size, gib * GIB, images, online_vae=False)).placement
+        return recommend(model, Request(Placement(world_size), gib * GIB, images, online_vae=False)).placement
 
     assert placement(80).shard_ranks == 1
     assert not placement(80).recompute

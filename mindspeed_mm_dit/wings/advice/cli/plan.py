@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.models.on_paper import tuned
     from mindspeed_mm_dit.optimizers.registry import check_flags
+    from mindspeed_mm_dit.planning.memory import Placement
     from mindspeed_mm_dit.wings.advice.recommend import GIB, Request, fsdp2_yaml, recommend
 
     check_arguments(args)
@@ -106,17 +107,20 @@ def run(args: argparse.Namespace) -> int:
     model = tuned(load_model_config(args.model), tuning_of(run))
     if args.data:
         model = dearest_of_data(model, args.data)
+    run_here = Placement(
+        args.world_size,
+        sequence_ranks=args.context_parallel_size,
+        averages=1 + len(args.power_ema_stds),
+        optimizer=run.chosen_optimizer(),
+        offloaded=args.offload_to_cpu,
+    )
     request = Request(
-        world_size=args.world_size,
+        run_here,
         device_bytes=args.device_memory_gib * GIB,
         images_per_rank=max(1, args.global_batch_size * args.context_parallel_size // args.world_size),
         micro_batch_size=args.micro_batch_size,
         node_size=args.node_size,
         online_vae=not args.latents,
-        sequence_ranks=args.context_parallel_size,
-        averages=1 + len(args.power_ema_stds),
-        optimizer=run.chosen_optimizer(),
-        offloaded=args.offload_to_cpu,
     )
     check_sequence_ranks(model, request)
     check_batch(request)
@@ -192,7 +196,7 @@ def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
 
 def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
     """Refuse a number of ranks that cannot share a sample."""
-    ranks = request.sequence_ranks
+    ranks = request.run.sequence_ranks
     if request.world_size % ranks:
         raise ConfigError(
             f"--context-parallel-size = {ranks}", f"does not divide --world-size {request.world_size}", "use a divisor"
@@ -310,15 +314,13 @@ def kinds(request: Request) -> dict[str, Placement]:
     """Return the placements to compare: a whole copy on every rank, one copy for all, one copy for each node."""
     from mindspeed_mm_dit.configs.precision import AUTOCAST
 
-    W = request.world_size
-    if request.offloaded:
-        return {f"offloaded, shared by {W}": request.placed(W)}
-    found = {"replicated": request.placed(1, AUTOCAST)}
-    if W > 1:
-        found[f"sharded over {W}"] = request.placed(W)
-    if request.node_size < W and W % request.node_size == 0:
-        found[f"hybrid, {request.node_size} a copy"] = request.placed(request.node_size)
-    return found
+    W, run, node = request.world_size, request.run, request.node_size
+    if run.offloaded:
+        return {f"offloaded, shared by {W}": dataclasses.replace(run, shard_ranks=W)}
+    shared = {f"sharded over {W}": W} if W > 1 else {}
+    shared |= {f"hybrid, {node} a copy": node} if node < W and W % node == 0 else {}
+    sharded = {name: dataclasses.replace(run, shard_ranks=ranks) for name, ranks in shared.items()}
+    return {"replicated": dataclasses.replace(run, precision=AUTOCAST), **sharded}
 
 
 def _learns_videos(model: ModelConfig) -> bool:
