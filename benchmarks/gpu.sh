@@ -2,14 +2,13 @@
 # What this project does on a GPU, measured there: bash benchmarks/gpu.sh [PART ...]
 #
 #   right     golden values of the published DiT and SiT in float32, bf16 and compiled steps against float32, the demo
-#   train     images a second of DiT-XL/2 at the largest batch that fits, share of the peak, memory beside the plan's;
+#   train     images a second of DiT-XL/2, share of the peak, memory beside the plan's;
 #             facebookresearch/DiT and diffusers in the same run, all compiled, autocast to bf16, with TensorFloat-32
 #   sample    250 steps of DDPM and 20 of DPM-Solver++, against facebookresearch/DiT
-#   video     a train step of Wan 1.3B against diffusers'
+#   video     a train step of Wan 1.3B at 240 x 416 x 81 frames against diffusers'
 #   loader    images a second of the loader, beside what a step takes
 #
-# Without a part all of them, one after the other. Each is meant to take at most nine minutes on one H100 or H200, and
-# leaves a dated file in RESULTS (benchmarks/results).
+# Without a part all of them, one after the other; each leaves a dated file in RESULTS (benchmarks/results).
 #
 #   DIT=DIR      checkout of facebookresearch/DiT, which needs timm; without it there is no such peer
 #   SIZE=tiny    sizes that a CPU finishes in a minute, to try the script: they measure nothing
@@ -25,9 +24,10 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 case ${SIZE:-gpu} in
   gpu)
-    train=(--preset DiT-XL/2 --batch 64 128 256 512 --rounds 5 --precision bf16 --torch-compile --tf32)
-    sample=(--preset DiT-XL/2 --images 32 --timed-steps 10 --rounds 3 --torch-compile)
-    video=(--layers 30 --heads 12 --head-dim 128 --ffn-dim 8960 --text-dim 4096 --latents 21 60 104 --text-length 512)
+    train=(--preset DiT-XL/2 --batch 128 --rounds 5 --precision bf16 --torch-compile --tf32 --fsdp2)
+    sample=(--preset DiT-XL/2 --images 32 --timed-steps 10 --rounds 3 --precision bf16 --torch-compile)
+    video=(--layers 30 --heads 12 --head-dim 128 --ffn-dim 8960 --text-dim 4096 --latents 21 30 52 --text-length 512
+      --precision bf16 --rounds 5)
     loader=(--workers 8) demo=() ;;
   tiny)
     train=(--preset DiT-S/8 --size 8 --batch 1 2 --rounds 1 --warm-up 0 --precision bf16)

@@ -6,8 +6,9 @@ run.
 DIR is a checkout of https://github.com/facebookresearch/DiT (which needs timm). All sides take a full step: noising,
 forward, loss, backward, AdamW, EMA. The step of diffusers' DiT is the one of its training example, with only the mean
 squared error. bf16 is autocast on all sides: the reference has no precision flag, and this is how its users run it.
+--fsdp2 adds ours as examples/dit/imagenet256 shards it, on one rank: weights gathered in bfloat16 in place of autocast.
 --torch-compile compiles all of them. Given several --batch, each side takes the largest that fits its device. On a GPU:
---preset DiT-XL/2 --batch 64 128 256 512 --torch-compile --tf32 (the reference's train.py allows TensorFloat-32).
+--preset DiT-XL/2 --batch 128 --precision bf16 --torch-compile --tf32 (the reference's train.py allows TensorFloat-32).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +27,10 @@ import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
@@ -36,6 +40,7 @@ from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000
+SHARDED = Path(__file__).parents[1] / "examples/dit/imagenet256/fsdp2.yaml"
 PRECISIONS = {"fp32": FLOAT32, "bf16": AUTOCAST}
 Kind = tuple[str, str]
 """Precision and side."""
@@ -45,7 +50,7 @@ def main() -> None:
     """Measure and write the result file."""
     args = parse()
     report = Report("train_throughput", f"Train step from latents, {args.preset} on {args.size} x {args.size} latents")
-    kinds = [(precision, side) for precision in args.precision for side in sides_of(args)]
+    kinds = [(precision, side) for precision in args.precision for side in sides_of(args, precision)]
     batch = {kind: largest_batch(args, *kind) for kind in kinds}
     steps = {kind: Apart(SIDES[kind[1]], args, kind[0], batch[kind]) for kind in kinds}
     measured = interleave({" ".join(kind): step for kind, step in steps.items()}, args.rounds, args.warm_up, args.clock)
@@ -65,6 +70,7 @@ def parse() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", metavar="DIR", help="checkout of facebookresearch/DiT, to run against")
     parser.add_argument("--diffusers", action="store_true", help="run against diffusers' DiT too")
+    parser.add_argument("--fsdp2", action="store_true", help="run ours sharded by FSDP2 too, in bf16")
     parser.add_argument("--preset", default="DiT-S/2", choices=list(PRESETS))
     parser.add_argument("--size", type=int, default=32, help="height of the latents (32: 256 pixels)")
     parser.add_argument("--batch", type=int, nargs="+", default=[8], help="several: the largest that fits, of each")
@@ -78,9 +84,10 @@ def parse() -> Namespace:
     return parser.parse_args()
 
 
-def sides_of(args: Namespace) -> list[str]:
+def sides_of(args: Namespace, precision: str) -> list[str]:
     """Return who takes part."""
-    return ["ours", *(["reference"] if args.reference else []), *(["diffusers"] if args.diffusers else [])]
+    ours = ["ours", *(["ours, FSDP2"] if args.fsdp2 and precision == "bf16" else [])]
+    return [*ours, *(["reference"] if args.reference else []), *(["diffusers"] if args.diffusers else [])]
 
 
 def row_of(args: Namespace, kind: Kind, batch: dict[Kind, int], seconds: dict[Kind, list[float]], peak: int) -> list:
@@ -142,12 +149,14 @@ def batches(args: Namespace, count: int) -> Iterator[dict[str, np.ndarray]]:
         yield batch
 
 
-def our_step(args: Namespace, precision: str, batch: int) -> Callable[[], Any]:
-    """Return one step of our engine, as pretrain_dit.py takes it."""
+def our_step(args: Namespace, precision: str, batch: int, yaml: Path | None = None) -> Callable[[], Any]:
+    """Return one step of our engine, as pretrain_dit.py takes it, sharded by the settings of a ``yaml`` if given."""
     config = model_config(args)
     runtime.initialize(None, batch, batch)
     flags = engine_flags(torch_compile=args.torch_compile, tf32=args.tf32)
-    engine = Engine(DiTModel(config, NoAutoencoder(config.ae)), flags, None, PRECISIONS[precision])
+    model = DiTModel(config, NoAutoencoder(config.ae))
+    precise = SHARDED_BF16 if yaml else PRECISIONS[precision]
+    engine = Engine(model, flags, load_fsdp2_config(yaml) if yaml else None, precise)
 
     def forward_step(stream: Iterator[Any], model: Any) -> tuple[Any, Any]:
         return model(**runtime.to_device(next(stream))), lambda losses: (losses.mean(), {"loss": losses.mean()})
@@ -217,8 +226,11 @@ def peer_step(args: Namespace, precision: str, batch: int, network: Any, losses:
 
 
 SIDES: dict[str, Callable[[Namespace, str, int], Callable[[], Any]]] = {
-    "ours": our_step, "reference": reference_step, "diffusers": diffusers_step
-}  # fmt: skip
+    "ours": our_step,
+    "ours, FSDP2": partial(our_step, yaml=SHARDED),
+    "reference": reference_step,
+    "diffusers": diffusers_step,
+}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.training.flags import whole_parser
-from tests.forked import DEVICE, PATH, STARTED
+from tests.forked import DEVICE, GPUS, PATH, STARTED
 
 ROOT = Path(__file__).parent.parent
 FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
@@ -45,7 +45,7 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the long form of the campaigns unless it is asked for, and on a device what asks for the CPU."""
-    markers = [*([] if config.getoption("--campaign") else ["campaign"]), *(["cpu"] if DEVICE in PATH else [])]
+    markers = [*([] if config.getoption("--campaign") else ["campaign"]), *(["cpu"] if DEVICE in PATH or GPUS else [])]
     left_out = [item for item in items if any(map(item.get_closest_marker, markers))]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]

@@ -50,6 +50,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICE = str(ROOT / "tests" / "device_apart")
 PATH = os.pathsep.join([str(ROOT), *([DEVICE] if DEVICE in sys.path else [])])
 """Where runs find packages: `make test-device` has them find a device apart."""
+GPUS = os.environ.get("MM_DIT_TEST_GPUS", "")
+"""The GPUs that tests may use, as in CUDA_VISIBLE_DEVICES; none by default."""
 STARTED: list[Any] = []
 """Runs of the test under way; what is left of them ends with it."""
 
@@ -145,7 +147,7 @@ def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     same = all(_variables().get(name) == environment.get(name) for name in names)
     ours = command[1].endswith(".py") or command[1:3] == ["-m", "mindspeed_mm_dit.cli.main"]
     is_pytorch = "mindspore" not in command and os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch") == "pytorch"
-    return same and command[0] == sys.executable and ours and is_pytorch
+    return same and command[0] == sys.executable and ours and is_pytorch and not GPUS  # (CUDA does not survive a fork)
 
 
 _servers: dict[tuple[int, str, str], socket.socket] = {}
@@ -153,7 +155,7 @@ _servers: dict[tuple[int, str, str], socket.socket] = {}
 
 def _variables() -> dict[str, str]:
     """Return the environment that the imports are made in: that of ``launch.py``'s runs."""
-    return {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": GPUS}
 
 
 def _server(python: str, environment: Mapping[str, str], imported: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""These tests run on a device apart (``make test-device``), and are skipped where PyTorch has loaded none."""
+"""These tests run on a device apart (``make test-device``) or on a GPU (MM_DIT_TEST_GPUS=0); else they are skipped."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import DEVICE, PATH
+from tests.device import counted
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests of this folder where there is no such device."""
-    if DEVICE not in PATH:
+    if not counted.KIND:
         for item in items:
             if Path(__file__).parent in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason="no device apart here: make test-device"))
+                item.add_marker(pytest.mark.skip(reason="no device here: make test-device"))
 
 
 @pytest.fixture(autouse=True)
 def counted_from_zero(request):
     """Each test counts for itself."""
-    if DEVICE in PATH:
-        import torch
-
-        torch.npu.reset()
+    if counted.KIND:
+        counted.reset()

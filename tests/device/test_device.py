@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
+from tests.device import counted
+
 NPU = "npu"
+pytestmark = counted.apart_alone
 
 
 def ones(*size):

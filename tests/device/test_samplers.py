@@ -6,13 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.request import Asked
+from tests.device import counted
 from tests.device.steps import Steps, narrow, on_the_cpu
 
 
@@ -35,7 +35,7 @@ def drawn(config, sampler, steps):
 
     model = Steps(config).engine.model
     model.ae, _ = load_encoders(config, True)
-    torch.npu.reset()
+    counted.reset()
     settings = SampleSettings(sampler, steps, Guidance(1.5))
     return generate(model, config, Asked({"label": np.array([3, 7])}), settings)
 
@@ -45,7 +45,7 @@ def test_a_sampler_draws_what_it_draws_on_the_cpu_and_its_steps_wait_for_nothing
     config, found = model_of(diffusion), {}
     for steps in (4, 8):
         images = drawn(config, sampler, steps)
-        found[steps] = torch.npu.counts()
+        found[steps] = counted.counts()
     if sampler not in ADAPTIVE:
         assert found[8]["waits"] == found[4]["waits"], found[8]["waited_at"]
     with on_the_cpu():

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import mindspeed_mm_dit as dit
+from tests.device import counted
 from tests.device.steps import Steps, narrow
 
 
@@ -17,7 +18,7 @@ def steps():
 
 
 def test_scalars_are_read_once_they_have_arrived(framework):
-    pending = framework.runtime.read_later([torch.ones((), device="npu"), torch.tensor(2.0)])
+    pending = framework.runtime.read_later([torch.ones((), device=counted.KIND), torch.tensor(2.0)])
     assert not pending.is_there() and pending.wait() == [1, 2]
 
 
@@ -32,10 +33,10 @@ def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, frame
     from mindspeed_mm_dit.checkpoint.torch_dcp import _copied
 
     before = steps.weights()
-    torch.npu.reset()
+    counted.reset()
     copies = _copied(steps.engine.state())
-    assert torch.npu.counts()["waits"] == 0, torch.npu.counts()["waited_at"]
-    torch.npu.synchronize()
+    assert counted.counts()["waits"] == 0, counted.counts()["waited_at"]
+    torch.accelerator.synchronize()
     steps.step()
     assert all(torch.equal(copies["model"][name], weight) for name, weight in before.items())
 
@@ -47,11 +48,12 @@ def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
     assert steps.step().isfinite()
 
 
+@counted.apart_alone
 def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_path):
     torch.manual_seed(0)
-    model, x = torch.nn.Linear(2048, 2048).to("npu"), torch.randn((4, 2048)).to("npu")
+    model, x = torch.nn.Linear(2048, 2048).to(counted.KIND), torch.randn((4, 2048)).to(counted.KIND)
     optimizer, before = torch.optim.SGD(model.parameters(), 0.0), model.weight.detach().clone()
-    torch.npu.reset()
+    counted.reset()
     with dit.witness(model, optimizer, tmp_path / "w") as w:
         for _ in range(2):
             loss = model(x).square().mean()
@@ -59,15 +61,17 @@ def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_p
             optimizer.step()
             optimizer.zero_grad()
             w.step(loss)
-    assert torch.npu.counts()["bytes_to_host"] < 0.1 * model.weight.nbytes and torch.equal(model.weight, before)
+    assert counted.counts()["bytes_to_host"] < 0.1 * model.weight.nbytes and torch.equal(model.weight, before)
 
 
 def test_flags_of_ranks_meet_on_the_host_though_the_host_program_binds_ranks_to_devices(framework):
     """As MindSpeed-MM's native engine does."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,npu:hccl", device_id=torch.device("npu:0"), **alone)
+    backend = framework.runtime.check_backend(None)
+    device = torch.device(counted.KIND, 0)
+    dist.init_process_group(f"cpu:gloo,{device.type}:{backend}", device_id=device, **alone)
     try:
         framework.runtime.share_out(4, 4)
-        assert framework.runtime.any_rank(True) and dist.group.WORLD.bound_device_id.type == "npu"
+        assert framework.runtime.any_rank(True) and dist.group.WORLD.bound_device_id == device
     finally:
         framework.runtime.shutdown()

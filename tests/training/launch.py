@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
-from tests.forked import PATH, STARTED, launch
+from tests.forked import GPUS, PATH, STARTED, launch
 
 MM_DIT = [sys.executable, "-m", "mindspeed_mm_dit.cli.main"]
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
@@ -127,7 +129,7 @@ def plugged(path: object, *words: object) -> str:
 
 def start(command: list[str], folder: Path, **variables: str) -> Any:
     """Start a command, with ``variables`` in its environment, and return at once."""
-    environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": GPUS}
     STARTED.append(launch(command, {**environment, **variables}, str(folder)))
     return STARTED[-1]
 
@@ -139,6 +141,8 @@ def run(command: list[str], folder: Path, ranks: int = 1, **variables: str) -> O
 
 def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:
     """Start the ranks of a run, each told its place among them where there are several, and wait for their end."""
+    if GPUS and ranks > len(GPUS.split(",")):
+        pytest.skip(f"needs {ranks} GPUs")
     port = str(free_port())
     return together([start(place_of(rank, ranks, port) if ranks > 1 else {}) for rank in range(ranks)])
 
