@@ -297,7 +297,7 @@ def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does
     }  # fmt: skip
     whole = model_config_from_mapping(sections, "model.json")
     adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
-    request = Request(Placement(8), device_bytes=64 * GIB, images_per_rank=1, online_vae=False)
+    request = Request(Placement(8), device_bytes=56 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(whole, request)
     plan, base = memory(adapted, recommend(adapted, request).placement, False), parameters_of(whole).num_elements()
