@@ -89,17 +89,26 @@ def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat
     """
     from safetensors import SafetensorError, serialize_file
 
+    stored = {name: _stored(np.require(array, requirements=["C", "A"]), as_bfloat16) for name, array in arrays.items()}
     try:
-        entries = {
-            name: _entry(np.require(array, requirements=["C", "A"]), as_bfloat16) for name, array in arrays.items()
-        }
+        entries = {name: _entry(kind, array) for name, (kind, array) in stored.items()}
         serialize_file(entries, path, {"format": "pt", **metadata})
     except SafetensorError as error:
         raise OSError(str(error)) from None
 
 
-def _entry(array: np.ndarray, as_bfloat16: bool) -> dict[str, Any]:
-    kind = array.dtype.name
-    if as_bfloat16 and kind == "float32" and not (array.view(np.uint32) & 0xFFFF).any():
-        kind, array = "bfloat16", (array.view(np.uint32) >> 16).astype("<u2")
+def _stored(array: np.ndarray, as_bfloat16: bool) -> tuple[str, np.ndarray]:
+    """Return the kind of number to write, and an array of its bits."""
+    if as_bfloat16 and array.dtype == np.float32 and not (array.view(np.uint32) & 0xFFFF).any():
+        return "bfloat16", (array.view(np.uint32) >> 16).astype("<u2")
+    return array.dtype.name, array
+
+
+def _entry(kind: str, array: np.ndarray) -> Any:
+    """Return what ``serialize_file`` takes for an array, which must outlive the call: from 0.8 on its address."""
+    import safetensors
+
+    if hasattr(safetensors, "TensorSpec"):
+        place = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+        return safetensors.TensorSpec(dtype=kind, shape=array.shape, **place)
     return {"dtype": kind, "shape": array.shape, "data": array.tobytes()}
