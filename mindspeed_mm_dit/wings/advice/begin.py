@@ -11,25 +11,21 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.adapting import GivenWeights, read_source, same_labels
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.embedded import FLAGS_FILE, embedded_configs
 from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_in, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.tuning import Tuning
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.wings.advice.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.wings.advice.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
-from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
+from mindspeed_mm_dit.wings.advice.published import PUBLISHED
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
 from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter
 
-WEIGHTS = Path("weights")
-"""Where ``mm-dit get`` puts what it fetches."""
 ADAPTERS = Tuning(("all",), 16, 16)
 """Trained where the whole network does not fit: LoRA of every layer of the blocks."""
-SEEN, STEPS = 160, (500, 10_000)
-"""How often each image is seen, within these numbers of steps."""
 _OF_IMAGES = ("num_classes", "class_dropout_prob", "input_size", "text_dim", "text_length", "pooled_dim",
               "pooled_encoder", "latent_size")  # fmt: skip
 """Settings of the predictor that images and captions decide; the weights decide the others."""
@@ -61,9 +57,9 @@ def base_of(given: str, vae: str | None, diffusion: str | None) -> Base:
     Raises a UserError if it is not there, is no whole DiT, or does not tell what belongs to it.
     """
     record = PUBLISHED.get(given)
-    if record and (example := _config_with(record)):
-        raise ConfigError(f"--from = {given}", "is neither DiT nor SiT, with which init begins",
-                          f"mm-dit train {example} does; its train.args says where your files go")  # fmt: skip
+    if record is None and not Path(given).exists():
+        raise ConfigError(f"--from = {given}", "is no name of mm-dit get, and no file or folder",
+                          f"{nearest(given, PUBLISHED)}mm-dit get lists the names")  # fmt: skip
     source = read_source(_weights_in(record.place(WEIGHTS), given) if record else given, DiTConfig(32, 1000))
     assert isinstance(source.predictor, DiTConfig)  # (read_source refuses others)
     told = source.facts.get("model") or (record.sections if record else {})
@@ -83,7 +79,7 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
     whole = model_config_from_mapping(model_json, "model.json")
     batch = starter.flags["--global-batch-size"].value
     model, sharding, way = _tuned(whole, base, batch, classes, machine)
-    steps = min(STEPS[1], max(STEPS[0], SEEN * images.count // batch))
+    steps = steps_for(images.count, batch)
     size = parameters_of(whole).num_elements() / 1e6
     hours = steps * batch * train_flop(whole.predictor) / (machine.cores * CORE_FLOP_PER_SECOND) / 3600
     takes = "" if machine.accelerators else f"; about {hours:,.1f} hours on this CPU"
@@ -114,13 +110,6 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         "--save-interval": Choice(steps // 5),
     }
     return Starter(model_json, model, sharding, starter.design | design, starter.flags | flags)
-
-
-def _config_with(record: Published) -> str:
-    """Return the name of the embedded config that begins with published weights; "" if none does."""
-    begun = {f"--init-from {WEIGHTS / place_of(repo)}/transformer" for repo in record.repos.values()}
-    texts = {name: (folder / FLAGS_FILE).read_text("utf-8") for name, folder in embedded_configs().items()}
-    return next((name for name, text in texts.items() if begun & {*text.splitlines()}), "")
 
 
 def _weights_in(folder: Path, name: str) -> Path:

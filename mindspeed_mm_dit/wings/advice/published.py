@@ -24,6 +24,8 @@ class Published:
     """Names of what is fetched with it."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Sections of model.json that the files do not tell (``mm-dit init --from``)."""
+    draws: str = ""
+    """Flags of mm-dit sample with which its authors draw."""
 
     def place(self, root: Path) -> Path:
         """Return the folder below ``root`` that holds it: the first that is there, as hubs name theirs differently."""
@@ -39,9 +41,9 @@ def place_of(repo: str) -> str:
 PUBLISHED = Joined[Published]("published weights")
 
 
-def _on(repo: str, copy: str, summary: str, *more: Any) -> Published:
+def _on(repo: str, copy: str, summary: str, *more: Any, **named: Any) -> Published:
     """Return the record of ``repo`` of the Hugging Face hub; ModelScope has the ``copy``, if that is not empty."""
-    return Published(summary, {"huggingface": repo} | ({"modelscope": copy} if copy else {}), *more)
+    return Published(summary, {"huggingface": repo} | ({"modelscope": copy} if copy else {}), *more, **named)
 
 
 _DIT, _VAE = ("transformer/*", "model_index.json", "*.pt"), ("sd-vae-ft-ema",)
@@ -58,12 +60,15 @@ SD_VAE_FT_EMA = _on("stabilityai/sd-vae-ft-ema", "AI-ModelScope/sd-vae-ft-ema", 
 SD_VAE_FT_MSE = _on("stabilityai/sd-vae-ft-mse", "AI-ModelScope/sd-vae-ft-mse", "the same, for smoother images")
 WAN2_1_1_3B = _on(_WAN, _WAN, "Wan 2.1, text to video, with its autoencoder and text encoder", _PIPELINE)
 WAN2_2_5B = _on(_WAN22, _WAN22, "Wan 2.2, video from text or image, 5 B", _PIPELINE)
-FLUX_1_DEV = _on("black-forest-labs/FLUX.1-dev", "AI-ModelScope/FLUX.1-dev", "FLUX.1, 12 B", _PIPELINE)
+FLUX_1_DEV = _on("black-forest-labs/FLUX.1-dev", "AI-ModelScope/FLUX.1-dev", "FLUX.1, 12 B", _PIPELINE,
+                 draws="--guidance 3.5")
 FLUX_2_DEV = _on("black-forest-labs/FLUX.2-dev", "", "FLUX.2, 32 B", _PIPELINE)
 FLUX_2_KLEIN_4B = _on("black-forest-labs/FLUX.2-klein-base-4B", "", "FLUX.2, 4 B, not distilled", _PIPELINE)
-SD3_5_MEDIUM = _on(f"stabilityai/{_SD35}", f"AI-ModelScope/{_SD35}", "Stable Diffusion 3.5, 2.2 B", _PIPELINE)
-QWEN_IMAGE = _on("Qwen/Qwen-Image", "Qwen/Qwen-Image", "Qwen-Image, 20 B", _PIPELINE)
-Z_IMAGE = _on("Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image", "Z-Image, 6 B", _PIPELINE)
+SD3_5_MEDIUM = _on(f"stabilityai/{_SD35}", f"AI-ModelScope/{_SD35}", "Stable Diffusion 3.5, 2.2 B", _PIPELINE,
+                   draws="--cfg-scale 4.5")
+QWEN_IMAGE = _on("Qwen/Qwen-Image", "Qwen/Qwen-Image", "Qwen-Image, 20 B", _PIPELINE,
+                 draws="--cfg-scale 4 --cfg-rescale token")
+Z_IMAGE = _on("Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image", "Z-Image, 6 B", _PIPELINE, draws="--cfg-scale 5")
 UMT5 = _on(_WAN, _WAN, "the text encoder of Wan alone", ("text_encoder/*", "tokenizer/*"))
 CLIP = _on(_SD, "AI-ModelScope/stable-diffusion-v1-5", "text encoder and autoencoder of Stable Diffusion 1.5",
            ("text_encoder/*", "tokenizer/*", "vae/*"))

@@ -21,14 +21,15 @@ def files_of(starter: Starter, dataset: Mapping[str, Any], found: str, outputs: 
     the run writes to.
     """
     return {
-        "model.json": _json({"note": _note(starter, _OF_MODEL), **starter.model_json}),
-        "data.json": _json(_data(starter, dataset, found)),
+        "model.json": json_text({"note": _note(starter, _OF_MODEL), **starter.model_json}),
+        "data.json": json_text(_data(starter, dataset, found)),
         "fsdp2.yaml": fsdp2_yaml(starter.model, starter.sharding, f"{found}. Used with --use-torch-fsdp2."),
         "train.args": _train_args(starter, found, outputs),
     }
 
 
-def _json(content: Mapping[str, Any]) -> str:
+def json_text(content: Mapping[str, Any]) -> str:
+    """Return what a config file says."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -55,10 +56,15 @@ def _train_args(starter: Starter, found: str, outputs: str) -> str:
         if choice.reason:
             lines.append(f"# {choice.reason}")
         lines.append(flag if choice.value is None else f"{flag} {shown(choice.value)}")
-    places = {"--save": "checkpoints", "--load": "checkpoints", "--tensorboard-dir": "tensorboard"}
     lines.append("# run the same command again to resume from the last checkpoint")
-    lines += [f"{flag} {shlex.quote(f'{outputs}/{place}')}" for flag, place in places.items()]
+    lines += [f"{flag} {place}" for flag, place in places_in(outputs).items()]
     return "\n".join(lines) + "\n"
+
+
+def places_in(outputs: str) -> dict[str, str]:
+    """Return the flags of what a run writes to a folder, with their values as a shell reads them."""
+    places = {"--save": "checkpoints", "--load": "checkpoints", "--tensorboard-dir": "tensorboard"}
+    return {flag: shlex.quote(f"{outputs}/{place}") for flag, place in places.items()}
 
 
 def shown(value: Any) -> str:

@@ -13,10 +13,12 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
+from tests.captions_fixtures import write_beside
+from tests.checkpoint.test_image_pipelines import filled, model_of
 from tests.checkpoint.test_pipeline import weights_of
 from tests.training.launch import Configs, run
 
@@ -106,12 +108,39 @@ def test_a_run_of_ones_own_says_all_of_itself(here):
     assert (model.predictor.input_size, model.ae.from_pretrained) == (16, "weights/sd-vae-ft-ema")
 
 
+def test_captions_begin_with_a_network_of_captions_by_adapters(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    monkeypatch.chdir(tmp_path)
+    write_beside(tmp_path / "my_images")
+    assert init("--from SD3.5-medium --image-size 64", memory="24") == 0
+    said, folder = capsys.readouterr().out, Configs(tmp_path / "config")
+    written = json.loads((tmp_path / "config/model.json").read_text())
+    assert written["predictor"] == {"model_id": "sd3", "preset": "SD3.5-medium", "latent_size": [8, 8]}
+    assert "--cfg-scale 4.5" in said and "get SD3.5-medium" in said and "500 steps of 4 images of 64 x 64" in said
+    small = model_of(tmp_path / "small", "StableDiffusion3Pipeline")
+    weights = filled(model_config_from_mapping(small, "small"))
+    FORMATS["safetensors"].write(tmp_path / "a.safetensors", State({"model": weights}, {"model": small}))
+    convert(tmp_path / "a.safetensors", tmp_path / "weights/stable-diffusion-3.5-medium", to="pipeline")
+    sizes = small["predictor"] | {"latent_size": [32, 32]}  # (those of the small weights in place of the published)
+    texts = [own | {"max_length": 12} for own in written["text_encoder"]]
+    vae = {"model_id": "autoencoder_kl", "from_pretrained": "weights/stable-diffusion-3.5-medium/vae"}
+    folder.change("model.json", predictor=sizes, ae=vae, text_encoder=texts)
+    assert main(["cache-latents", *said.partition("cache-latents ")[2].partition(" &&")[0].split()]) == 0
+    words = read_train_args(tmp_path / "config/train.args")
+    done = run(folder.command(" ".join([*words, "--train-iters 2"])), tmp_path)
+    assert done.code == 0 and "to_q" in " ".join(words), done.output
+    assert (tmp_path / "outputs/config/checkpoints/iter_0000002").is_dir()
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--from DiT-XL/2-512", "weights/DiT-XL-2-512 does not hold its weights\n    Cure: mm-dit get DiT-XL/2-512"),
-        ("--from SD3.5-medium", "is neither DiT nor SiT, with which init begins\n    Cure: mm-dit train sd3_lora does"),
-        ("--from nothing", "--init-from = nothing: there is no such file or folder"),
+        ("--from Wan2.1-1.3B", "learns videos, and these are images\n    Cure: mm-dit train wan2.1_1.3b does"),
+        ("--from SD3.5-medium", "draws from captions, and my_images has none"),
+        ("--from SD3.5-medium --vae weights/sd-vae-ft-ema", "--vae = weights/sd-vae-ft-ema: SD3.5-medium has its own"),
+        ("--from nothing", "--from = nothing: is no name of mm-dit get, and no file or folder"),
+        ("--from FLUX.1", "Did you mean 'FLUX.1-dev'?"),
         ("--from weights/sd-vae-ft-ema", "is an autoencoder, and no predictor"),
         ("--from weights/SiT-collections/SiT-XL-2-256.pt", "does not tell which autoencoder made the latents"),
         ("--from narrow.pt --vae weights/sd-vae-ft-ema", "does not tell its number of attention heads"),

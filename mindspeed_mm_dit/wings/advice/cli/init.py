@@ -9,6 +9,8 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,10 +111,13 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.data.order import split
     from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
     from mindspeed_mm_dit.wings.advice.begin import begun
+    from mindspeed_mm_dit.wings.advice.example import example_of
     from mindspeed_mm_dit.wings.advice.starter import RUN_SEED, choose
     from mindspeed_mm_dit.wings.advice.starter_files import files_of
 
     _check_flags(args)
+    if example := example_of(args.base):
+        return _with_example(args, example)
     base = _base(args)
     ae = _autoencoder(args.vae)
     param, index, reason = _look(args)
@@ -134,12 +139,49 @@ def run(args: argparse.Namespace) -> int:
         dataset["latents"] = _latents(args)
     classes = f"in {len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
     found = f"{len(index):,} images {'with captions' if text else classes} of {param.data_folder}: {reason}"
-    name = Path(os.path.abspath(args.output)).name.encode("utf-8", "replace").decode()
-    for file, content in files_of(starter, dataset, found, f"outputs/{name}").items():
-        Path(args.output, file).write_text(content, "utf-8", "backslashreplace")
+    outputs = _write(args, partial(files_of, starter, dataset, found))
     _print_choices(starter, reason)
-    _print_commands(args, starter, machine, index, name, encoded)
+    _print_commands(args, starter, machine, index, outputs, encoded)
     return 0
+
+
+def _with_example(args: argparse.Namespace, example: Path) -> int:
+    """Write the embedded config that begins with --from, for these captions and this machine."""
+    from mindspeed_mm_dit.training.classes import say_notes
+    from mindspeed_mm_dit.wings.advice.example import WEIGHTS, Adapted
+    from mindspeed_mm_dit.wings.advice.published import PUBLISHED
+
+    for flag in ("vae", "text_encoder", "diffusion"):
+        if (given := getattr(args, flag)) is not None:
+            raise ConfigError(f"--{flag.replace('_', '-')} = {given}", f"{args.base} has its own", "leave it out")
+    param, index, reason = _look(args)
+    if not param.captions:
+        raise ConfigError(f"--from = {args.base}", f"draws from captions, and {args.images} has none",
+                          "write a .txt beside each image")  # fmt: skip
+    _check_output(args, param.data_folder)
+    chosen = Adapted.of(args.base, example, len(index), args.image_size, _machine(args))
+    say(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}: {reason}")
+    say_notes(index)
+    found = f"{len(index):,} images with captions of {param.data_folder}"
+    dataset = {**_dataset(param, index), "latents": _latents(args)}
+    outputs = _write(args, partial(chosen.files, dataset, found))
+    say(f"{args.output}: adapters (LoRA) for {args.base}, {chosen.steps:,} steps of {chosen.batch} images of "
+        f"{' x '.join(map(str, chosen.model.sample_size))}; {chosen.flop / 1e12:,.4g} TFLOP to train")  # fmt: skip
+    mm_dit, record = _mm_dit(), PUBLISHED[args.base]
+    if not record.place(WEIGHTS).is_dir():
+        say(f"fetch the weights:     {mm_dit} get {args.base}")
+    say(f"encode once and train: {_encode(args)} && \\\n{' ' * 27}{mm_dit} train {shlex.quote(args.output)}")
+    say(f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(outputs)} {_asked(index)} "
+        f"{record.draws} --output samples.png")  # fmt: skip
+    return 0
+
+
+def _write(args: argparse.Namespace, files: Callable[[str], dict[str, str]]) -> str:
+    """Write the ``files`` of a run that writes to a folder named after its config, and return that folder."""
+    outputs = f"outputs/{Path(os.path.abspath(args.output)).name.encode('utf-8', 'replace').decode()}"
+    for file, content in files(outputs).items():
+        Path(args.output, file).write_text(content, "utf-8", "backslashreplace")
+    return outputs
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -297,7 +339,7 @@ def _asked(index: Rows) -> str:
 
 
 def _print_commands(
-    args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, name: str, encoded: bool
+    args: argparse.Namespace, starter: Starter, machine: Machine, index: Rows, outputs: str, encoded: bool
 ) -> None:
     output, framework = shlex.quote(args.output), "" if args.ai_framework == "pytorch" else "AI_FRAMEWORK=mindspore "
     sampler, scale = starter.flags["--report-sampler"].value, starter.flags["--report-cfg-scale"].value
@@ -323,7 +365,7 @@ def _print_commands(
     else:
         say(f"train:                 {train}")
     say(
-        f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'outputs/{name}/checkpoints')} "
+        f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'{outputs}/checkpoints')} "
         f"{_asked(index)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
     )
