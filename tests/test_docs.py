@@ -95,7 +95,7 @@ TYPED = ["README", *(f"docs/{name}" for name in (
 ON_MINDSPORE = ["docs/mindspore", "docs/guide.zh-CN"]
 """The same, where MindSpore is installed too."""
 SHORT = {
-    "train": "--train-iters 2 --save-interval 1 --report-steps 1 --report always", "ema": "--std 0.1",
+    "train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always", "ema": "--std 0.1",
     "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
     "compare --model": f"--steps 1 --sample-steps 1 --mindspore-python {PYTHON}",
     "prove my_config": "--layouts '2 ranks, FSDP2'", "prove --run digits_card.md": "--at 20",

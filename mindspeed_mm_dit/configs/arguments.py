@@ -48,12 +48,17 @@ class Parser(argparse.ArgumentParser):
         """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
         if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
             raise ConfigError(several[1], f"is the beginning of several flags: {several[2]}", "write one of them out")
+        if message.startswith("the following arguments are required"):  # (perhaps one is there, and is misspelt)
+            known = self._option_string_actions
+            self.refuse([own for own in self._given if own.startswith("--") and not any(
+                flag.startswith(own.partition("=")[0]) for flag in known)])  # fmt: skip
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
         raise ConfigError("command line", short, f"{self.help_command} explains every flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
-        for word in args or ():
+        self._given = list(args or ())
+        for word in self._given:
             typed = _TYPED.match(word)
             flag = f"--{typed[1]}" if typed else ""
             if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):

@@ -184,8 +184,9 @@ def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pat
     expression, names = _expression(flag, pattern), list(names)
     found = {name for name in names if fits(expression, name)}
     if not found:
-        ends = list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
         what = "linear layer" if flag == TARGETS else "module"
+        names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
+        ends = list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
         raise ConfigError(
             f"{flag} = {pattern}", f"names no {what} of this model",
             f"{nearest(pattern, [*ends, *names])}There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}",

@@ -8,11 +8,13 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
 from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.terminal import say
@@ -41,14 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
     parser.add_argument("--device-memory-gib", type=float, default=80.0, metavar="M", help="GiB of each (default 80)")
-    parser.add_argument("--global-batch-size", type=int, default=256, metavar="N", help="images per step (default 256)")
-    parser.add_argument(
-        "--train-iters",
-        type=int,
-        default=7_000_000,
-        metavar="N",
-        help="steps of the run (default 7000000, as published)",
-    )
+    of_config = "default: that of the train.args beside --model, or"
+    parser.add_argument("--global-batch-size", type=int, metavar="N", help=f"images per step ({of_config} 256)")
+    parser.add_argument("--train-iters", type=int, metavar="N", help=f"steps of the run ({of_config} 7000000)")
     parser.add_argument(
         "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
     )
@@ -104,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     check_flags(run.optimizer, run.parts)
     if args.write_native:
         return write_native(args)
+    take_from_config(args)
     model = tuned(load_model_config(args.model), tuning_of(run))
     if args.data:
         model = dearest_of_data(model, args.data)
@@ -179,6 +177,17 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise ConfigError(
                 f"--write-fsdp2 = {args.write_fsdp2}", "exists", "choose another name, or add --overwrite"
             )
+
+
+def take_from_config(args: argparse.Namespace) -> None:
+    """Set the steps and the batch that no flag says: those of the train.args beside model.json, or as published."""
+    file, beside = Path(args.model).with_name(FLAGS_FILE), argparse.ArgumentParser(allow_abbrev=False)
+    for flag, published in (("--train-iters", 7_000_000), ("--global-batch-size", 256)):
+        beside.add_argument(flag, type=int, default=published)
+    own, _ = beside.parse_known_args(read_train_args(file) if file.is_file() else [])
+    for name, value in vars(own).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
