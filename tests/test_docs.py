@@ -95,8 +95,8 @@ TYPED = ["README", *(f"docs/{name}" for name in (
 ON_MINDSPORE = ["docs/mindspore", "docs/guide.zh-CN"]
 """The same, where MindSpore is installed too."""
 SHORT = {
-    "train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always", "ema": "--std 0.1",
-    "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
+    "train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always",
+    "ema": "--std 0.1", "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
     "compare --model": f"--steps 1 --sample-steps 1 --mindspore-python {PYTHON}",
     "prove my_config": "--layouts '2 ranks, FSDP2'", "prove --run digits_card.md": "--at 20",
     "prove --run docs/digits_card.md": "--at 20",
@@ -114,8 +114,9 @@ def type_in_order(page: Path, folder: Path, *first: str) -> None:
         words += [word for start, more in SHORT.items() if f"{name} {shlex.join(words[2:])} ".startswith(f"{start} ")
                   for word in shlex.split(more)]  # fmt: skip
         variables |= {"NPUS_PER_NODE": "2"} if "NPUS_PER_NODE" in variables else {}
-        if name == "train" or variables or "mindspore" in words:
-            python = PYTHON if "mindspore" in (*words, *variables.values()) else sys.executable
+        on_mindspore = "AI_FRAMEWORK" in variables or "--ai-framework" in words
+        if name == "train" or on_mindspore:
+            python = PYTHON if on_mindspore else sys.executable
             variables |= {"PATH": f"{Path(python).parent}:{os.environ['PATH']}"}
             words = words if words[0] == "bash" else [python, "-m", "mindspeed_mm_dit", *words[1:]]
             done = run(words, folder, **variables)

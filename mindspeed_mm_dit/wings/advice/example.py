@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.wings.advice.facts import Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, place_of
 from mindspeed_mm_dit.wings.advice.recommend import Recommendation, Request, fsdp2_yaml, recommend
@@ -78,7 +79,7 @@ class Adapted:
         whole = model_config_from_mapping(model_json, "model.json")
         targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
         model = tuned(whole, Tuning(tuple(targets), rank, rank))
-        request = Request(machine.ranks, machine.num_bytes, batch // machine.ranks, online_vae=False)
+        request = Request(Placement(machine.ranks), machine.num_bytes, batch // machine.ranks, online_vae=False)
         return cls(name, folder, model_json, model, recommend(model, request), batch, steps_for(images, batch))
 
     @property
