@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,10 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: from model.json)")
 
 
-def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> Asked:
-    """Return the request that the flags make; ``names``: class names, if the checkpoint knows them.
+def asked_of(
+    args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str] = ()
+) -> Asked:
+    """Return the request that the flags make; ``names``, ``captions``: those that the checkpoint knows.
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
@@ -76,7 +79,7 @@ def asked_of(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
         values["label"] = _classes(args, config, names)
         each = 4 if args.num_per_class is None else whole_number("--num-per-class", args.num_per_class, 1)
     if "caption" in items:
-        values["caption"] = prompts_of(args.prompt or [], args.prompts)
+        values["caption"] = prompts_of(args.prompt or [], args.prompts, captions=captions)
         each = 1 if args.num_per_prompt is None else whole_number("--num-per-prompt", args.num_per_prompt, 1)
     if "vector" in items:
         values["vector"] = _vectors(args)
@@ -120,10 +123,13 @@ def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 # --- prompts and vectors -----------------------------------------------------------------------------------------
 
 
-def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -> list[str]:
+def prompts_of(
+    given: Sequence[str], file: str | None, flag: str = "--prompt", captions: Sequence[str] = ()
+) -> list[str]:
     """Return the prompts that were ``given`` and those of a text ``file``, one per line.
 
-    Raises ConfigError if the file cannot be read, or if there are no prompts; the error then names ``flag``.
+    Raises ConfigError if the file cannot be read, or if there are no prompts; the error then names ``flag``, and the
+    first of ``captions`` as an example.
     """
     prompts = list(given)
     if file is not None:
@@ -136,7 +142,8 @@ def prompts_of(given: Sequence[str], file: str | None, flag: str = "--prompt") -
             raise ConfigError(f"--prompts = {file}", "holds no prompt", "write a prompt a line")
         prompts += found
     if not prompts:
-        cure = 'add --prompt "a seven moves left"' if flag == "--prompt" else "name a text file with a prompt a line"
+        own = f"add {shlex.join(['--prompt', [*captions, 'a seven moves left'][0]])}"
+        cure = own if flag == "--prompt" else "name a text file with a prompt a line"
         raise ConfigError(flag, "is missing: this model is steered by texts", cure)
     return prompts
 

@@ -193,8 +193,8 @@ def run(args: argparse.Namespace) -> int:
         from mindspeed_mm_dit.sampling.load import describe
         from mindspeed_mm_dit.sampling.request import resized
 
-        _, config, names, _ = describe(args.checkpoint, args.model)
-        work = _Work.of(args, resized(config, args.frames, args.size), names)
+        _, config, names, captions = describe(args.checkpoint, args.model)
+        work = _Work.of(args, resized(config, args.frames, args.size), names, captions)
     samples, seconds = _draw(args, work)
     if samples is None:  # only the first rank has them
         return 0
@@ -221,7 +221,7 @@ class _Work:
     adapters: Sequence[Strong]
 
     @classmethod
-    def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> _Work:
+    def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str]) -> _Work:
         """Check everything the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.load import load_adapters
@@ -232,7 +232,7 @@ class _Work:
         if settings.guidance.scale > USUAL_SCALE:
             say(f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr)
         output = Output(args.output, FPS if args.fps is None else args.fps)
-        asked = asked_of(args, config, names)
+        asked = asked_of(args, config, names, captions)
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)

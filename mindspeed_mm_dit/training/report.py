@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,7 @@ def report(args: RunConfig) -> None:
         tell(how_to_resume(args, saved[-1] if saved else 0))
         return
     if why := _why_nothing(args):
-        tell(f"{why}; mm-dit sample --checkpoint {args.save} --output samples.png draws samples")
+        tell(f"{why}; {_draws(args)} draws samples")
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
@@ -104,7 +105,7 @@ def report(args: RunConfig) -> None:
     if ended.returncode:
         tell(
             f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
-            f"complete and saved; draw samples with: mm-dit sample --checkpoint {args.save} --output samples.png",
+            f"complete and saved; draw samples with: {_draws(args)}",
             file=sys.stderr,
         )
         sys.exit(USER_ERROR)
@@ -131,6 +132,12 @@ def _job(args: RunConfig, frames: Any) -> ReportJob:
         shapes=list(data.shapes_drawn()),
         frames=frames.name if begun else None,
     )
+
+
+def _draws(args: RunConfig) -> str:
+    """Return the command that draws samples of a complete run."""
+    asked = ["--prompt", args.mm.captions[0]] if args.mm.captions else []
+    return shlex.join(["mm-dit", "sample", "--checkpoint", str(args.save), *asked, "--output", "samples.png"])
 
 
 def _why_nothing(args: RunConfig) -> str:
