@@ -53,7 +53,9 @@ class Parser(argparse.ArgumentParser):
             self.refuse([own for own in self._given if own.startswith("--") and not any(
                 flag.startswith(own.partition("=")[0]) for flag in known)])  # fmt: skip
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
-        raise ConfigError("command line", short, f"{self.help_command} explains every flag")
+        named = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (it may stand in a train.args)
+        what, reason = named.groups() if named else ("command line", short)
+        raise ConfigError(what, reason, f"{self.help_command} explains every flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""

@@ -156,7 +156,8 @@ def _check_cache_begun(args: RunConfig, param: SourceParam) -> None:
     if param.cache is not None and not os.path.lexists(param.cache):
         files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
         cure = shlex.join(["mm-dit", "cache-latents", *files])
-        raise DataError(f"{param.cache_key} = {param.cache}", "holds no finished cache: it was never begun", cure)
+        reason = f"was never begun: there is no {os.path.abspath(param.cache)}"
+        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
 
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:

@@ -289,7 +289,7 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--num", "3"], "--num: is the beginning of several flags: --num-per-class, --num-per-prompt"),
         (["--stepz", "3"], "--stepz: unknown flag\n    Cure: Did you mean '--steps'? mm-dit sample --help lists"),
         (["--output", "a.mp4"], "--output = a.mp4: is a video, and this model draws images"),
-        (["--steps", "x"], "command line: argument --steps: invalid int value: 'x'"),
+        (["--steps", "x"], "--steps: invalid int value: 'x'"),
         (["--cfg-scale", "1e30"], "--cfg-scale = 1e+30: must be a number of at most 1,000"),
         (["--model", "huge.json"], "predictor.hidden_size = 100000000: "),
         (["--checkpoint", "a" * 300], "--checkpoint"),

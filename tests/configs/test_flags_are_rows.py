@@ -70,7 +70,7 @@ def test_an_added_row_is_seen_by_parsers_help_yaml_hosts_resumed_and_replayed_ru
     assert json.loads(done.stdout) == {
         "help": True,
         "parsed": 3,
-        "of a wrong type": "ConfigError: command line: argument --sparkle: '-3' is not a whole number of at least 0, "
+        "of a wrong type": "ConfigError: --sparkle: '-3' is not a whole number of at least 0, "
         "below 2**63\n    Cure: mm-dit train CONFIG --help explains every flag",
         "without what it needs": "ConfigError: --sparkle-colour: means nothing without --sparkle\n"
         "    Cure: add it, or drop this one",
