@@ -285,7 +285,7 @@ def test_published_pt_and_safetensors_give_the_same_images_as_the_run(trained, t
         (["--classes", "0-99999999999"], "--classes: 0-99999999999: is outside 0 ... 9"),
         (["--classes", "9" * 5000], "neither a label nor a range"),
         (["--num-per-class", "200000"], "2,000,000 images: at most 1,000,000 are drawn at once"),
-        (["--num-per-class", "9" * 5000], "argument --num-per-class"),
+        (["--num-per-class", "9" * 5000], "--num-per-class"),
         (["--num", "3"], "--num: is the beginning of several flags: --num-per-class, --num-per-prompt"),
         (["--stepz", "3"], "--stepz: unknown flag\n    Cure: Did you mean '--steps'? mm-dit sample --help lists"),
         (["--output", "a.mp4"], "--output = a.mp4: is a video, and this model draws images"),
