@@ -20,7 +20,6 @@ from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import FRAMEWORK
-from tests.framework.test_sequence import on_two_ranks
 
 on_pytorch = pytest.mark.skipif(
     FRAMEWORK != "pytorch", reason="compares with diffusers, or the same on every framework"
@@ -210,24 +209,6 @@ def test_a_table_of_times_that_does_not_exist_or_fit_is_refused():
         FlowMatchingConfig(sample_schedule="flux3")
     with pytest.raises(ConfigError, match="is of the path 'linear'"):
         FlowMatchingConfig(path="gvp", sample_schedule="flux")
-
-
-@on_pytorch
-@pytest.mark.ranks
-@pytest.mark.parametrize("name", OURS)
-def test_two_ranks_that_share_an_image_and_an_odd_text_learn_what_one_does(framework, tmp_path, name):
-    config = dataclasses.replace(OURS[name], num_attention_heads=2)
-    config.check_context_parallel(2)
-
-    def gradients():
-        network, inputs = filled(framework, config), inputs_of(config)
-        answer = network(*map(framework.ops.tensor, inputs))
-        answer.square().sum().backward()
-        return [answer.detach().numpy(), *(w.grad.numpy() for w in network.parameters() if w.grad is not None)]
-
-    alone = gradients()
-    for wanted, *found in zip(alone, *on_two_ranks(gradients, tmp_path), strict=True):
-        assert np.abs(np.mean(found, 0) - wanted).max() < 2e-6 * max(np.abs(wanted).max(), 1e-3)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

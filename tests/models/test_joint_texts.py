@@ -93,19 +93,6 @@ def losses(model_file, data_file, **param):
     return batch, model(**runtime.to_device(batch)), model
 
 
-@pytest.mark.parametrize("family", ENCODERS)
-def test_a_cache_of_every_family_teaches_what_its_captions_do(framework, tmp_path, family):
-    files = configs_of(tmp_path, family)
-    _, online, _ = losses(*files)
-    flags = ("--model", str(files[0]), "--data", str(files[1]), "--output", str(tmp_path / "cache"))
-    assert main(["cache-latents", *flags, "--batch-size", "3", "--shard-images", "5"]) == 0
-    batch, cached, _ = losses(*files, latents=str(tmp_path / "cache"))
-    assert not any(name.endswith("_ids") for name in batch) and online.std() > 0
-    torch.testing.assert_close(cached, online)
-    texts = [name for name in batch if name.startswith(("text", "pooled")) and not name.endswith(("_mask", KEPT))]
-    assert len(texts) == {"flux": 2, "sd3": 5}.get(family, 1)
-
-
 @pytest.mark.parametrize(("kind", "config", "layer", "empty"), [
     ("qwen2_5_vl", Qwen25VLConfig, -1, " "), ("qwen3", Qwen3Config, -2, ""),
 ])  # fmt: skip

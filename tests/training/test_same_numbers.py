@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import pytorch
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.data.video_file import read_frames, write_video
 from tests import buckets_fixtures
@@ -22,6 +23,7 @@ from tests.captions_fixtures import captioned_configs
 from tests.clips_fixtures import begun_configs, clip_configs, write_begun_clips, write_clips
 from tests.data.test_sharded import write_tar
 from tests.mindspore import launch as mindspore
+from tests.models.test_joint_texts import configs_of
 from tests.training.launch import Configs, Outcome
 from tests.training.test_flow_run import FLOW, flow_configs
 from tests.training.test_lora_run import LORA
@@ -133,6 +135,25 @@ def stills_and_videos(folder: Path, digits: Path) -> Configs:
     return Configs(write_clip_configs(folder, clips, valid_fraction=0.15, bucket_group=2))
 
 
+def by_joint_attention(family: str, folder: Path, digits: Path) -> Configs:
+    """Write images with captions of an odd length, and configs of a ``family`` of image transformers."""
+    configs_of(folder, family, text={"max_length": 39 if family == "flux2" else 11})
+    return Configs(folder).hold_out(0.3)
+
+
+def mixed(folder: Path, digits: Path) -> Configs:
+    """Write pictures and clips of several shapes, and configs that learn three clips for each picture."""
+    pictures_folder = write_pictures(folder / "pictures")
+    for label, name in enumerate(("bright", "dark")):
+        (pictures_folder / name).rename(pictures_folder / str(label))
+    configs = Configs(write_clip_configs(folder, buckets_fixtures.write_clips(folder / "clips")))
+    clips = json.loads((folder / "data.json").read_text())["dataset_param"] | {"bucket_group": 4}
+    images = {"data_folder": str(pictures_folder), "buckets": [[8, 8], [8, 12]], "bucket_group": 4}
+    param = {"sources": [clips, images], "weights": [3, 1], "valid_fraction": 0.1}
+    (folder / "data.json").write_text(json.dumps({"dataset_param": param}))
+    return configs
+
+
 def with_stills(clips: Path) -> Path:
     """Add images to the annotation of ``clips``: the first frames of some, and let others be wide."""
     entries = json.loads((clips / "annotation.json").read_text())
@@ -161,9 +182,11 @@ LEARNED = {
             "model.json", predictor={"h_embedder": True}), 16, 4, ("sharded",),
     ),
     "buckets": Learned(pictures, 16, 2, (*RANKS, "hybrid")),
+    "buckets by token": Learned(pictures, 16, 2, ("replicated",), "--loss-by token "),
     "stills and videos": Learned(
         stills_and_videos, 8, 1, ("replicated", "four", "shared"), needs=("av",),
     ),
+    "images among videos": Learned(mixed, 4, 1, ("replicated",), needs=("av",)),
     "clips": Learned(
         lambda folder, _: clip_configs(folder, write_clips(folder), valid_fraction=0.2), 8, 2,
         ("replicated", "sharded", "shared", "hybrid"),
@@ -193,6 +216,12 @@ LEARNED = {
         lambda folder, _: begun_configs(folder, write_begun_clips(folder), "times by token"), 4, 1, ("shared",),
         elsewhere=functools.partial(in_cache, key="features"), on_mindspore=True, needs=("av", "transformers"),
     ),
+    **{
+        family: Learned(functools.partial(by_joint_attention, family), 4, 1, ("shared",), elsewhere=in_cache,
+                        needs=("transformers",))
+        for family in ("flux", "sd3", "qwen_image", "z_image", "flux2")
+    },
+    "averages of several widths": Learned(small, 16, 4, ("sharded",), "--power-ema-stds 0.05 0.1 "),
     "steps of Muon": Learned(small, 16, 4, ("sharded", "four"), "--optimizer muon --weight-decay 0.02 "),
     "adapters": Learned(beside_a_base, 16, 4, (*RANKS, "recomputed"), LORA + "--init-from BASE "),
 }  # fmt: skip
@@ -229,7 +258,8 @@ def whole(request, tmp_path_factory, few_digits):
         pytest.importorskip(module, reason="requirements/video.txt")
     configs = learned.make(folder, few_digits)
     param = json.loads((folder / "data.json").read_text())["dataset_param"]
-    steps = f"--train-iters 6 --global-batch-size {learned.batch} --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+    steps = f"--train-iters 6 --global-batch-size {learned.batch} --num-workers 1 "
+    steps += "--lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 1 "
     steps += learned.flags.replace("BASE", f"{folder}/base") + "--eval-interval 3 --eval-iters 2 " * (
         "valid_fraction" in param
     )
@@ -261,12 +291,19 @@ def test_ranks_shards_and_micro_batches_change_no_number(whole, way):
 
 
 @of(LEARNED)
-def test_a_resumed_run_prints_the_same_lines(whole, tmp_path):
-    saved = "iter_0000003"
-    shutil.copytree(whole.configs.folder / "whole" / saved, tmp_path / saved)
-    resumed = whole.configs.run(whole.undivided + f"--load {tmp_path}")
+def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_path):
+    there, batch = whole.configs.folder / "whole", whole.learned.batch
+    shutil.copytree(there / "iter_0000003", tmp_path / "iter_0000003")
+    resumed = whole.configs.run(whole.undivided + f"--load {tmp_path} --save {tmp_path}")
     assert "resumed from" in resumed.output and "changed since" not in resumed.output
+    assert f"iteration 3, {3 * batch} samples consumed" in resumed.output, resumed.output
     assert resumed.lines == {iteration: line for iteration, line in whole.outcome.lines.items() if iteration > 3}
+    assert resumed.validations == {n: line for n, line in whole.outcome.validations.items() if n > 3}
+    wanted, found = (pytorch.read(folder / "iter_0000006").trees for folder in (there, tmp_path))
+    assert found.keys() == wanted.keys()
+    for tree, arrays in wanted.items():
+        assert found[tree].keys() == arrays.keys()
+        assert [name for name in arrays if found[tree][name].tobytes() != arrays[name].tobytes()] == [], tree
 
 
 @of(name for name, learned in LEARNED.items() if learned.elsewhere)
