@@ -152,14 +152,20 @@ class TextCondition(FloatCondition):
         raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
 
 
+@dataclass(frozen=True, kw_only=True)
 class OneText(TextCondition):
     """Base of the conditions of one text encoder."""
 
-    width: int
-    encoder: int
+    encoder: int = 0
+    """Index of the text encoder in model.json that makes it."""
+    name: str
+    """Name of its array."""
     setting: str
-    shared_coin: str
-    as_published: Mapping[str, Any]
+    """Key of the predictor's section that holds ``width``."""
+    shared_coin: str = ""
+    """Coin that it shares with other conditions; empty: its own."""
+    as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the text encoder that it was published with."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,7 +192,7 @@ class OneText(TextCondition):
 
     @property
     def _taken(self) -> dict[str, int]:
-        return {self.setting: self.width}
+        return {self.setting: self.shapes[0][-1]}
 
 
 @dataclass(frozen=True)
@@ -195,16 +201,8 @@ class TextStates(OneText):
 
     length: int
     width: int
-    encoder: int = 0
-    """Index of the text encoder in model.json that makes it."""
-    name: str = "text"
-    """Name of its array."""
-    setting: str = "text_dim"
-    """Key of the predictor's section that holds ``width``."""
-    shared_coin: str = ""
-    """Coin that it shares with other conditions; empty: its own."""
-    as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the text encoder that it was published with."""
+    name: str = field(default="text", kw_only=True)
+    setting: str = field(default="text_dim", kw_only=True)
 
     def width_of(self, encoder: TextEncoderConfig) -> int:
         return encoder.states_width()
@@ -219,16 +217,8 @@ class PooledText(OneText):
     """One vector per caption, from a text encoder that pools (CLIP, MiniLM): ``pooled`` (B, P) float32."""
 
     width: int
-    encoder: int = 0
-    """Index of the text encoder in model.json that makes it."""
-    name: str = "pooled"
-    """Name of its array."""
-    setting: str = "pooled_dim"
-    """Key of the predictor's section that holds ``width``."""
-    shared_coin: str = ""
-    """Coin that it shares with other conditions; empty: its own."""
-    as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the text encoder that it was published with."""
+    name: str = field(default="pooled", kw_only=True)
+    setting: str = field(default="pooled_dim", kw_only=True)
 
     def width_of(self, encoder: TextEncoderConfig) -> int | None:
         return encoder.pooled_width()

@@ -211,7 +211,7 @@ class DiTSettings(PredictorConfig):
         """The text conditions, which are dropped together."""
         states = TextStates(self.text_length, self.text_dim) if self.text_dim else None
         coin = states.coin if states else ""
-        pooled = PooledText(self.pooled_dim, self.pooled_encoder, shared_coin=coin) if self.pooled_dim else None
+        pooled = PooledText(self.pooled_dim, encoder=self.pooled_encoder, shared_coin=coin) if self.pooled_dim else None
         return tuple(condition for condition in (states, pooled) if condition is not None)
 
     @property

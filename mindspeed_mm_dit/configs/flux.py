@@ -51,7 +51,8 @@ class FluxConfig(JointConfig):
     def conditions(self) -> Conditions:
         """The states of the text, and its pooled vector, dropped together."""
         width, number, coin = self.pooled_projection_dim, self.pooled_encoder, self.texts.coin
-        return Conditions(self.texts, PooledText(width, number, setting="pooled_projection_dim", shared_coin=coin))
+        return Conditions(self.texts, PooledText(width, encoder=number, setting="pooled_projection_dim",
+                                                 shared_coin=coin))  # fmt: skip
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> FluxConfig | None:

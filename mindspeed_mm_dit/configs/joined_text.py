@@ -41,8 +41,8 @@ class JoinedText(TextCondition):
     @property
     def parts(self) -> tuple[TextStates | PooledText, ...]:
         """The states of each encoder, and the pooled vectors, under names of their own, of any width."""
-        states = [TextStates(self.length, 0, number, f"text_{number}") for number in range(ENCODERS)]
-        return (*states, *(PooledText(0, number, f"pooled_{number}") for number in POOLING))
+        states = [TextStates(self.length, 0, encoder=number, name=f"text_{number}") for number in range(ENCODERS)]
+        return (*states, *(PooledText(0, encoder=number, name=f"pooled_{number}") for number in POOLING))
 
     @property
     def published(self) -> dict[int, dict[str, Any]]:
