@@ -7,16 +7,19 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.models.data import check_sizes, fitted, made_by, open_data
+from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.terminal import say
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.training.classes import say_notes
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to: images or videos with the VAE, captions with the text encoders.
@@ -60,16 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Encode the shards that are missing."""
     _check_flags(args)
-    from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
     from tqdm import tqdm
 
-    from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
-    from mindspeed_mm_dit.models.registry import load_encoders, load_image_encoder, load_teachers
-    from mindspeed_mm_dit.training.classes import say_notes
 
     model = load_model_config(args.model)
     opened = _open(args, model)
@@ -109,11 +108,6 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
     """Check everything that can be checked, and return the samples, read from their files and not from a cache."""
-    from mindspeed_mm_dit.configs.data import load_data_config
-    from mindspeed_mm_dit.configs.outputs import check_output_folder
-    from mindspeed_mm_dit.models.data import check_sizes, fitted, made_by, open_data
-    from mindspeed_mm_dit.models.registry import check_encoders
-
     param = fitted(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
     if folder in (output, *output.parents):

@@ -6,14 +6,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.convert_experts import convert_experts
+from mindspeed_mm_dit.checkpoint.targets import Summary
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import say
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.checkpoint.targets import Summary
 
 DESCRIPTION = """\
 Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
@@ -77,9 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what was done."""
-    from mindspeed_mm_dit.checkpoint.convert import convert
-    from mindspeed_mm_dit.configs.strict import read_json
-
     started = time.perf_counter()
     aloud = lambda line: say(line, file=sys.stderr)  # noqa: E731
     if args.low_noise_checkpoint is not None:
@@ -100,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert_both(args: argparse.Namespace, aloud: Callable[[str], object]) -> Summary:
     """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
-    from mindspeed_mm_dit.checkpoint.convert_experts import convert_experts
     from mindspeed_mm_dit.sampling.load import describe_both
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.checkpoint.averaging import make
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import say
 
@@ -39,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the EMA, and print how close it is."""
     from tqdm import tqdm
-
-    from mindspeed_mm_dit.checkpoint.averaging import make
 
     try:
         power_ema.exponent(args.std)

@@ -6,18 +6,28 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import lines_of
+from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
 from mindspeed_mm_dit.configs.limits import whole_number
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.numpy_file import read_npy
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.models.registry import open_tokenizer
+from mindspeed_mm_dit.models.text_encoder import check_captions
+from mindspeed_mm_dit.sampling.request import (
+    FLAGS,
+    Asked,
+    asked_images,
+    check_amount,
+    check_asked,
+    labels_of,
+    split_classes,
+    together,
+)
 
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors", "image": "images"}
 
@@ -68,8 +78,6 @@ def asked_of(
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
-    from mindspeed_mm_dit.sampling.request import Asked, asked_images, check_amount, check_asked, together
-
     items = config.predictor.conditions.items
     frames = config.predictor.conditions.frames
     _refuse_others(args, config, (*items, "image") if frames else items)
@@ -95,8 +103,6 @@ def asked_of(
 
 
 def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
-    from mindspeed_mm_dit.sampling.request import FLAGS
-
     flags = [flag for item in items for flag in FLAGS.get(item, ())]
     for item, others in FLAGS.items():
         for flag in others:
@@ -112,8 +118,6 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
 
 
 def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> list[int]:
-    from mindspeed_mm_dit.sampling.request import labels_of, split_classes
-
     num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
     if args.classes is None:
         return list(range(min(10, num_classes)))
@@ -150,9 +154,6 @@ def prompts_of(
 
 def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | None, flag: str = "--prompt") -> None:
     """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
-    from mindspeed_mm_dit.models.registry import open_tokenizer
-    from mindspeed_mm_dit.models.text_encoder import check_captions
-
     for section in config.text_encoders if prompts else ():
         tokenizer = open_tokenizer(section)
         check_captions(tokenizer, prompts, flag)
@@ -160,9 +161,6 @@ def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | N
 
 
 def _vectors(args: argparse.Namespace) -> list[Any]:
-    from mindspeed_mm_dit.configs.files import UnusableFile
-    from mindspeed_mm_dit.configs.numpy_file import read_npy
-
     if args.vectors is None:
         raise ConfigError("--vectors", "is missing: this model is steered by vectors", "name an .npy of (N, P)")
     try:

@@ -11,23 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.lora.source import Strong
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, flag_of
+from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import found_by_all
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
+from mindspeed_mm_dit.sampling.outputs import Output
+from mindspeed_mm_dit.sampling.request import Asked, resized
+from mindspeed_mm_dit.sampling.video_files import FPS
 from mindspeed_mm_dit.terminal import say
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from mindspeed_mm_dit.checkpoint.lora.source import Strong
-    from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.experts import Experts
     from mindspeed_mm_dit.sampling.generate import SampleSettings
-    from mindspeed_mm_dit.sampling.outputs import Output
-    from mindspeed_mm_dit.sampling.request import Asked
 
 DESCRIPTION = """\
 Generate images or videos with a trained model, of the classes you name or the prompts you write.
@@ -183,15 +186,11 @@ def add_experts(parser: argparse.ArgumentParser) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Generate the samples and write them."""
-    from mindspeed_mm_dit.framework import activate
-    from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-
     end_with_launcher(os.environ)
     with found_by_all():
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
         from mindspeed_mm_dit.sampling.load import describe
-        from mindspeed_mm_dit.sampling.request import resized
 
         _, config, names, captions = describe(args.checkpoint, args.model)
         work = _Work.of(args, resized(config, args.frames, args.size), names, captions)
@@ -225,8 +224,6 @@ class _Work:
         """Check everything the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.load import load_adapters
-        from mindspeed_mm_dit.sampling.outputs import Output
-        from mindspeed_mm_dit.sampling.video_files import FPS
 
         settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
         if settings.guidance.scale > USUAL_SCALE:

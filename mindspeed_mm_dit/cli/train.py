@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from mindspeed_mm_dit.configs.embedded import embedded_configs
+from mindspeed_mm_dit.training.launch.run import train
+
 DESCRIPTION = """\
 Train the model that a config folder describes. Run the same command again to resume from the last checkpoint.
 
@@ -24,8 +27,6 @@ A run writes its outputs below the working directory. These environment variable
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    from mindspeed_mm_dit.configs.embedded import embedded_configs
-
     parser.add_argument(
         "config",
         metavar="CONFIG",
@@ -36,6 +37,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the run and wait for it."""
-    from mindspeed_mm_dit.training.launch.run import train
-
     return train(args.config, args.flags)

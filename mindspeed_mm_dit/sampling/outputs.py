@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.files import reason_of
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.sampling.grid import ENDINGS, check_size, draw_grid
+from mindspeed_mm_dit.sampling.image_files import MOST_PICTURES, png_of, save_each, write_gallery
+from mindspeed_mm_dit.sampling.video_files import ANIMATIONS, MOST_FPS, check_clips_file, save_clips
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
 
 PAGE = ".html"
 
@@ -51,9 +55,6 @@ class Output:
             check_output_file("--output", self.path)
 
     def _check_images(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
-        from mindspeed_mm_dit.sampling.grid import ENDINGS, check_size
-        from mindspeed_mm_dit.sampling.video_files import ANIMATIONS
-
         if self.ending == "/":
             check_output_folder("--output", self.path, make=False)
             if self.path.is_dir() and any(self.path.iterdir()):
@@ -72,8 +73,6 @@ class Output:
             _check_page(self.name, len(titles))
 
     def _check_videos(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
-        from mindspeed_mm_dit.sampling.video_files import MOST_FPS, check_clips_file
-
         check_between("--fps", self.fps, 0.1, MOST_FPS.get(self.ending, 1000))
         frames, height, width = size
         check_clips_file(self.path, len(titles), (frames, height, width))
@@ -116,12 +115,6 @@ class Output:
         settings: Mapping[str, str],
     ) -> list[Path]:
         """Write the files; return those that have names of their own."""
-        import numpy as np
-
-        from mindspeed_mm_dit.sampling.grid import draw_grid
-        from mindspeed_mm_dit.sampling.image_files import png_of, save_each, write_gallery
-        from mindspeed_mm_dit.sampling.video_files import save_clips
-
         if samples.ndim == 5:
             return save_clips(self.path, samples, titles, self.fps)
         if self.ending == "/":
@@ -139,8 +132,6 @@ class Output:
 
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more images than a browser can show on one page."""
-    from mindspeed_mm_dit.sampling.image_files import MOST_PICTURES
-
     if num_images > MOST_PICTURES:
         raise ConfigError(
             f"--output = {output}", f"{num_images:,} pictures are too many for one page: it takes {MOST_PICTURES:,}",

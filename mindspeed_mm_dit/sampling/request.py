@@ -20,6 +20,7 @@ from mindspeed_mm_dit.data.clip_reader import grey
 from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.sampling.grid import memory_bytes
 from mindspeed_mm_dit.terminal import plain
 
 FLAGS = {
@@ -172,8 +173,6 @@ def check_amount(what: str, total: int, config: ModelConfig, output: Path) -> No
 
     output: the file that ``total`` samples are written to, which decides how many images fit this machine's memory.
     """
-    from mindspeed_mm_dit.sampling.grid import memory_bytes
-
     videos, cure = len(config.sample_size) == 3, "generate fewer at once, and the rest with another seed"
     most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
     if total > most:

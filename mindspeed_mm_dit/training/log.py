@@ -18,6 +18,7 @@ from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.trackers.contract import Tracker
+from mindspeed_mm_dit.training.trackers.registry import open_trackers
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
@@ -191,7 +192,6 @@ class RunLog:
 def open_log(args: RunConfig, iteration: int) -> RunLog:
     """Return the log of a run that starts after ``iteration``; the last rank prints and has the trackers."""
     from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
-    from mindspeed_mm_dit.training.trackers.registry import open_trackers
 
     prints = runtime.rank() == runtime.world_size() - 1
     trackers = open_trackers(args, iteration) if prints else ()

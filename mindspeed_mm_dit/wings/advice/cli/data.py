@@ -6,17 +6,36 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
+from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.data.buckets import check_filled
+from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.data.mixed import parts_of, sections, stopping
+from mindspeed_mm_dit.data.order import split_rows
+from mindspeed_mm_dit.data.rows import Rows, Wanted
+from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.data import check_sizes, fitted
+from mindspeed_mm_dit.sampling.grid import PICTURES, draw_grid
+from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.terminal import say
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.data import DataConfig
-    from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.configs.source import SourceParam
-    from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
+from mindspeed_mm_dit.wings.advice.overview import (
+    bucket_table,
+    counts_of,
+    first_taken,
+    note_of_enlarged,
+    note_of_uneven,
+    sizes_of,
+)
 
 DESCRIPTION = """\
 Look at your data before you train: show what a run would see of its images or videos. That is their classes, sizes and
@@ -43,15 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the data as a run would, and print what there is."""
-    from mindspeed_mm_dit.configs.data import load_data_config
-    from mindspeed_mm_dit.configs.files import is_folder
-    from mindspeed_mm_dit.data.cache import Cache
-    from mindspeed_mm_dit.data.mixed import stopping
-    from mindspeed_mm_dit.data.order import split_rows
-    from mindspeed_mm_dit.data.rows import Wanted
-    from mindspeed_mm_dit.data.sources import source_of
-    from mindspeed_mm_dit.models.data import fitted
-
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
     check_between("--seed", args.seed, 0, LARGEST)
     data = load_data_config(path, "CONFIG")
@@ -89,9 +99,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]) -> None:
-    from mindspeed_mm_dit.configs.outputs import check_output_file
-    from mindspeed_mm_dit.sampling.grid import PICTURES
-
     if output is None:
         return
     if Path(output).suffix.lower() not in PICTURES:
@@ -105,9 +112,6 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
 
 def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfig | None:
     """Return the model, checked against data.json; None if there is none."""
-    from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.models.data import check_sizes
-
     beside = path.parent / "model.json"
     if args.model is None and not beside.is_file():
         return None
@@ -118,8 +122,6 @@ def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfi
 
 
 def _print_classes(train: Rows, valid: Rows) -> None:
-    from mindspeed_mm_dit.wings.advice.overview import counts_of
-
     counts = zip(train.classes, counts_of(train).tolist(), counts_of(valid).tolist())
     rows = [(label, *row) for label, row in enumerate(counts) if any(row[1:]) or row[0] != str(label)]
     width = max(4, *(len(name) for _, name, _, _ in rows))
@@ -131,9 +133,6 @@ def _print_classes(train: Rows, valid: Rows) -> None:
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
     """Print the sizes in each source of a mix, or in the one data set; with buckets, as a table."""
-    from mindspeed_mm_dit.data.buckets import check_filled
-    from mindspeed_mm_dit.data.mixed import parts_of, sections
-
     found = sections(param)
     for (where, source), own, of_train, of_valid in zip(found, parts_of(rows), parts_of(train), parts_of(valid)):
         if len(found) > 1:
@@ -146,8 +145,6 @@ def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourcePara
 
 
 def _print_sizes(rows: Rows, image_size: int) -> None:
-    from mindspeed_mm_dit.wings.advice.overview import sizes_of
-
     sizes = sizes_of(rows, image_size)
     num = len(sizes.shorter)
     say(
@@ -158,10 +155,6 @@ def _print_sizes(rows: Rows, image_size: int) -> None:
 
 
 def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
-    from mindspeed_mm_dit.data.buckets import check_filled
-    from mindspeed_mm_dit.data.mixed import parts_of
-    from mindspeed_mm_dit.wings.advice.overview import bucket_table, note_of_enlarged
-
     say("\n".join(bucket_table(train, valid, param)))
     if note := note_of_enlarged(train, param):
         say(note, file=sys.stderr)
@@ -171,11 +164,6 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
 
 
 def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -> None:
-    import numpy as np
-
-    from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
-    from mindspeed_mm_dit.wings.advice.overview import note_of_uneven
-
     sys.stdout.flush()
     say_notes(rows, noun, skips)
     if "label" not in rows.items:
@@ -190,10 +178,6 @@ def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -
 
 
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:
-    from mindspeed_mm_dit.sampling.grid import draw_grid
-    from mindspeed_mm_dit.sampling.request import Asked
-    from mindspeed_mm_dit.wings.advice.overview import first_taken
-
     if train.cached is not None:
         say(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
         return

@@ -12,20 +12,38 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.configs.model import autoencoder_in
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.order import split
+from mindspeed_mm_dit.data.rows import Rows, Wanted
+from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.words_encoder import has_words
+from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.sampling.request import in_a_list
 from mindspeed_mm_dit.terminal import say
-from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.images import DatasetParam
-    from mindspeed_mm_dit.data.rows import Rows
-    from mindspeed_mm_dit.wings.advice.begin import Base
-    from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
-    from mindspeed_mm_dit.wings.advice.starter import Starter
+from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
+from mindspeed_mm_dit.wings.advice.begin import Base, base_of, begun
+from mindspeed_mm_dit.wings.advice.example import WEIGHTS, Adapted, example_of
+from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
+from mindspeed_mm_dit.wings.advice.folder_captions import captions_of_folder
+from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
+from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
+from mindspeed_mm_dit.wings.advice.published import PUBLISHED
+from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, RUN_SEED, Starter, choose
+from mindspeed_mm_dit.wings.advice.starter_files import files_of, shown
+from mindspeed_mm_dit.wings.advice.text import text_for
 
 DESCRIPTION = """\
 Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,
@@ -108,13 +126,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the images, choose settings, write the files and print the commands to run next."""
-    from mindspeed_mm_dit.data.order import split
-    from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
-    from mindspeed_mm_dit.wings.advice.begin import begun
-    from mindspeed_mm_dit.wings.advice.example import example_of
-    from mindspeed_mm_dit.wings.advice.starter import RUN_SEED, choose
-    from mindspeed_mm_dit.wings.advice.starter_files import files_of
-
     _check_flags(args)
     if example := example_of(args.base):
         return _with_example(args, example)
@@ -147,10 +158,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _with_example(args: argparse.Namespace, example: Path) -> int:
     """Write the embedded config that begins with --from, for these captions and this machine."""
-    from mindspeed_mm_dit.training.classes import say_notes
-    from mindspeed_mm_dit.wings.advice.example import WEIGHTS, Adapted
-    from mindspeed_mm_dit.wings.advice.published import PUBLISHED
-
     for flag in ("vae", "text_encoder", "diffusion"):
         if (given := getattr(args, flag)) is not None:
             raise ConfigError(f"--{flag.replace('_', '-')} = {given}", f"{args.base} has its own", "leave it out")
@@ -195,8 +202,6 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _check_output(args: argparse.Namespace, data_folder: str) -> None:
-    from mindspeed_mm_dit.configs.outputs import check_output_folder
-
     output = Path(os.path.realpath(args.output))
     if output.is_relative_to(os.path.realpath(data_folder)):
         raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
@@ -210,8 +215,6 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
 
 def _base(args: argparse.Namespace) -> Base | None:
     """Return the weights of --from, and take from them what other flags leave open."""
-    from mindspeed_mm_dit.wings.advice.begin import base_of
-
     base = base_of(args.base, args.vae, args.diffusion) if args.base else None
     args.diffusion = base.diffusion["model_id"] if base else args.diffusion or next(iter(DIFFUSIONS))
     if base:
@@ -223,7 +226,6 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
     """Return the ae section, with all sizes, of an autoencoder whose files are there; None without --vae."""
     if folder is None:
         return None
-    from mindspeed_mm_dit.configs.model import autoencoder_in
 
     config = autoencoder_in(folder, "--vae")
     if 2 not in config.pixel_axes:
@@ -235,13 +237,6 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
 def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     """Return the settings of the images, the images that can be used, and how their layout was recognized."""
-    from mindspeed_mm_dit.configs.images import DatasetParam
-    from mindspeed_mm_dit.data.rows import Wanted
-    from mindspeed_mm_dit.data.sources import source_of
-    from mindspeed_mm_dit.models.words_encoder import has_words
-    from mindspeed_mm_dit.wings.advice.folder_captions import captions_of_folder
-    from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
-
     layout = captions_of_folder(args.images, args.captions) or classes_of_folder(args.images)
     if args.text_encoder is not None and layout.captions is None:
         raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
@@ -259,8 +254,6 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
 
 def _text(args: argparse.Namespace, index: Rows) -> Text:
     """Return the text encoder of the captions, and print what they are."""
-    from mindspeed_mm_dit.wings.advice.text import text_for
-
     text = text_for(index.captions, args.text_encoder)
     say(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}")
     return text
@@ -273,12 +266,6 @@ def _examples(index: Rows) -> list[str]:
 
 
 def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shapes: bool) -> ImageFacts:
-    import numpy as np
-
-    from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
-    from mindspeed_mm_dit.wings.advice.facts import ImageFacts
-    from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
-
     sizes, shapes = sizes_of(index, param.sample_size), None
     if text and may_keep_shapes and len(index) <= DECODE_CHECK_LIMIT:  # (buckets need the size of each)
         shapes = np.array([(look.height, look.width) for look in looks_at(index, param.sample_size)], np.int64)
@@ -288,10 +275,6 @@ def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shap
 
 def _machine(args: argparse.Namespace) -> Machine:
     """Return the accelerators and memory that pretrain.sh will find here, as the framework reports them."""
-    from mindspeed_mm_dit.framework import activate
-    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-    from mindspeed_mm_dit.wings.advice.facts import Machine
-
     activate(args.ai_framework)
     from mindspeed_mm_dit.framework import runtime
 
@@ -314,8 +297,6 @@ def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
 
 
 def _print_choices(starter: Starter, reason: str) -> None:
-    from mindspeed_mm_dit.wings.advice.starter_files import shown
-
     sys.stdout.flush()
     say(f"  {'captions' if 'text_encoder' in starter.design else 'classes':<20} {'':<22} {reason}")
     for name, choice in {**starter.design, **starter.flags}.items():
@@ -330,8 +311,6 @@ def _latents(args: argparse.Namespace) -> str:
 
 def _asked(index: Rows) -> str:
     """Return flags that ask for some classes or captions."""
-    from mindspeed_mm_dit.sampling.request import in_a_list
-
     if "caption" in index.items:
         return shlex.join(word for caption in _examples(index) for word in ("--prompt", caption))
     labels = sorted(set(index.labels.tolist()))[:NAMES_IN_COMMAND]
@@ -382,11 +361,6 @@ def _print_expectation(steps: int, images: int) -> None:
 
 def _print_test_of_scores(index: Rows) -> None:
     """Print what mm-dit evaluate can tell on these images, where it is installed and they are enough."""
-    import numpy as np
-
-    from mindspeed_mm_dit.data.images import ImageReader
-    from mindspeed_mm_dit.registry import Joined
-
     tests = Joined[Any]("test of scores")
     if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn") or "own images" not in tests:
         return

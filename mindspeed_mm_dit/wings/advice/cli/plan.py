@@ -6,23 +6,31 @@ import argparse
 import dataclasses
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.flag_types import std
 from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
+from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.parameters import count
+from mindspeed_mm_dit.configs.precision import AUTOCAST
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
+from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError, flag_of
+from mindspeed_mm_dit.hosts.choose import named
+from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted
+from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of, tuned
+from mindspeed_mm_dit.optimizers.registry import check_flags
+from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.terminal import say
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.planning.memory import Placement
-    from mindspeed_mm_dit.wings.advice.recommend import Recommendation, Request
+from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, fitting, fsdp2_yaml, recommend
+from mindspeed_mm_dit.wings.advice.traffic import Links, step_time, traffic
 
 DESCRIPTION = """\
 Estimate what a run will need before you start it: parameters, arithmetic, memory by part, the largest micro-batch,
@@ -90,12 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
-    from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.models.on_paper import tuned
-    from mindspeed_mm_dit.optimizers.registry import check_flags
-    from mindspeed_mm_dit.planning.memory import Placement
-    from mindspeed_mm_dit.wings.advice.recommend import GIB, Request, fsdp2_yaml, recommend
-
     check_arguments(args)
     run = RunConfig.of(vars(args))
     check_flags(run.optimizer, run.parts)
@@ -147,8 +149,6 @@ def run(args: argparse.Namespace) -> int:
 
 def write_native(args: argparse.Namespace) -> int:
     """Print the native engine's yaml for a config folder."""
-    from mindspeed_mm_dit.hosts.choose import named
-
     write = named("mindspeed-mm-native").config_of
     assert write is not None, "the native engine reads a yaml"
     say(write(args.write_native, args.world_size), end="")
@@ -157,8 +157,6 @@ def write_native(args: argparse.Namespace) -> int:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot be planned for, and files that cannot be written."""
-    from mindspeed_mm_dit.configs.outputs import check_output_file
-
     if not (args.model or args.write_native):
         raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
     for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
@@ -192,9 +190,6 @@ def take_from_config(args: argparse.Namespace) -> None:
 
 def dearest_of_data(model: ModelConfig, path: str) -> ModelConfig:
     """Return ``model`` for the most expensive of the shapes in a data.json."""
-    from mindspeed_mm_dit.configs.data import load_data_config
-    from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted
-
     param = fitted(model, load_data_config(path, "--data").dataset_param)
     check_sizes(model, param)
     found = dearest(model, param)
@@ -226,11 +221,6 @@ def check_batch(request: Request) -> None:
 
 def print_model(model: ModelConfig) -> None:
     """Print parameters and arithmetic."""
-    from mindspeed_mm_dit.configs.parameters import count
-    from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
-    from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
-    from mindspeed_mm_dit.planning.arithmetic import train_flop
-
     parameters, each = parameters_of(model), "a clip" if _learns_videos(model) else "an image"
     by_block = parameters.by_block()
     sizes = Counter(count(by_block[block]) for block in parameters.blocks)
@@ -249,8 +239,6 @@ def print_model(model: ModelConfig) -> None:
 
 def print_time(model: ModelConfig, request: Request, args: argparse.Namespace) -> None:
     """Print how long the arithmetic of the whole run takes."""
-    from mindspeed_mm_dit.planning.arithmetic import train_flop
-
     flop = train_flop(model.predictor) * request.global_batch_size * args.train_iters
     hours = flop / (args.peak_tflops * 1e12 * args.mfu * request.world_size) / 3600
     units = "clips" if _learns_videos(model) else "images"
@@ -262,9 +250,6 @@ def print_time(model: ModelConfig, request: Request, args: argparse.Namespace) -
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
     """Print the memory of the recommended placement, part by part."""
-    from mindspeed_mm_dit.planning.memory import memory
-    from mindspeed_mm_dit.wings.advice.recommend import GIB
-
     micro, placement = chosen.micro_batch_size, chosen.placement
     recompute = "on" if placement.recompute else "off"
     plan = memory(model, placement, request.online_vae)
@@ -288,8 +273,6 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
 
 def print_fits(model: ModelConfig, request: Request) -> None:
     """Print the largest micro-batch of every kind of sharding, with and without recompute."""
-    from mindspeed_mm_dit.wings.advice.recommend import fitting
-
     say(f"\n{'largest micro-batch':<24} {'kept':>8} {'recompute':>10}")
     for name, placement in kinds(request).items():
         largest = [fitting(model, dataclasses.replace(placement, recompute=again), request) for again in (False, True)]
@@ -298,8 +281,6 @@ def print_fits(model: ModelConfig, request: Request) -> None:
 
 def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace) -> None:
     """Print bytes sent and, with --link-gbps, times."""
-    from mindspeed_mm_dit.wings.advice.traffic import Links, step_time, traffic
-
     rounds = request.images_per_rank // chosen.micro_batch_size
     say(f"\n{'sent a step and rank':<24} {'in shards':>12} {'between copies':>15}", end="")
     say(f" {'step, overlapped':>17} {'in turn':>9} {'whole run':>11}" if args.link_gbps else "")
@@ -321,8 +302,6 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
 
 def kinds(request: Request) -> dict[str, Placement]:
     """Return the placements to compare: a whole copy on every rank, one copy for all, one copy for each node."""
-    from mindspeed_mm_dit.configs.precision import AUTOCAST
-
     W, run, node = request.world_size, request.run, request.node_size
     if run.offloaded:
         return {f"offloaded, shared by {W}": dataclasses.replace(run, shard_ranks=W)}

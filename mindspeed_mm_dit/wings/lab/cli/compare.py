@@ -6,14 +6,22 @@ import argparse
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.terminal import say
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import ModelConfig
-    from mindspeed_mm_dit.wings.lab.compare import Comparison, Sides
+from mindspeed_mm_dit.wings.lab.against import compare_against
+from mindspeed_mm_dit.wings.lab.compare import Comparison, Side, Sides, compare_sides
+from mindspeed_mm_dit.wings.lab.processes import find_python
+from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
 
 DESCRIPTION = """\
 Where do two programs or two machines part? Three kinds of comparison:
@@ -72,8 +80,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.model:
         _check_output(args.output)
         return _told(args, _of_witnesses(args) if args.witnesses else _of_diffusers(args))
-    from mindspeed_mm_dit.wings.lab.compare import Side
-    from mindspeed_mm_dit.wings.lab.processes import find_python
 
     check_arguments(args)
     given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
@@ -82,16 +88,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_witnesses(args: argparse.Namespace) -> Comparison:
-    from mindspeed_mm_dit.configs.strict import read_json
-    from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
-
     first, second = args.witnesses
     return compare_witnesses(first, second, read_json(args.names, "--names") if args.names else None)
 
 
 def _of_diffusers(args: argparse.Namespace) -> Comparison:
-    from mindspeed_mm_dit.wings.lab.against import compare_against
-
     return compare_against(args.against, args.seed)
 
 
@@ -105,8 +106,6 @@ def _told(args: argparse.Namespace, comparison: Comparison) -> int:
 
 def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     """Compare any two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
-    from mindspeed_mm_dit.wings.lab.compare import compare_sides
-
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
         comparison = compare_sides(
@@ -122,13 +121,6 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before time is spent."""
-    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-    from mindspeed_mm_dit.configs.data import load_data_config
-    from mindspeed_mm_dit.configs.limits import LARGEST, check_between
-    from mindspeed_mm_dit.configs.model import load_model_config
-    from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-    from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-
     model = load_model_config(args.model)
     model.require_labelled_images(f"--model = {args.model}")
     check_model_fits(model, Place("this machine", host_memory_bytes()))
@@ -151,8 +143,6 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def _check_output(path: str) -> None:
-    from mindspeed_mm_dit.configs.outputs import check_output_file
-
     if Path(path).suffix != ".html":
         raise ConfigError(f"--output = {path}", "is not a .html")
     check_output_file("--output", path)
@@ -160,8 +150,6 @@ def _check_output(path: str) -> None:
 
 def check_sample_steps(steps: int, model: ModelConfig) -> None:
     """Refuse a number of steps that the sampler of the comparison cannot take."""
-    from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-
     try:
         sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
         sampler.check(model.diffusion, steps, sampler.options())

@@ -7,6 +7,7 @@ import sys
 
 from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.errors import ConfigError, flag_of
+from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.terminal import say
 
 DESCRIPTION = """\
@@ -56,8 +57,6 @@ def run(args: argparse.Namespace) -> int:
                               "leave it out: the rest of the file is compared without it")  # fmt: skip
     from rich.console import Console
     from rich.table import Table
-
-    from mindspeed_mm_dit.framework import activate
 
     activate(args.ai_framework)
     from mindspeed_mm_dit.framework import runtime

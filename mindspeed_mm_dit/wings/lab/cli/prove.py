@@ -9,17 +9,23 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mindspeed_mm_dit.configs.embedded import config_folder
+from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.hosts.choose import named
 from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.training.flags import parse, quiet
+from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, Layout, chosen
+from mindspeed_mm_dit.wings.lab.page import said, write_proof, write_proof_of_run
+from mindspeed_mm_dit.wings.lab.processes import interpreters
+from mindspeed_mm_dit.wings.lab.proof import Config, open_config, prove
+from mindspeed_mm_dit.wings.lab.published import Published, write_card
 
 MOST_STEPS = 1000
 """Most steps of a proof; one step shows almost every fault."""
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.wings.lab.layouts import Layout
-    from mindspeed_mm_dit.wings.lab.proof import Config
 
 DESCRIPTION = """\
 Is my training step right, in every layout I am going to pay for?
@@ -72,8 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prove the layouts; return 0 if all that were proved are right, 1 if one is wrong."""
-    from mindspeed_mm_dit.wings.lab.layouts import chosen
-
     layouts = chosen(args.layouts)
     if args.list:
         say("\n".join(map(str, layouts)))
@@ -81,10 +85,6 @@ def run(args: argparse.Namespace) -> int:
     check_arguments(args)
     if args.past:
         return _run_again(args)
-    from mindspeed_mm_dit.configs.embedded import config_folder
-    from mindspeed_mm_dit.wings.lab.page import said, write_proof
-    from mindspeed_mm_dit.wings.lab.processes import interpreters
-    from mindspeed_mm_dit.wings.lab.proof import open_config, prove
 
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-prove-"))
     try:
@@ -102,14 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_again(args: argparse.Namespace) -> int:
     """Compare steps of a published run with its log; return 0 if all agree up to rounding, 1 if one does not."""
-    from mindspeed_mm_dit.framework import activate
-    from mindspeed_mm_dit.wings.lab.published import Published, write_card
-
     card, page = Path(args.card).resolve() if args.card else None, Path(args.output).resolve()
     run = Published.open(args.past, args.log, args.config)
     activate(run.flags.ai_framework)
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.wings.lab.page import write_proof_of_run
     from mindspeed_mm_dit.wings.lab.prove_run import described, others, take_again
 
     findings = take_again(run, args.at)
@@ -126,10 +122,7 @@ def _run_again(args: argparse.Namespace) -> int:
 
 def _checked(config: Config) -> Config:
     """Refuse, before time is spent, what a run of the config would refuse; return the config with its data's digest."""
-    from mindspeed_mm_dit.framework import activate
     from mindspeed_mm_dit.hosts.preflight import preflight
-    from mindspeed_mm_dit.training.flags import parse, quiet
-    from mindspeed_mm_dit.wings.lab.layouts import Layout
 
     activate("pytorch")  # of the truth
     mm = preflight(quiet(parse(list(config.task(Layout("truth"), "truth").flags)))).mm
@@ -139,15 +132,12 @@ def _checked(config: Config) -> Config:
 def _offered() -> list[Layout]:
     """Return the layouts that mean something on this machine."""
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS
 
     return [layout for layout in LAYOUTS if not (layout.against_host and runtime.device_type() == "cpu")]
 
 
 def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
     """Return the hosts of ``layouts`` that are not installed here, each with the reason."""
-    from mindspeed_mm_dit.hosts.choose import named
-
     found = {}
     for host in {layout.host for layout in layouts}:
         try:
@@ -159,10 +149,6 @@ def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before time is spent."""
-    from mindspeed_mm_dit.configs.embedded import config_folder
-    from mindspeed_mm_dit.configs.limits import check_between
-    from mindspeed_mm_dit.configs.outputs import check_output_file
-
     if Path(args.output).suffix != ".html":
         raise ConfigError(f"--output = {args.output}", "is not a .html")
     check_output_file("--output", args.output)

@@ -6,6 +6,9 @@ import argparse
 from dataclasses import replace
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.training.flags import quiet
+from mindspeed_mm_dit.wings.lab.past_run import PastRun
 
 DESCRIPTION = """Find out why a loss became NaN or infinite: recompute one step of a run from the checkpoint before it.
 All random numbers are functions of the sample index, so on the same number of ranks the loss is the one that was
@@ -31,9 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay a step; 0 if it is finite, 1 if not."""
-    from mindspeed_mm_dit.training.flags import quiet
-    from mindspeed_mm_dit.wings.lab.past_run import PastRun  # (imports a framework)
-
     past = PastRun.open("--checkpoint", args.checkpoint)
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")
     if iteration is None:
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
             "steps are replayed on PyTorch",
             "mm-dit convert CHECKPOINT NEW_FOLDER --to pytorch, then --checkpoint NEW_FOLDER -- --ai-framework pytorch",
         )
-    from mindspeed_mm_dit.framework import activate
 
     activate(flags.ai_framework)
     from mindspeed_mm_dit.wings.lab.replay import replay

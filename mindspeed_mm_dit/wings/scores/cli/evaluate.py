@@ -6,22 +6,29 @@ import argparse
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.cli.request_flags import add_size
 from mindspeed_mm_dit.cli.sample import add_chain, add_drawing, add_model
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import found_by_all
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
+from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.request import MOST_IMAGES, Asked
 from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.wings.scores.cautions import cautions
 from mindspeed_mm_dit.wings.scores.cli.evaluate_drawing import Work, draw, drawn_samples, shape_of
-
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.buckets import Size
-    from mindspeed_mm_dit.wings.scores.evaluation import Candidates, Judge
-    from mindspeed_mm_dit.wings.scores.image_set import ImageSet
+from mindspeed_mm_dit.wings.scores.digits_judge import DIGITS, DigitsJudge
+from mindspeed_mm_dit.wings.scores.evaluation import PAGE, REPORT, Candidates, Evaluation, Judge
+from mindspeed_mm_dit.wings.scores.image_set import INCEPTION, ImageSet, open_image_set, sha256_of
+from mindspeed_mm_dit.wings.scores.images_judge import ImagesJudge
 
 PUBLISHED_CFG_SCALE = 1.5
 """Guidance scale of DiT's published FIDs."""
@@ -83,10 +90,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate the images that are missing, score all, and write the report."""
-    from mindspeed_mm_dit.framework import activate
-    from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-    from mindspeed_mm_dit.wings.scores.image_set import open_image_set
-
     end_with_launcher(os.environ)
     with found_by_all():
         _check_flags(args)
@@ -119,7 +122,6 @@ def _check_flags(args: argparse.Namespace) -> None:
     if len(given) != 1:
         reason = f"{' and '.join(f'--{flag}' for flag in given)} exclude each other" if given else "nothing to score"
         raise ConfigError("mm-dit evaluate", reason, "give one of --checkpoint, --samples and --statistics")
-    from mindspeed_mm_dit.sampling.request import MOST_IMAGES
 
     check_between("--num", args.num, 1, MOST_IMAGES)
     check_between("--batch-size", args.batch_size, 1, MOST_IMAGES)
@@ -134,8 +136,6 @@ def _check_flags(args: argparse.Namespace) -> None:
         )  # fmt: skip
     if args.statistics:
         if not args.inception:
-            from mindspeed_mm_dit.wings.scores.image_set import INCEPTION
-
             raise ConfigError("--statistics", "are made with --inception", INCEPTION)
         if not args.output.lower().endswith(".npz"):
             raise ConfigError(f"--output = {args.output}", "of --statistics is an .npz", "name one")
@@ -143,7 +143,6 @@ def _check_flags(args: argparse.Namespace) -> None:
         return
     if not args.reference:
         raise ConfigError("--reference", "is needed", "name ADM's .npz, a folder of real images, or digits")
-    from mindspeed_mm_dit.wings.scores.digits_judge import DIGITS
 
     if args.reference == DIGITS and args.inception:
         raise ConfigError(f"--inception = {args.inception}", f"is not used: a classifier of digits scores --reference "
@@ -152,8 +151,6 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _make_statistics(args: argparse.Namespace) -> int:
-    from mindspeed_mm_dit.wings.scores.cautions import cautions
-    from mindspeed_mm_dit.wings.scores.image_set import open_image_set
     from mindspeed_mm_dit.wings.scores.inception import Inception
     from mindspeed_mm_dit.wings.scores.scores import check_enough, write_statistics
 
@@ -172,8 +169,6 @@ def _make_statistics(args: argparse.Namespace) -> int:
 
 def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
     """Return the judge that the flags name, after it has checked the images, those to be generated included."""
-    from mindspeed_mm_dit.wings.scores.digits_judge import DIGITS, DigitsJudge
-
     images = _candidates(args, work, samples)
     judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, args.image_size or images.shape[:2])
     judge.check(images)
@@ -181,8 +176,6 @@ def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | N
 
 
 def _candidates(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Candidates:
-    from mindspeed_mm_dit.wings.scores.evaluation import Candidates
-
     if samples:
         num_labels = 0 if samples.labels is None else int(samples.labels.max()) + 1
         return Candidates(samples.what, samples.shape, samples.count, samples.what, num_labels, samples.classes)
@@ -194,9 +187,6 @@ def _candidates(args: argparse.Namespace, work: Work | None, samples: ImageSet |
 
 def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
     """Return the judge that compares with real images: through Inception features, or without them."""
-    from mindspeed_mm_dit.wings.scores.image_set import open_image_set
-    from mindspeed_mm_dit.wings.scores.images_judge import ImagesJudge
-
     reference = open_image_set("--reference", args.reference, image_size, skip_bad=True)
     if not args.inception:
         return ImagesJudge(reference)
@@ -210,11 +200,7 @@ def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
 
 
 def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Work | None) -> None:
-    from mindspeed_mm_dit import __version__
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.wings.scores.digits_judge import DIGITS
-    from mindspeed_mm_dit.wings.scores.evaluation import PAGE, REPORT, Evaluation
-    from mindspeed_mm_dit.wings.scores.image_set import sha256_of
 
     folder = Path(args.output)
     for name in (PAGE, REPORT):  # (of an earlier evaluation, so that no stale result remains)
@@ -240,11 +226,6 @@ def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Wor
 
 def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
     """Return a PNG of some of the samples, one row per class."""
-    import numpy as np
-
-    from mindspeed_mm_dit.sampling.grid import draw_grid
-    from mindspeed_mm_dit.sampling.request import Asked
-
     images = next(samples.batches(min(GRID_FROM, samples.count)))
     labels = np.zeros(len(images), np.int64) if samples.labels is None else samples.labels[: len(images)]
     shown = np.argsort(labels, kind="stable")

@@ -13,17 +13,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.lora.source import Strong, parse
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, of_newest
+from mindspeed_mm_dit.cli.request_flags import check_prompts, prompts_of
 from mindspeed_mm_dit.cli.sample import load_asked, settings_of
+from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.configs.limits import check_path
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.sampling.request import resized
 from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.wings.scores.image_set import ImageSet, open_image_set
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from mindspeed_mm_dit.checkpoint.lora.source import Strong
-    from mindspeed_mm_dit.configs.model import ModelConfig
     from mindspeed_mm_dit.sampling.generate import SampleSettings
-    from mindspeed_mm_dit.wings.scores.image_set import ImageSet
     from mindspeed_mm_dit.wings.scores.shards import Shards
 
 
@@ -48,16 +53,12 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check everything the flags ask for, before weights are read."""
-        from mindspeed_mm_dit.checkpoint.store import of_newest
-        from mindspeed_mm_dit.configs.limits import check_path
-
         check_path("--checkpoint", args.checkpoint)
         return of_newest(args.checkpoint, "--checkpoint", lambda path: cls._of(args, path))
 
     @classmethod
     def _of(cls, args: argparse.Namespace, checkpoint: Path) -> Work:
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
-        from mindspeed_mm_dit.sampling.request import resized
         from mindspeed_mm_dit.wings.scores.shards import Shards, draw_labels
 
         path, config, classes, _ = describe(checkpoint, args.model)
@@ -84,8 +85,6 @@ class Work:
 
 def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts in the file of --prompts, checked against the text encoders."""
-    from mindspeed_mm_dit.cli.request_flags import check_prompts, prompts_of
-
     if args.reference == "digits":
         raise ConfigError("--reference = digits", "is for models of classes, and this one is of captions",
                           "a run on captioned_digits ends with a score of its own (--report)")  # fmt: skip
@@ -95,7 +94,6 @@ def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
 
 
 def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, settings: SampleSettings) -> Any:
-    from mindspeed_mm_dit.configs.files import digest_of_files
     from mindspeed_mm_dit.wings.scores.shards import Drawing
 
     model = asdict(config)
@@ -113,18 +111,11 @@ def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, se
 
 
 def _digest_of_weaker(checkpoint: str | None) -> str:
-    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-    from mindspeed_mm_dit.configs.files import digest_of_files
-
     return "" if checkpoint is None else digest_of_files(str(find_checkpoint(checkpoint, "--guidance-checkpoint")))
 
 
 def _adapters(given: Sequence[str]) -> list[str]:
     """Return what identifies the adapters of --lora: digest and strength of each."""
-    from mindspeed_mm_dit.checkpoint.lora.source import parse
-    from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-    from mindspeed_mm_dit.configs.files import digest_of_files
-
     named = [parse(text, "--lora") for text in given]
     return [f"{digest_of_files(str(find_checkpoint(path, '--lora')))}:{strength:g}" for path, strength in named]
 
@@ -184,8 +175,6 @@ def draw(args: argparse.Namespace, work: Work) -> None:
 
 def drawn_samples(work: Work) -> ImageSet:
     """Return the images of samples.npz; raises ConfigError if their number is wrong."""
-    from mindspeed_mm_dit.wings.scores.image_set import open_image_set
-
     samples = open_image_set("--output", work.shards.joined)
     if samples.count != work.shards.drawing.num:
         words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were asked for"

@@ -7,6 +7,7 @@ import argparse
 from mindspeed_mm_dit.cli.request_flags import add_framework
 from mindspeed_mm_dit.cli.sample import add_experts, add_model
 from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.framework import activate
 
 DESCRIPTION = """\
 Serve a page on which you generate samples with a model in your browser: pick classes or write prompts, choose guidance,
@@ -29,8 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model and serve the page."""
-    from mindspeed_mm_dit.framework import activate
-
     check_between("--port", args.port, 1, 65535)
     activate(args.ai_framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline

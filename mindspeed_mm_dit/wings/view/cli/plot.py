@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mindspeed_mm_dit.configs.outputs import check_output_file
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.wings.view.curves import draw_loss, draw_losses
+from mindspeed_mm_dit.wings.view.logs import read_curve, read_validation
 
 DESCRIPTION = """\
 Draw the loss curves of one run or several in one picture: on training data, and on held-out data if there is any.
@@ -35,11 +38,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--output = {args.output}", "is not a .png")
     if args.smooth is not None and args.smooth < 1:
         raise ConfigError(f"--smooth = {args.smooth}", "must be at least 1")
-    from mindspeed_mm_dit.configs.outputs import check_output_file
 
     check_output_file("--output", args.output)
-    from mindspeed_mm_dit.wings.view.curves import draw_loss, draw_losses
-    from mindspeed_mm_dit.wings.view.logs import read_curve, read_validation
 
     curves = [read_curve(log) for log in args.logs]
     validations = [read_validation(log) for log in args.logs]
