@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter
 
 ADAPTERS = Tuning(("all",), 16, 16)
 """Trained where the whole network does not fit: LoRA of every layer of the blocks."""
+LR_OF_SMALL = {128: 1e-3, 256: 3e-4}
+"""Learning rate by width, where it is more than that of published networks."""
 _OF_IMAGES = ("num_classes", "class_dropout_prob", "input_size", "text_dim", "text_length", "pooled_dim",
               "pooled_encoder", "latent_size")  # fmt: skip
 """Settings of the predictor that images and captions decide; the weights decide the others."""
@@ -81,8 +84,9 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
     model, sharding, way = _tuned(whole, base, batch, classes, machine)
     steps = steps_for(images.count, batch)
     size = parameters_of(whole).num_elements() / 1e6
-    hours = steps * batch * train_flop(whole.predictor) / (machine.cores * CORE_FLOP_PER_SECOND) / 3600
-    takes = "" if machine.accelerators else f"; about {hours:,.1f} hours on this CPU"
+    minutes = steps * batch * train_flop(whole.predictor) / (machine.cores * CORE_FLOP_PER_SECOND) / 60
+    lasts = f"{minutes / 60:,.0f} hours" if minutes >= 120 else f"{math.ceil(minutes)} minute(s)"
+    takes = "" if machine.accelerators else f"; about {lasts} on this CPU"
     seen = f"each of {images.count:,} images {steps * batch // images.count:,} times"
     fitting, batch = sharding.reasons["recompute_modules"], starter.flags["--global-batch-size"].value
     shared = sharding.micro_batch_size == batch and not machine.accelerators  # (a rank's share is the default)
@@ -101,7 +105,10 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         "--train-iters": Choice(steps, f"{seen}{takes}"),
         **({} if shared else {"--micro-batch-size": Choice(sharding.micro_batch_size, fitting)}),
         "--optimizer": Choice("adam", "as the weights were trained"),
-        "--lr": Choice(2e-5 if model is whole else 1e-4, "small: the network is trained already"),
+        "--lr": Choice(
+            LR_OF_SMALL.get(base.predictor.hidden_size, 2e-5 if model is whole else 1e-4),
+            "less than a new network takes: this one is trained already",
+        ),
         "--lr-decay-style": Choice("constant", "the run can be prolonged"),
         "--lr-warmup-iters": Choice(100),
         "--ema-decay": Choice(0.99, "samples are drawn from an average over some 100 steps"),

@@ -330,7 +330,7 @@ def _print_commands(
             say(EXPECT_BY_HEART.format(len(index)))
         if starter.design["text_encoder"].value == "words":
             say(EXPECT_NO_OTHER_WORDS)
-    elif not machine.accelerators and not args.vae:
+    elif not machine.accelerators and not args.vae and not args.base:
         _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
     if "caption" not in index.items:
         _print_test_of_scores(index)
