@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     past = PastRun.open("--checkpoint", args.checkpoint)
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")
     if iteration is None:
-        raise ConfigError("--iteration", f"is needed: {past.root} knows of no step that was not finite")
+        raise ConfigError("--iteration", f"is needed: {past.root} knows of no step that was not finite",
+                          "name the step to take again")  # fmt: skip
     checkpoint = past.before(iteration)
     flags = quiet(past.flags(checkpoint, args.flags))
     if iteration > flags.train_iters:
