@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def gradio() -> Any:
     From then on this process uses no proxy: it asks no machine but this one.
     """
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    warnings.filterwarnings("ignore", module=r"gradio\.")  # (of its own use of what it is built on)
     for name in [name for name in os.environ if name.lower() in _PROXIES]:
         del os.environ[name]
     try:
