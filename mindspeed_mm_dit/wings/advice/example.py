@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE, embedded_configs
-from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning
@@ -19,13 +18,14 @@ from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.wings.advice.facts import Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, place_of
-from mindspeed_mm_dit.wings.advice.recommend import Recommendation, Request, fsdp2_yaml, recommend
+from mindspeed_mm_dit.wings.advice.recommend import Request, fsdp2_yaml, recommend
 from mindspeed_mm_dit.wings.advice.starter_files import json_text, places_in
 
 WEIGHTS = Path("weights")
 """Where ``mm-dit get`` puts what it fetches."""
 SEEN, STEPS = 160, (500, 10_000)
 """How often each image is seen, within these numbers of steps."""
+_JSON = ("model.json", "data.json")
 
 
 def example_of(name: str | None) -> Path | None:
@@ -50,61 +50,40 @@ def steps_for(images: int, batch: int) -> int:
     return min(STEPS[1], max(STEPS[0], SEEN * images // batch))
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """A config of adapters, chosen for a number of images and a machine."""
+def adapted(
+    name: str, folder: Path, images: int, size: int | None, machine: Machine, dataset: Mapping[str, Any]
+) -> tuple[str, Callable[[str], dict[str, str]]]:
+    """Return what is chosen, in words, and what makes the files of a run by the folder that it writes to.
 
-    name: str
-    """Of the published weights."""
-    folder: Path
-    """The embedded config that begins with them."""
-    model_json: dict[str, Any]
-    model: ModelConfig
-    sharding: Recommendation
-    batch: int
-    steps: int
+    folder: the embedded config that begins with the weights ``name``; size: side of an image in pixels, None for the
+    config's; ``dataset``: keys of dataset_param. Raises ConfigError if adapters do not fit.
+    """
+    words, model_json, data = read_train_args(folder / FLAGS_FILE), *(read_json(folder / f, name) for f in _JSON)
+    if size:
+        factor = model_config_from_mapping(model_json, "model.json").ae.downsample_factor
+        model_json["predictor"]["latent_size"] = [size // factor] * 2
+    rank, batch = (int(words[words.index(flag) + 1]) for flag in ("--lora-r", "--global-batch-size"))
+    targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
+    model = tuned(model_config_from_mapping(model_json, "model.json"), Tuning(tuple(targets), rank, rank))
+    share = -(-batch // machine.ranks)
+    sharding = recommend(model, Request(Placement(machine.ranks), machine.num_bytes, share, online_vae=False))
+    batch, steps = share * machine.ranks, steps_for(images, batch)
+    cost = steps * batch * train_flop(model.predictor) / 1e12
+    said = (f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {' x '.join(map(str, model.sample_size))}, "
+            f"out of {images:,}; {cost:,.4g} TFLOP to train")  # fmt: skip
+    data |= {"note": said, "dataset_param": data["dataset_param"] | dataset | {"image_size": model.sample_size[-1]}}
+    own = {"--train-iters": steps, "--micro-batch-size": sharding.micro_batch_size, "--global-batch-size": batch,
+           "--save-interval": steps // 5}  # fmt: skip
 
-    @classmethod
-    def of(cls, name: str, folder: Path, images: int, size: int | None, machine: Machine) -> Adapted:
-        """Choose; ``size``: side of an image in pixels, None for the example's.
+    def files(outputs: str) -> dict[str, str]:
+        flags = [f"# {said}", *_with(folder / FLAGS_FILE, own | places_in(outputs))]
+        return {"model.json": json_text(model_json), "data.json": json_text(data), FLAGS_FILE: "\n".join(flags) + "\n",
+                "fsdp2.yaml": fsdp2_yaml(model, sharding, said)}  # fmt: skip
 
-        Raises ConfigError if adapters do not fit, or for a size that it cannot draw.
-        """
-        words, model_json = read_train_args(folder / FLAGS_FILE), read_json(folder / "model.json", name)
-        if size:
-            factor = model_config_from_mapping(model_json, "model.json").ae.downsample_factor
-            model_json["predictor"]["latent_size"] = [size // factor] * 2
-        rank, batch = (int(words[words.index(flag) + 1]) for flag in ("--lora-r", "--global-batch-size"))
-        batch = -(-batch // machine.ranks) * machine.ranks
-        whole = model_config_from_mapping(model_json, "model.json")
-        targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
-        model = tuned(whole, Tuning(tuple(targets), rank, rank))
-        request = Request(Placement(machine.ranks), machine.num_bytes, batch // machine.ranks, online_vae=False)
-        return cls(name, folder, model_json, model, recommend(model, request), batch, steps_for(images, batch))
+    return said, files
 
-    @property
-    def flop(self) -> float:
-        """FLOP of the run."""
-        return self.steps * self.batch * train_flop(self.model.predictor)
 
-    def files(self, dataset: Mapping[str, Any], found: str, outputs: str) -> dict[str, str]:
-        """Return the text of each file, by its name; like ``starter_files.files_of``."""
-        data = read_json(self.folder / "data.json", "data.json")
-        data["note"] = found
-        data["dataset_param"] |= {**dataset, "image_size": self.model.sample_size[-1]}
-        return {
-            "model.json": json_text(self.model_json),
-            "data.json": json_text(data),
-            "fsdp2.yaml": fsdp2_yaml(self.model, self.sharding, f"{found}."),
-            FLAGS_FILE: self._train_args(found, outputs),
-        }
-
-    def _train_args(self, found: str, outputs: str) -> str:
-        """Return the example's flags, with the steps, the batch and the places of this run."""
-        own = {"--train-iters": self.steps, "--micro-batch-size": self.sharding.micro_batch_size,
-               "--global-batch-size": self.batch, "--save-interval": self.steps // 5, **places_in(outputs)}  # fmt: skip
-        lines = [f"# {found}.", f"# Cost: {self.flop / 1e12:,.4g} TFLOP. Adapters (LoRA) of {self.name}."]
-        for line in (self.folder / FLAGS_FILE).read_text("utf-8").splitlines():
-            flag = line.partition(" ")[0]
-            lines += [f"{flag} {own[flag]}" if flag in own else line] if not line.startswith("#") else []
-        return "\n".join(lines) + "\n"
+def _with(file: Path, own: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a train.args without its remarks, and with ``own`` values by flag."""
+    lines = [line.partition(" ") for line in file.read_text("utf-8").splitlines() if not line.startswith("#")]
+    return [f"{flag} {own.get(flag, value)}".rstrip() for flag, _, value in lines]

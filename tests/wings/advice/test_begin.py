@@ -117,7 +117,11 @@ def test_captions_begin_with_a_network_of_captions_by_adapters(tmp_path, monkeyp
     said, folder = capsys.readouterr().out, Configs(tmp_path / "config")
     written = json.loads((tmp_path / "config/model.json").read_text())
     assert written["predictor"] == {"model_id": "sd3", "preset": "SD3.5-medium", "latent_size": [8, 8]}
-    assert "--cfg-scale 4.5" in said and "get SD3.5-medium" in said and "500 steps of 4 images of 64 x 64" in said
+    assert (
+        "--cfg-scale 4.5" in said
+        and "get SD3.5-medium" in said
+        and "500 steps of 4 images of 64 x 64, out of 12" in said
+    )
     small = model_of(tmp_path / "small", "StableDiffusion3Pipeline")
     weights = filled(model_config_from_mapping(small, "small"))
     FORMATS["safetensors"].write(tmp_path / "a.safetensors", State({"model": weights}, {"model": small}))

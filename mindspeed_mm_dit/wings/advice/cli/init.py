@@ -35,7 +35,7 @@ from mindspeed_mm_dit.sampling.request import in_a_list
 from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
 from mindspeed_mm_dit.wings.advice.begin import Base, base_of, begun
-from mindspeed_mm_dit.wings.advice.example import WEIGHTS, Adapted, example_of
+from mindspeed_mm_dit.wings.advice.example import WEIGHTS, adapted, example_of
 from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
 from mindspeed_mm_dit.wings.advice.folder_captions import captions_of_folder
 from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
@@ -166,15 +166,12 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
         raise ConfigError(f"--from = {args.base}", f"draws from captions, and {args.images} has none",
                           "write a .txt beside each image")  # fmt: skip
     _check_output(args, param.data_folder)
-    chosen = Adapted.of(args.base, example, len(index), args.image_size, _machine(args))
-    say(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}: {reason}")
-    say_notes(index)
-    found = f"{len(index):,} images with captions of {param.data_folder}"
     dataset = {**_dataset(param, index), "latents": _latents(args)}
-    outputs = _write(args, partial(chosen.files, dataset, found))
-    say(f"{args.output}: adapters (LoRA) for {args.base}, {chosen.steps:,} steps of {chosen.batch} images of "
-        f"{' x '.join(map(str, chosen.model.sample_size))}; {chosen.flop / 1e12:,.4g} TFLOP to train")  # fmt: skip
-    mm_dit, record = _mm_dit(), PUBLISHED[args.base]
+    chosen, files = adapted(args.base, example, len(index), args.image_size, _machine(args), dataset)
+    say(f"captions:              {reason}, such as {_examples(index)[0]!r}")
+    say_notes(index)
+    outputs, mm_dit, record = _write(args, files), _mm_dit(), PUBLISHED[args.base]
+    say(f"{args.output}: {chosen}")
     if not record.place(WEIGHTS).is_dir():
         say(f"fetch the weights:     {mm_dit} get {args.base}")
     say(f"encode once and train: {_encode(args)} && \\\n{' ' * 27}{mm_dit} train {shlex.quote(args.output)}")
