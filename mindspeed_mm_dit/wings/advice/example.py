@@ -69,7 +69,8 @@ def adapted(
     sharding = recommend(model, Request(Placement(machine.ranks), machine.num_bytes, share, online_vae=False))
     batch, steps = share * machine.ranks, steps_for(images, batch)
     cost = steps * batch * train_flop(model.predictor) / 1e12
-    said = (f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {' x '.join(map(str, model.sample_size))}, "
+    shape = " x ".join(map(str, model.sample_size))
+    said = (f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {shape}, "
             f"out of {images:,}; {cost:,.4g} TFLOP to train")  # fmt: skip
     data |= {"note": said, "dataset_param": data["dataset_param"] | dataset | {"image_size": model.sample_size[-1]}}
     own = {"--train-iters": steps, "--micro-batch-size": sharding.micro_batch_size, "--global-batch-size": batch,
