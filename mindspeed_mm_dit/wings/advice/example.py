@@ -25,7 +25,6 @@ WEIGHTS = Path("weights")
 """Where ``mm-dit get`` puts what it fetches."""
 SEEN, STEPS = 160, (500, 10_000)
 """How often each image is seen, within these numbers of steps."""
-_JSON = ("model.json", "data.json")
 
 
 def example_of(name: str | None) -> Path | None:
@@ -58,7 +57,8 @@ def adapted(
     folder: the embedded config that begins with the weights ``name``; size: side of an image in pixels, None for the
     config's; ``dataset``: keys of dataset_param. Raises ConfigError if adapters do not fit.
     """
-    words, model_json, data = read_train_args(folder / FLAGS_FILE), *(read_json(folder / f, name) for f in _JSON)
+    words, lines = read_train_args(folder / FLAGS_FILE), (folder / FLAGS_FILE).read_text("utf-8").splitlines()
+    model_json, data = (read_json(folder / file, name) for file in ("model.json", "data.json"))
     if size:
         factor = model_config_from_mapping(model_json, "model.json").ae.downsample_factor
         model_json["predictor"]["latent_size"] = [size // factor] * 2
@@ -77,14 +77,9 @@ def adapted(
            "--save-interval": steps // 5}  # fmt: skip
 
     def files(outputs: str) -> dict[str, str]:
-        flags = [f"# {said}", *_with(folder / FLAGS_FILE, own | places_in(outputs))]
-        return {"model.json": json_text(model_json), "data.json": json_text(data), FLAGS_FILE: "\n".join(flags) + "\n",
-                "fsdp2.yaml": fsdp2_yaml(model, sharding, said)}  # fmt: skip
+        values, flags = own | places_in(outputs), [line.partition(" ") for line in lines if not line.startswith("#")]
+        train_args = [f"# {said}", *(f"{flag} {values.get(flag, value)}".rstrip() for flag, _, value in flags), ""]
+        return {"model.json": json_text(model_json), "data.json": json_text(data),
+                "fsdp2.yaml": fsdp2_yaml(model, sharding, said), FLAGS_FILE: "\n".join(train_args)}  # fmt: skip
 
     return said, files
-
-
-def _with(file: Path, own: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a train.args without its remarks, and with ``own`` values by flag."""
-    lines = [line.partition(" ") for line in file.read_text("utf-8").splitlines() if not line.startswith("#")]
-    return [f"{flag} {own.get(flag, value)}".rstrip() for flag, _, value in lines]
