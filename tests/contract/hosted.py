@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 
 from tests.buckets_fixtures import SHAPES, write_pictures
 from tests.conftest import ROOT
-from tests.forked import Forked
+from tests.forked import DEVICE, Forked
 from tests.training.launch import Outcome, run_ranks
 
 TREES = ("MINDSPEED_MM_HOME", "MINDSPEED_HOME", "MEGATRON_HOME")
@@ -24,6 +26,16 @@ NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
 MISSING = [name for name in NEEDED if not os.environ.get(name)]
 
 needs_trees = pytest.mark.skipif(bool(MISSING), reason=f"not set: {', '.join(MISSING)} (unpacked trees of the host)")
+
+
+needs_device = pytest.mark.skipif(
+    not (os.environ.get("NPU_ON_CPU") and shutil.which("g++")), reason="not set: NPU_ON_CPU, or there is no g++"
+)
+
+
+def on_a_device_apart(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what has a run find the device of the tests where it would find a torch_npu that redirects its calls."""
+    return {"PYTHONPATH": variables["PYTHONPATH"].replace(os.environ["NPU_ON_CPU"], DEVICE, 1)}
 
 
 def tree(name: str) -> Path:

@@ -116,7 +116,7 @@ class NativeAndStandalone(TwoHosts):
         path.write_text(as_text(content), encoding="utf-8")
         return path
 
-    def engine(self, path: Path, ranks: int = 1, script: str = "") -> Outcome:
+    def engine(self, path: Path, ranks: int = 1, script: str = "", **extra: str) -> Outcome:
         """Run upstream's own trainer.py on a yaml; ``script``: Python that runs before it does."""
         trainer = Path(os.environ["MINDSPEED_MM_HOME"]) / "mindspeed_mm" / TRAINER
         words = [str(trainer), str(path)]
@@ -126,7 +126,7 @@ class NativeAndStandalone(TwoHosts):
                 f"{script}\nimport runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], {{}}, '__main__')"
             )
             words.insert(0, str(begin))
-        return run_python(words, self.folder, ranks, NON_MEGATRON="true")
+        return run_python(words, self.folder, ranks, NON_MEGATRON="true", **extra)
 
     def checked_engine(self, path: Path) -> Outcome:
         """Run the trainer by the command that checks a yaml of one's own before upstream reads it."""

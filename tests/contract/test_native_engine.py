@@ -16,8 +16,8 @@ from mindspeed_mm_dit.checkpoint.claim import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
-from tests.contract.hosted import good
-from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
+from tests.contract.hosted import good, needs_device, on_a_device_apart
+from tests.contract.native_hosted import NativeAndStandalone, environment, needs_engine, run_python
 from tests.data import test_cache_of_images
 from tests.data.test_cache_of_images import cache, data_json, model_json
 from tests.training.launch import Outcome
@@ -51,6 +51,15 @@ def test_upstreams_trainer_prints_the_losses_of_the_standalone_host(
     there = good(runs.engine(path, ranks))
     assert ("DDP mode is enabled" in there.output) == (ranks == 1)
     check_same(there, standalone)
+
+
+@needs_device
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_device_apart_prints_the_losses_of_the_standalone_host(
+    runs: NativeAndStandalone, standalone: Outcome, ranks: int
+) -> None:
+    path = runs.yaml(f"apart{ranks}", STEPS, ranks=ranks, fsdp2=ranks > 1)
+    check_same(good(runs.engine(path, ranks, **on_a_device_apart(environment()))), standalone)
 
 
 # --- checkpoints ---------------------------------------------------------------------------------------------------

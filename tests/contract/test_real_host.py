@@ -20,7 +20,9 @@ from tests.contract.hosted import (
     dcp_loader_of_mindspeed,
     environment,
     good,
+    needs_device,
     needs_trees,
+    on_a_device_apart,
     run_python,
     several_shapes,
     tools_json,
@@ -70,6 +72,12 @@ def test_both_hosts_print_the_same_losses(hosts: TwoHosts, whole: Callable, rank
     assert "host: MindSpeed-MM" in there.output
     # Everything random comes with the batch, so even the last printed digit agrees.
     assert printed(there) == printed(good(hosts.train("standalone", 4, ranks=ranks)))
+
+
+@needs_device
+def test_a_device_apart_prints_the_losses_of_redirected_calls(hosts: TwoHosts, straight: Outcome) -> None:
+    there = good(hosts.train("mindspeed-mm", 4, "--save apart", **on_a_device_apart(environment())))
+    assert there.losses == pytest.approx(straight.losses, rel=2e-6) and straight.losses
 
 
 @pytest.fixture(scope="module")

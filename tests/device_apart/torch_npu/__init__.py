@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,13 +19,10 @@ import torch
 import torch.distributed as dist
 
 from torch_npu.build import extension
+from torch_npu.names import Names
 
 DEVICE = extension()
 torch.utils.rename_privateuse1_backend("npu")
-
-
-def _autoload() -> None:
-    """Do nothing: PyTorch's entry point wants a function, and the import has done it all."""
 
 
 def _index(device: Any) -> int:
@@ -73,6 +71,7 @@ atexit.register(DEVICE.tell_waits, None)  # while there is a Python to forget it
 
 npu = ModuleType("torch.npu")
 vars(npu).update(
+    __file__=__file__,  # MindSpeed-MM puts the module into messages, and so asks for it
     counts=counts,
     reset=reset,
     is_available=lambda: os.environ.get("DEVICE_APART_COUNT") != "0",
@@ -100,7 +99,14 @@ vars(npu).update(
     empty_cache=lambda: None,
     memory_allocated=lambda device=None: DEVICE.counts().device_bytes,
     max_memory_allocated=lambda device=None: DEVICE.counts().most_device_bytes,
+    memory_reserved=lambda device=None: DEVICE.counts().device_bytes,
+    max_memory_reserved=lambda device=None: DEVICE.counts().most_device_bytes,
+    default_generators=[DEVICE.default_generator(number) for number in range(DEVICE.device_count())],
+    _lazy_call=lambda call, **_: call(),
+    config=SimpleNamespace(),
+    aclnn=SimpleNamespace(),
 )
+sys.modules["torch_npu.npu"] = npu
 torch._register_device_module("npu", npu)
 torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
 
@@ -117,15 +123,9 @@ def npu_rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple
     return (torch.nn.functional.rms_norm(x, x.shape[-1:], weight, epsilon),)
 
 
-def __getattr__(name: str) -> Any:
-    """Return what other libraries import by name, fused operators, and do not call here."""
-    if name.startswith("_"):
-        raise AttributeError(name)
-
-    def absent(*_: Any, **__: Any) -> None:
-        raise NotImplementedError(f"torch_npu.{name} is not on this device")
-
-    return absent
+__getattr__ = Names("torch_npu").__getattr__
+_C = Names("torch_npu._C")
+unsupported_dtype: list[torch.dtype] = []
 
 
 def _report() -> None:

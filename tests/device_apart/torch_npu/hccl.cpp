@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/version.h>
 
 namespace apart {
 namespace {
@@ -68,6 +69,8 @@ struct Hccl final : c10d::Backend {
     auto time = queue(stream);
     for (const auto& tensor : inputs) touch(tensor, stream, time, false, name);
     for (const auto& tensor : outputs) touch(tensor, stream, time, true, name);
+    if (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8)  // as nccl did until then; FSDP2 relied on it
+      for (const auto& tensor : inputs) block_of(tensor)->recorded.insert(stream);
     {
       std::lock_guard<std::recursive_mutex> lock(guard);
       counts.operators[std::string("hccl::") + name]++;
@@ -163,6 +166,15 @@ struct Hccl final : c10d::Backend {
       std::vector<Tensors> in;
       for (const auto& list : inputs) in.push_back(on_host(list));
       gloo_->scatter(out, in, options)->wait();
+    });
+  }
+  intrusive_ptr<Work> gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                             const c10d::GatherOptions& options) override {
+    return queue_on(c10d::OpType::GATHER, "gather", flat(outputs), inputs, [&] {
+      std::vector<Tensors> out;
+      for (const auto& list : outputs) out.push_back(on_host(list));
+      auto in = on_host(inputs);
+      gloo_->gather(out, in, options)->wait();
     });
   }
   intrusive_ptr<Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,

@@ -354,5 +354,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     }
 }
 
+// PyTorch 2.7 does not know by itself how to pass autograd by.
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
+  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(c10::DispatchKey::AutogradPrivateUse1))
+    m.fallback(torch::CppFunction::makeFallthrough());
+}
+
 }  // namespace
 }  // namespace apart
