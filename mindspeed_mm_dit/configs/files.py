@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.errors import DataError, nearest
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder, not a file"),
@@ -83,6 +83,12 @@ def read_bytes(path: str | Path) -> bytes:
 def no_folder(path: Path) -> str:
     """Return the reason against a path of data.json that is no folder: where it was looked for."""
     return f"is not a folder: {os.path.abspath(path)}, for relative paths start at the working directory"
+
+
+def nearest_to(path: Path, *known: str) -> str:
+    """Return "Did you mean 'x'? " for what lies beside a ``path`` that is not there, or is ``known``; or ""."""
+    beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
+    return "" if os.path.lexists(path) else nearest(path.name, [*known, *beside])
 
 
 def lines_of(text: str) -> list[str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.files import is_folder
+from mindspeed_mm_dit.configs.files import is_folder, nearest_to
 from mindspeed_mm_dit.configs.images import ImageFiles
 from mindspeed_mm_dit.data.labels_csv import is_index
 from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
 from mindspeed_mm_dit.data.shards import KINDS
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError
 
 LABELS = "labels.csv"
 """Name of the index to take if a folder has several CSV files."""
@@ -42,7 +41,7 @@ def classes_of_folder(images: str) -> FolderClasses:
     path = Path(images)
     if not is_folder(path):
         if not is_index(path):
-            raise ConfigError(f"IMAGES = {images}", _reason(path), _nearest(path) + "name a folder of images")
+            raise ConfigError(f"IMAGES = {images}", _reason(path), nearest_to(path) + "name a folder of images")
         return FolderClasses(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := shards_in(path):
         return shards
@@ -87,8 +86,3 @@ def _reason(path: Path) -> str:
     if not path.exists():
         return "is a link to nothing" if path.is_symlink() else "is not there"
     return "is a file, and no index with the columns image_path,label"
-
-
-def _nearest(path: Path) -> str:
-    beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
-    return "" if os.path.lexists(path) else nearest(path.name, beside)

@@ -14,7 +14,7 @@ import numpy as np
 from einops import rearrange
 
 from mindspeed_mm_dit.configs.buckets import Size
-from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, nearest_to, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
 from mindspeed_mm_dit.data.check_images import look_at
@@ -94,7 +94,7 @@ def open_image_set(
         check_file(path)
     except UnusableFile as problem:
         words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
-        raise ConfigError(what, words, "name an .npz or a folder of images") from None
+        raise ConfigError(what, words, f"{nearest_to(path, 'digits')}name an .npz or a folder of images") from None
     if not zipfile.is_zipfile(path):
         raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
     return _Npz(what, path).images()
