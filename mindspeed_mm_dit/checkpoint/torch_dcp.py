@@ -72,11 +72,9 @@ class Writer(BackgroundWriter):
         if not self._in_background:
             self._finish(lambda: finish(lambda: dcp.save(state, **to_disk)), path)
             return
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pending = dcp.async_save(state, **to_disk)
+            pending = dcp.async_save(_arrived(state), **to_disk)
         done: Future[None] = Future()
         self._pending = done
 
@@ -113,6 +111,13 @@ def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
         return kept
 
     return part(state)
+
+
+def _arrived(copies: State) -> State:
+    """Wait until copies of a state are there."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return copies
 
 
 def _copied(value: Any) -> Any:

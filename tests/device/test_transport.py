@@ -31,13 +31,12 @@ def test_a_batch_may_be_made_anew_while_it_is_copied(framework):
 
 
 def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, framework):
-    from mindspeed_mm_dit.checkpoint.torch_dcp import _copied
+    from mindspeed_mm_dit.checkpoint.torch_dcp import _arrived, _copied
 
     before = steps.weights()
     counted.reset()
-    copies = _copied(steps.engine.state())
-    assert counted.counts()["waits"] == 0, counted.counts()["waited_at"]
-    torch.accelerator.synchronize()
+    copies = _arrived(_copied(steps.engine.state()))
+    assert counted.counts()["waits"] == 1, counted.counts()["waited_at"]
     steps.step()
     assert all(torch.equal(copies["model"][name], weight) for name, weight in before.items())
 

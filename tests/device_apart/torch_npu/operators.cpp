@@ -354,10 +354,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     }
 }
 
-// PyTorch 2.7 does not know by itself how to pass autograd by.
+// PyTorch 2.7 does not know by itself how to pass autograd by; and shards of a tensor would be asked what only autograd is.
+bool is_passed_by() {
+  return c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(c10::DispatchKey::AutogradPrivateUse1);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
+  if (!is_passed_by()) m.impl("_has_compatible_shallow_copy_type", has_compatible_shallow_copy_type);
+}
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse1, m) {
-  if (!c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(c10::DispatchKey::AutogradPrivateUse1))
-    m.fallback(torch::CppFunction::makeFallthrough());
+  if (!is_passed_by()) m.fallback(torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace

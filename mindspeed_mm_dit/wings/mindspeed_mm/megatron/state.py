@@ -89,7 +89,8 @@ class RunState:
         model.restore_constants()
         self._parameters = model.predictor.state_dict(keep_vars=True)
         self.average = HostedEma(self._parameters, args.ema_decay)
-        self.average.averages.update(model.loaded_averages)
+        averages = self.average.averages
+        averages.update({name: value.to(averages[name].device) for name, value in model.loaded_averages.items()})
         if args.ckpt_format == "torch_dcp":  # (with other formats the host loads the whole state, and takes no step)
             self._before_first_step = _undo_steps_while_loading
             if args.load is not None and args.iteration > 0 and not args.finetune:
