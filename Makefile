@@ -26,8 +26,10 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussi
   tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
   tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/sampling/test_autoguidance.py \
   tests/models/test_dit_shapes.py
-# What is run on a device apart (tests/device_apart) beside what is written for it.
-DEVICE_TESTS := tests/device tests/test_cross_product.py tests/sampling \
+# What is run on a device apart (tests/device_apart) beside what is written for it, but for two that are long and show nothing there.
+DEVICE_TESTS := --deselect tests/training/test_initial_weights.py::test_cat_dog_fine_tunes_published_weights \
+  --deselect tests/wings/scores/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \
+  tests/device tests/test_cross_product.py tests/sampling \
   tests/training/test_run.py tests/wings/lab/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
   tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_profile.py tests/training/test_repa_run.py \
   tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \

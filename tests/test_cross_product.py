@@ -38,6 +38,7 @@ from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
 from tests.conftest import FRAMEWORK, run_config
+from tests.forked import DEVICE, PATH
 from tests.outside import plugin
 from tests.outside.condition import ANGLE, Angle, TurnedConfig
 from tests.outside.source import TURNED, write_turned
@@ -151,8 +152,8 @@ class Combination(NamedTuple):
 
     @property
     def meetings(self):
-        """What is to be tried of it: every pair of parts, or on MindSpore, whose steps are slow to begin, each part."""
-        if FRAMEWORK == "mindspore":
+        """What is to be tried of it: every pair of parts; each part where steps are slow to begin, or on a device."""
+        if FRAMEWORK == "mindspore" or DEVICE in PATH:
             return set(enumerate(name.split()[0].split("-")[0] for name in self))
         return set(itertools.combinations(enumerate(self), 2))
 
