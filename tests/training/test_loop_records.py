@@ -12,7 +12,6 @@ from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.signals import Stop
-from mindspeed_mm_dit.training.trackers import registry
 from mindspeed_mm_dit.training.validation import ValidationLoss
 from mindspeed_mm_dit.training.watchers import lines
 from tests.conftest import run_config
@@ -74,9 +73,7 @@ def run(monkeypatch):
         clock = iter(range(100))
         monkeypatch.setattr(log, "RunLog", recorder.log)
         monkeypatch.setattr(log, "meter", lambda args: ("meter", args))
-        monkeypatch.setattr(
-            registry, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration)
-        )
+        monkeypatch.setattr(log, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration))
         monkeypatch.setattr(lines.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(runtime, "rank", lambda: rank)
