@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parameters_of
 from tests.conftest import FRAMEWORK
+from tests.framework.test_paper import keep_as_a_gpu_does
 
 torch = pytest.importorskip("torch") if FRAMEWORK == "pytorch" else None
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
@@ -116,18 +117,6 @@ def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         called(built(config), config)
     assert counter.get_total_flops() == 2 * multiply_adds(config)
-
-
-def keep_as_a_gpu_does(x, shape, weight, eps):
-    """RMSNorm that keeps its input and a number a row, as GPUs do; a CPU keeps what it has normed too."""
-
-    class RMSNorm(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x, weight):
-            context.save_for_backward(x, x.new_empty(x.shape[:-1]))
-            return torch.rms_norm(x, shape, weight, eps)
-
-    return RMSNorm.apply(x, weight)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -22,7 +22,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
         mm=SimpleNamespace(
-            model=load_model_config(ROOT / "examples/dit/model.json"), precision=FLOAT32,
+            captions=(), model=load_model_config(ROOT / "examples/dit/model.json"), precision=FLOAT32,
             data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")),
         ),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def test_a_report_longer_than_the_training_and_one_of_a_run_that_was_complete_ar
     (tmp_path / f"iter_{iterations:07d}" / "run.json").write_text("{}")
     args = run_config(
         report=asked, save=str(tmp_path), train_iters=iterations, begun_at=begun_at, global_batch_size=64,
-        report_steps=50,
+        report_steps=50, mm=SimpleNamespace(captions=()),
     )  # fmt: skip
     monkeypatch.setattr(module.subprocess, "run", None)
     module.report(args)
