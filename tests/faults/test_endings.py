@@ -40,9 +40,19 @@ os.write(1, b"waits\\n")
 time.sleep(600)
 """
 LAUNCHER = """
-import sys
+import os, sys
 from mindspeed_mm_dit.training.launch.run import start
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
 
+watch = Agent._monitor_workers
+
+def watch_and_say(*group):
+    Agent._monitor_workers = watch
+    os.write(1, b"waits\\n")
+    return watch(*group)
+
+# (These ranks may wait before torchrun has noted them, and then would not hear of a signal.)
+Agent._monitor_workers = watch_and_say
 sys.exit(start("pytorch", ["rank.py"]))
 """
 TERM, INT, HUP, QUIT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL
@@ -97,7 +107,7 @@ def test_a_launcher_passes_a_signal_on_and_gives_its_code(tmp_path, number):
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     launcher = start([sys.executable, "launcher.py"], tmp_path, NPUS_PER_NODE="2")
-    for _ in range(2):
+    for _ in range(3):
         assert launcher.stdout.readline() == "waits\n"
     launcher.send_signal(number)
     assert launcher.communicate(timeout=PATIENCE_SECONDS)[0].count(f"saves at {number.name}\n") == 2
