@@ -26,7 +26,7 @@ from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.words_encoder import has_words
@@ -160,7 +160,7 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     """Write the embedded config that begins with --from, for these captions and this machine."""
     for flag in ("vae", "text_encoder", "diffusion"):
         if (given := getattr(args, flag)) is not None:
-            raise ConfigError(f"--{flag.replace('_', '-')} = {given}", f"{args.base} has its own", "leave it out")
+            raise ConfigError(f"{flag_of(flag)} = {given}", f"{args.base} has its own", "leave it out")
     param, index, reason = _look(args)
     if not param.captions:
         raise ConfigError(f"--from = {args.base}", f"draws from captions, and {args.images} has none",
