@@ -72,10 +72,10 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
     need = min(needs)
     best = placements[needs.index(need)]
     raise ConfigError(
-        f"--device-memory-gib = {request.device_bytes / GIB:g} with --world-size {request.world_size}",
+        f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s)",
         f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "
         f"with recompute; {fitting(model, best, request)} fit",
-        "use more devices, a smaller --micro-batch-size, or --offload-to-cpu",
+        "use more or larger devices, or smaller images; mm-dit plan also tries --micro-batch-size and --offload-to-cpu",
     )
 
 
