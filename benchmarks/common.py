@@ -84,36 +84,41 @@ RESULT, PEAK = "result", "peak bytes"
 
 
 class Apart:
-    """A contestant in a process of its own, as its users run it: ``build(*args)`` is called there and returns the
-    call to time. What one side sets for its process does not reach the other."""
+    """A contestant in a process of its own, as its users run it: ``build(*args)`` is called there, when it is first
+    needed, and returns the call to time. What one side sets for its process does not reach the other."""
 
     def __init__(self, build: Callable[..., Callable[[], object]], *args: object) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, build, args), daemon=True)
-        self._process.start()
-        theirs.close()  # so that a process that ends is noticed
-        self._answer()  # it is built
+        self._build, self._args, self._process, self._peak = build, args, None, 0
 
     def timed(self, clock: str) -> float:
         """Return the seconds of one call."""
-        self._pipe.send(clock)
-        return float(self._answer())
+        return float(self._ask(clock))
 
     def result(self) -> Any:
         """Return what one call returns, and end the process: what it had of an accelerator is free."""
-        self._pipe.send(RESULT)
-        found = self._answer()
+        found = self._ask(RESULT)
+        self.end()
+        return found
+
+    def end(self) -> None:
+        """End the process."""
+        self._peak = int(self._ask(PEAK))
         self._pipe.close()
         self._process.join()
-        return found
+        self._process = None
 
     def peak_bytes(self) -> int:
         """Return the most memory of the accelerator that its calls had at once; 0 on a CPU."""
-        self._pipe.send(PEAK)
-        return int(self._answer())
+        return self._peak if self._process is None else int(self._ask(PEAK))
 
-    def _answer(self) -> Any:
+    def _ask(self, what: str) -> Any:
+        if self._process is None:
+            spawn = multiprocessing.get_context("spawn")
+            self._pipe, theirs = spawn.Pipe()
+            self._process = spawn.Process(target=_serve, args=(theirs, self._build, self._args), daemon=True)
+            self._process.start()
+            theirs.close()  # so that a process that ends is noticed
+        self._pipe.send(what)
         try:
             return self._pipe.recv()
         except EOFError:
@@ -122,21 +127,23 @@ class Apart:
 
 def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> None:
     call = build(*args)
-    pipe.send("built")
     while True:
         try:
-            clock = pipe.recv()
+            asked = pipe.recv()
         except EOFError:
             return  # the benchmark is over
-        if clock == RESULT:
+        if asked == RESULT:
             pipe.send(call())
-            continue
-        if clock == PEAK:
+        elif asked == PEAK:
             pipe.send(torch.accelerator.max_memory_allocated() if runtime.device_type() != "cpu" else 0)
-            continue
-        call()  # as in a run, one comes after another; an accelerator's memory was given back, too
-        pipe.send(timed(call, clock))
-        runtime.free_memory()  # an accelerator has not room for both sides at a time
+        else:
+            call()  # as in a run, where one comes after another
+            pipe.send(timed(call, asked))
+
+
+def order() -> str:
+    """Return in words how :func:`interleave` goes through its contestants."""
+    return "rounds interleaved" if runtime.device_type() == "cpu" else "one side after the other"
 
 
 def interleave(
@@ -144,16 +151,20 @@ def interleave(
 ) -> dict[str, list[float]]:
     """Time each contestant once a round, in turn, so that other load on the machine falls on all alike.
 
+    An accelerator has not room for all of them: there one ends before the next begins.
     Returns the seconds of every round by name, on one of CLOCKS; the order within a round alternates.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for number in range(-warm_up, rounds):
-        order = list(contestants)[:: 1 if number % 2 else -1]
-        for name in order:
-            contestant = contestants[name]
-            took = contestant.timed(clock) if isinstance(contestant, Apart) else timed(contestant, clock)
-            if number >= 0:
-                seconds[name].append(took)
+    turns = [(n, name) for n in range(-warm_up, rounds) for name in list(contestants)[:: 1 if n % 2 else -1]]
+    if runtime.device_type() != "cpu":
+        turns = [(n, name) for name in contestants for n in range(-warm_up, rounds)]
+    for number, name in turns:
+        contestant = contestants[name]
+        took = contestant.timed(clock) if isinstance(contestant, Apart) else timed(contestant, clock)
+        if number >= 0:
+            seconds[name].append(took)
+        if number == rounds - 1 and isinstance(contestant, Apart):
+            contestant.end()
     return seconds
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, timed
+from common import CLOCKS, Apart, Report, engine_flags, interleave, order, ratio, timed
 from PIL import Image
 from train_throughput import reference_step
 
@@ -66,9 +66,7 @@ def main() -> None:
     ]  # fmt: skip
     report.say()
     report.table(["images come", "median s a step", "images/s", "x the reference"], rows)
-    report.say(
-        f"Batch {args.batch}, {args.clock} seconds a step, rounds interleaved; the reference in fp32, as its train.py."
-    )
+    report.say(f"Batch {args.batch}, {args.clock} seconds a step, {order()}; the reference in fp32, as its train.py.")
     report.say(f"Filling the cache: {caching / args.images:.2f} s an image for both flips, once for a training.")
     report.save()
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Apart, Report, engine_flags, interleave, ratio, reference_checkout
+from common import CLOCKS, Apart, Report, engine_flags, interleave, order, ratio, reference_checkout
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
@@ -59,9 +59,7 @@ def main() -> None:
     headings = ["step", "batch", "median s", "images/s", "TFLOP/s", "MFU", "peak GiB", "planned GiB", "ours is x"]
     seconds = {kind: measured[" ".join(kind)] for kind in kinds}
     report.table(headings, [row_of(args, kind, batch, seconds, steps[kind].peak_bytes()) for kind in kinds])
-    report.say(
-        f"{args.clock} seconds a step, rounds interleaved. x: images a second of ours / of it, median of rounds."
-    )
+    report.say(f"{args.clock} seconds a step, {order()}. x: images a second of ours / of it, median of rounds.")
     report.save()
 
 

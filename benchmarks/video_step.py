@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CLOCKS, Apart, Report, interleave, ratio
+from common import CLOCKS, Apart, Report, interleave, order, ratio
 
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -43,7 +43,7 @@ def main() -> None:
         medians = [f"{statistics.median(values):.4f}" for values in (ours, theirs)]
         rows.append([precision, *medians, f"{ratio(ours, theirs):.2f}"])
     report.table(["precision", "ours, median s", "diffusers, median s", "x"], rows)
-    report.say(f"{args.clock} seconds a step, rounds interleaved. x: diffusers / ours, median of rounds.")
+    report.say(f"{args.clock} seconds a step, {order()}. x: diffusers / ours, median of rounds.")
     report.save()
 
 
@@ -129,7 +129,7 @@ def build(args: Namespace, precision: str, side: str) -> Callable[[], float]:
 def compare_first_losses(args: Namespace, report: Report) -> None:
     """Say how far the two sides' first losses are apart."""
     for precision in args.precision:
-        ours, theirs = (build(args, precision, side)() for side in SIDES)
+        ours, theirs = (Apart(build, args, precision, side).result() for side in SIDES)
         report.say(f"First loss in {precision}: ours {ours:.8f}, diffusers {theirs:.8f}.")
     report.say()
 

@@ -29,6 +29,9 @@ class UserError(Exception):
         self.what, self.reason, self.cure = what, reason, cure
         super().__init__(plain(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else "")))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
+        return type(self), (self.what, self.reason, self.cure)  # so that it passes from process to process
+
     @property
     def told(self) -> str:
         """What a command prints: the kind of mistake before the rest, as a traceback has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.loader_process import load_batches_apart
 from mindspeed_mm_dit.data.samples import Batch, Samples
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
@@ -66,7 +68,9 @@ class BatchStream:
         sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
         # A step takes all its micro-batches at once, so that many are prefetched during the step before.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
-        return load_batches(self._samples, sample_indices, self._num_workers, prefetch)
+        apart = self._num_workers > 0 and runtime.device_type() != "cpu" and sys.platform == "linux"
+        load = load_batches_apart if apart else load_batches
+        return load(self._samples, sample_indices, self._num_workers, prefetch)
 
 
 def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:

@@ -6,6 +6,7 @@ Log lines, validations, pictures and so on are the work of ``watchers``. The loo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Any
@@ -51,7 +52,9 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     if progress.iteration >= args.train_iters:
         run.log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
+        asked = time.monotonic()
         batches = next_batches(train_batches, run.stop)
+        run.waited += time.monotonic() - asked
         if run.stop.agree():
             break
         lr = schedule.at(progress.iteration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -68,18 +69,19 @@ class Recorder:
 
 @pytest.fixture
 def run(monkeypatch):
-    def run(recorder=None, rank=0, ranks=1, **flags):
+    def run(recorder=None, rank=0, ranks=1, waits=0.0, is_idle=True, **flags):
         recorder = recorder or Recorder()
-        clock = iter(range(100))
+        clock, waiting = iter(range(100)), itertools.cycle([0.0, waits])
         monkeypatch.setattr(log, "RunLog", recorder.log)
         monkeypatch.setattr(log, "meter", lambda args: ("meter", args))
         monkeypatch.setattr(log, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration))
         monkeypatch.setattr(lines.time, "perf_counter", lambda: next(clock))
+        monkeypatch.setattr(loop.time, "monotonic", lambda: next(waiting))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         monkeypatch.setattr(runtime, "rank", lambda: rank)
         monkeypatch.setattr(runtime, "world_size", lambda: ranks)
         monkeypatch.setattr(
-            runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: True, wait=lambda: values)
+            runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: is_idle, wait=lambda: values)
         )
         monkeypatch.setattr(runtime, "mean_over_hosts", lambda values: values / 2)
         args = run_config(**{**FLAGS, **flags})
@@ -110,6 +112,16 @@ def test_every_record_says_what_its_interval_was_like(run):
         }
         for iteration, steps, loss in ((2, 2, 1.5), (4, 2, 3.5), (5, 1, 5.0))
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("waits", "is_idle", "share"), [(0.3, True, "30%"), (2.0, True, "100%"), (0.2, True, None), (0.3, False, None)]
+)
+def test_it_is_said_once_that_steps_wait_for_data_unless_the_device_is_busy_meanwhile(run, waits, is_idle, share):
+    """A step and an interval take a second by this clock; the third interval is the last that is judged."""
+    recorder = run(waits=waits, is_idle=is_idle, log_interval=1, eval_interval=None)
+    said = [line for line in recorder.said if "waits for its data" in line]
+    assert [line.partition(" of the time")[0] for line in said] == ([f"note: {share}"] if share else [])
 
 
 @pytest.mark.parametrize(("rank", "ranks", "prints"), [(0, 1, True), (0, 2, False), (1, 2, True), (1, 3, False)])

@@ -78,6 +78,8 @@ class Run:
     log: RunLog
     """Where lines, scalars and pictures go."""
     watchers: Sequence[Watcher] = ()
+    waited: float = 0.0
+    """Seconds that batches were waited for, since the last log line."""
 
     def is_due(self, every: int | None) -> bool:
         """Return whether an interval of ``every`` steps ends with the step just taken; never for None and 0."""

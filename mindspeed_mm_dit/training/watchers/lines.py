@@ -13,6 +13,9 @@ from mindspeed_mm_dit.training.log import StepRecord
 from mindspeed_mm_dit.training.run_command import leave
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
+SHARE, INTERVALS, LEAST_SECONDS = 0.25, 3, 1.0
+"""A run whose device waits for data for this share of so many intervals in a row, each at least so long, is told."""
+
 
 class Lines(Watcher):
     """Turns the results of steps into log records.
@@ -27,6 +30,7 @@ class Lines(Watcher):
         self._unread: _Closed | None = None
         self._nan_iterations = 0
         self._started = time.perf_counter()
+        self._seconds, self._starved = 0.0, 0
 
     def after_step(self, run: Run, step: Step) -> None:
         """Keep the result of the step, and end the interval if it is the last of one."""
@@ -52,7 +56,21 @@ class Lines(Watcher):
         """
         if self._unread is not None:
             closed, self._unread = self._unread, None
-            run.log.record(self._record(run, closed))
+            was_idle = closed.values.is_there()  # when the batches of the step now under way had come
+            record = self._record(run, closed)
+            run.log.record(record)
+            self._judge_waiting(run, was_idle)
+
+    def _judge_waiting(self, run: Run, was_idle: bool) -> None:
+        """Say so if the device waits for data; that a host waits which is ahead of its device costs nothing."""
+        share, run.waited = min(run.waited / max(self._seconds, LEAST_SECONDS), 1.0), 0.0
+        self._starved = self._starved + 1 if was_idle and share > SHARE else 0
+        if self._starved == INTERVALS:
+            run.log.say(
+                f"note: {share:.0%} of the time the step waits for its data: try more --num-workers (now "
+                f"{run.args.num_workers}) if there are idle cores, or smaller files; where a VAE encodes them, mm-dit "
+                "cache-latents"
+            )
 
     def check(self, run: Run) -> None:
         """Check the last step before its state is saved over a good one.
@@ -71,11 +89,12 @@ class Lines(Watcher):
         if not finite:
             _check_finite((losses[-1], grad_norm), closed.iteration, run.args.save)
         started, self._started = self._started, time.perf_counter()
+        self._seconds = self._started - started
         return StepRecord(
             iteration=closed.iteration,
             train_iters=run.args.train_iters,
             consumed_samples=closed.consumed_samples,
-            ms_per_iteration=(self._started - started) * 1000 / len(losses),
+            ms_per_iteration=self._seconds * 1000 / len(losses),
             learning_rate=closed.learning_rate,
             global_batch_size=run.args.global_batch_size,
             loss=sum(finite) / len(finite),

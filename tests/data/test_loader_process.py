@@ -1,0 +1,132 @@
+"""Batches made in a process of their own: the same arrays, errors at their batch, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.data.loader import load_batches
+from mindspeed_mm_dit.data.loader_process import load_batches_apart
+from mindspeed_mm_dit.errors import DataError, PlatformError
+
+INDICES = [np.arange(start, start + 3) for start in range(0, 30, 3)]
+
+
+class Drawn:
+    """Arrays of several kinds and lengths, drawn from the indices; ``at`` raises ``error``."""
+
+    def __init__(self, at=None, error=None):
+        self.at, self.error = at, error
+
+    def batch(self, sample_indices):
+        first = int(sample_indices[0])
+        if first == self.at:
+            raise self.error
+        draw = np.random.default_rng(first)
+        return {
+            "pixels": draw.integers(0, 256, (3, 3, 5, 7 + first % 2), np.uint8)[:, :, ::-1],  # (not contiguous)
+            "noise": draw.standard_normal((3, 300, 7), np.float32),
+            "labels": sample_indices,
+            "dropped": draw.random(3) < 0.5,
+            "none": np.zeros((3, 0), np.float32),
+            "process": np.array(os.getpid()),
+        }
+
+
+def apart(source, workers=2):
+    return load_batches_apart(source, iter(INDICES), workers, 2)
+
+
+def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_be_kept_and_changed():
+    theirs, ours = list(apart(Drawn())), list(load_batches(Drawn(), iter(INDICES), 2, 2))
+    assert len(theirs) == len(ours) == len(INDICES)
+    assert {int(batch.pop("process")) for batch in ours} == {os.getpid()}
+    (reader,) = {int(batch.pop("process")) for batch in theirs}
+    assert reader != os.getpid() and not lives(reader)
+    for one, other in zip(theirs, ours):
+        assert list(one) == list(other)
+        for name in one:
+            assert (one[name].dtype, one[name].shape) == (other[name].dtype, other[name].shape)
+            np.testing.assert_array_equal(one[name], other[name])
+            assert one[name].ctypes.data % one[name].itemsize == 0
+            one[name][...] = 0
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (DataError("x.png", "cannot be read", "remove it"), DataError, "x.png: cannot be read\n    Cure: remove it"),
+        (UnusableFile("is empty"), UnusableFile, "is empty"),
+        (ValueError("of another shape"), ValueError, "of another shape"),
+        (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),
+    ],
+)  # fmt: skip
+def test_an_error_is_raised_at_its_batch_as_it_was_raised_there(error, kind, text):
+    batches = apart(Drawn(at=9, error=error))
+    assert [int(next(batches)["labels"][0]) for _ in range(3)] == [0, 3, 6]
+    with pytest.raises(kind) as raised:
+        next(batches)
+    assert text in str(raised.value)
+    assert list(batches) == []
+
+
+def test_a_process_that_is_ended_from_outside_is_named_with_its_signal():
+    batches = apart(Drawn())
+    reader = int(next(batches)["process"])
+    os.kill(reader, signal.SIGKILL)
+    with pytest.raises(
+        PlatformError, match=rf"the process that reads the data \({reader}\): ended with signal 9\n.*--num-workers"
+    ):
+        list(batches)
+    assert not lives(reader)
+
+
+def test_a_signal_that_asks_a_run_to_stop_leaves_it_to_the_run():
+    batches = apart(Drawn())
+    reader = int(next(batches)["process"])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(reader, number)
+    assert len(list(batches)) == len(INDICES) - 1
+
+
+def test_a_loader_that_is_closed_ends_its_process_in_the_middle_of_a_batch():
+    class Slow(Drawn):
+        def batch(self, sample_indices):
+            if sample_indices[0] > 3:
+                time.sleep(600)
+            return super().batch(sample_indices)
+
+    batches = apart(Slow())
+    reader = int(next(batches)["process"])
+    batches.close()
+    assert not lives(reader)
+
+
+def test_a_process_does_not_outlive_the_one_that_reads_from_it():
+    code = (
+        "import os, signal; from tests.data.test_loader_process import *\n"
+        "batches = apart(Drawn()); print(int(next(batches)['process']), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    until = time.monotonic() + 30
+    while lives(int(ended.stdout)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def lives(process):
+    """Return whether a process runs; one that has ended and is still to be asked for its status does not."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
