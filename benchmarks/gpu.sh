@@ -6,7 +6,7 @@
 #             facebookresearch/DiT and diffusers in the same run, all compiled, autocast to bf16, with TensorFloat-32
 #   sample    250 steps of DDPM and 20 of DPM-Solver++, against facebookresearch/DiT
 #   video     a train step of Wan 1.3B at 240 x 416 x 81 frames against diffusers'
-#   loader    images a second of the loader, beside what a step takes
+#   loader    JiT-B/16 from JPEG files: images a second of the loader, of a step, and of both
 #
 # Without a part all of them, one after the other; each leaves a dated file in RESULTS (benchmarks/results).
 #
@@ -28,13 +28,14 @@ case ${SIZE:-gpu} in
     sample=(--preset DiT-XL/2 --images 32 --timed-steps 10 --rounds 3 --precision bf16 --torch-compile)
     video=(--layers 30 --heads 12 --head-dim 128 --ffn-dim 8960 --text-dim 4096 --latents 21 30 52 --text-length 512
       --precision bf16 --rounds 5)
-    loader=(--workers 8) demo=() ;;
+    loader=(--model examples/dit/imagenet256_jit/model.json --jpegs 3000 --workers 14 --precision bf16 --torch-compile)
+    demo=() ;;
   tiny)
     train=(--preset DiT-S/8 --size 8 --batch 1 2 --rounds 1 --warm-up 0 --precision bf16)
     sample=(--preset DiT-S/8 --size 8 --images 1 --timed-steps 1 --rounds 1 --warm-up 0 --precision fp32)
     video=(--layers 1 --heads 1 --head-dim 16 --ffn-dim 16 --text-dim 16 --text-length 4 --latents 1 4 4 --rounds 1
       --warm-up 0 --precision bf16)
-    loader=(--batch 16 --rounds 2) demo=(--train-iters 2) ;;
+    loader=(--batch 16 --rounds 2 --steps 2) demo=(--train-iters 2) ;;
   *) echo "SIZE=$SIZE is neither gpu nor tiny" >&2; exit 2 ;;
 esac
 
