@@ -283,6 +283,7 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     BEST: lambda value: isinstance(value, dict) and _is_count(value.get("iteration")) and _is_number(value.get("loss")),
     "classes": _are_texts,
     "captions": _are_texts,
+    "words": _are_texts,
     power_ema.STDS: power_ema.are_stds,
     ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str) and is_tuning(value),
 }

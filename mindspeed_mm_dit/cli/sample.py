@@ -23,6 +23,7 @@ from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import found_by_all
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
+from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.sampling.outputs import Output
 from mindspeed_mm_dit.sampling.request import Asked, resized
 from mindspeed_mm_dit.sampling.video_files import FPS
@@ -31,6 +32,7 @@ from mindspeed_mm_dit.terminal import say
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.experts import Experts
     from mindspeed_mm_dit.sampling.generate import SampleSettings
+    from mindspeed_mm_dit.sampling.load import Described
 
 DESCRIPTION = """\
 Generate images or videos with a trained model, of the classes you name or the prompts you write.
@@ -192,8 +194,8 @@ def run(args: argparse.Namespace) -> int:
         activate(args.ai_framework)
         from mindspeed_mm_dit.sampling.load import describe
 
-        _, config, names, captions = describe(args.checkpoint, args.model)
-        work = _Work.of(args, resized(config, args.frames, args.size), names, captions)
+        found = describe(args.checkpoint, args.model)
+        work = _Work.of(args, found._replace(config=resized(found.config, args.frames, args.size)))
     samples, seconds = _draw(args, work)
     if samples is None:  # only the first rank has them
         return 0
@@ -220,11 +222,12 @@ class _Work:
     adapters: Sequence[Strong]
 
     @classmethod
-    def of(cls, args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str]) -> _Work:
+    def of(cls, args: argparse.Namespace, found: Described) -> _Work:
         """Check everything the flags ask for, before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.load import load_adapters
 
+        _, config, names, captions, words = found
         settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
         if settings.guidance.scale > USUAL_SCALE:
             say(f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr)
@@ -233,8 +236,10 @@ class _Work:
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
-        for note in (note for adapter, _ in adapters for note in adapter.notes):
-            say(f"note: {note}", file=sys.stderr)
+        for note in (f"note: {note}" for adapter, _ in adapters for note in adapter.notes):
+            say(note, file=sys.stderr)
+        if note := note_of_words(config, words, asked.values.get("caption", ())):
+            say(note, file=sys.stderr)
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 

@@ -41,6 +41,8 @@ class TextEncoderKind:
     """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework, nothing before does."""
     check_files: Callable[[Any], None] = lambda config: None
     """(config): raise a UserError if weights are missing or cut short; called before any device work."""
+    words: Callable[[str], Sequence[str]] | None = None
+    """(caption) -> its words, where one that no training caption has says nothing; None: the encoder knows language."""
 
 
 @dataclass(frozen=True)

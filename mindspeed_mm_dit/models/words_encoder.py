@@ -74,4 +74,4 @@ def _build(config: WordsConfig) -> Callable[[Any, Any], Encoded]:
     return network
 
 
-WORDS = TextEncoderKind(WordsConfig, WordsTokenizer, _build)
+WORDS = TextEncoderKind(WordsConfig, WordsTokenizer, _build, words=_words)

@@ -46,6 +46,8 @@ class Described(NamedTuple):
     """Name of each label; empty if unknown."""
     captions: tuple[str, ...] = ()
     """A few captions that it learned; empty if unknown."""
+    words: tuple[str, ...] = ()
+    """All words of the captions, where others say nothing to it; empty if unknown."""
 
 
 def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
@@ -70,7 +72,8 @@ def _described(path: Path, model_json: str | Path | None) -> Described:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
     config = config.without_teachers()
     check_model_fits(config, Place("this machine", host_memory_bytes()))
-    return Described(path, config, *(tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions")))
+    told = [tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words")]
+    return Described(path, config, *told)
 
 
 _LEARNED = {
@@ -122,7 +125,7 @@ def load_model(
     """
 
     def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
-        _, config, classes, _ = _described(path, model_json)
+        _, config, classes, *_ = _described(path, model_json)
         config = replace(config, predictor=config.predictor.told(guidance))
         model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
         return model, config, _weights(path, config, classes, use_ema)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_text_widths
+from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels
@@ -41,6 +43,7 @@ from mindspeed_mm_dit.sampling.request import (
     together,
 )
 from mindspeed_mm_dit.sampling.video_files import FPS
+from mindspeed_mm_dit.terminal import tell
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1
@@ -143,6 +146,8 @@ class Pipeline:
     """The expert of low noise beside ``model``, which then is the one of high noise."""
     captions: tuple[str, ...] = ()
     """A few captions that it learned; empty if unknown."""
+    words: tuple[str, ...] = ()
+    """All words of the captions, where others say nothing to it; empty if unknown."""
 
     @classmethod
     def of_checkpoint(
@@ -154,14 +159,14 @@ class Pipeline:
 
         Raises CheckpointError or ConfigError if that fails.
         """
-        _, config, classes, captions = describe(checkpoint, model_json)
+        _, config, classes, captions, words = describe(checkpoint, model_json)
         low, both = other_expert(checkpoint, low), None
         if low is not None:
             both = experts(checkpoint, low, model_json, use_ema, loras, boundary)
         elif boundary is not None or loras[1]:
             raise ConfigError("low_noise_lora" if boundary is None else f"boundary = {boundary}", *ONE_NETWORK)
         adapters = load_adapters(loras[0], config)
-        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes, both, captions)
+        return cls(*load_model(checkpoint, model_json, use_ema, adapters, bf16=bf16), classes, both, captions, words)
 
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:
@@ -240,6 +245,8 @@ class Pipeline:
             batch_size=batch_size, options=options, bf16=bf16, experts=self.experts, low_scale=low_noise_guidance,
         )  # fmt: skip
         values = self._values(classes, prompts, vectors)
+        if note := note_of_words(config, self.words, values.get("caption", ())):
+            tell(note, sys.stderr)
         if image is not None or last_image is not None or config.predictor.conditions.frames:
             values["image"] = asked_images(config, image, last_image)
         asked = Asked(together(values), self._instead(negative_prompt))

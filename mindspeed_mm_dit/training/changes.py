@@ -48,7 +48,7 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
         SETTINGS: _settings(args),
         "model": args.mm.model_json,
         "classes": args.mm.classes,
-        **({"captions": args.mm.captions} if args.mm.captions else {}),
+        **{name: told for name in ("captions", "words") if (told := getattr(args.mm, name))},
         "mindspeed_mm_dit": __version__,
         **runtime.versions(),
     }

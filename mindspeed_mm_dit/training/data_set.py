@@ -21,6 +21,7 @@ from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, sized
+from mindspeed_mm_dit.models.known_words import words_of
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
@@ -115,7 +116,9 @@ class DataSet:
         """Return the facts of the data that every checkpoint keeps, as fields of MultiModalArguments."""
         captions = self._opened.example_captions() if "caption" in self._model.predictor.conditions.items else []
         kept = tuple(filter(None, captions[:CAPTIONS_KEPT]))
-        return {"classes": self._train.classes, "captions": kept, "data_digest": self._train.digest}
+        words = words_of(self._model, (c for own in self._train.captions for c in own)) if kept else ()
+        facts = {"classes": self._train.classes, "captions": kept, "words": tuple(words)}
+        return {**facts, "data_digest": self._train.digest}
 
     def examples(self) -> dict[str, list[Any]]:
         """Return, by item, some conditions to sample: the first classes, the first distinct captions.

@@ -99,7 +99,7 @@ def _next_command(job: ReportJob) -> str:
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Draw the picture of samples, and return their score, or what to do if the text encoder cannot run."""
-    _, config, names, _ = describe(job.save, None)
+    _, config, names, *_ = describe(job.save, None)
     conditions = config.predictor.conditions
     found = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
     judge = None if job.frames else next(filter(None, found), None)

@@ -20,7 +20,8 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.sampling.load import describe
-from tests.captions_fixtures import captioned_configs, png, write_beside
+from mindspeed_mm_dit.sampling.pipeline import Pipeline
+from tests.captions_fixtures import WIDTH, captioned_configs, png, write_beside
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 from tests.text_encoder_fixtures import write_clip
@@ -89,6 +90,21 @@ def test_an_image_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_
 
 def test_a_run_draws_its_captions_while_it_learns_and_at_the_end(whole, saved):
     assert (saved / "samples/iter_0000004.png").stat().st_size and (saved / "samples.png").stat().st_size
+
+
+def test_a_model_of_words_alone_says_which_words_of_a_prompt_it_has_not_learned(tmp_path, capsys):
+    configs = captioned_configs(tmp_path)
+    model = json.loads((tmp_path / "model.json").read_text())
+    model["text_encoder"] = {"model_id": "words", "width": WIDTH, "max_length": 8}
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    outcome = configs.run(STEPS + f"--save {tmp_path}/checkpoints")
+    assert outcome.code == 0, outcome.output
+    assert sorted(describe(tmp_path / "checkpoints", None).words) == ["a", "left", "moves", "one", "seven", "一"]
+    assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no caption" not in capsys.readouterr().err
+    assert sample(tmp_path, tmp_path / "b.png", "--prompt", "seven zebras") == 0
+    assert "note: no caption that was learned has 'zebras': to this model it says" in capsys.readouterr().err
+    Pipeline.of_checkpoint(tmp_path / "checkpoints", None, True, False).sample(prompts="a zebra", steps=2)
+    assert "has 'zebra':" in capsys.readouterr().err
 
 
 @pytest.mark.ranks

@@ -15,6 +15,7 @@ from PIL import Image
 from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.grid import draw_grid
 from mindspeed_mm_dit.sampling.pipeline import Pipeline, Samples
@@ -190,6 +191,8 @@ def _drawn(
         given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
         for item, own in given.items():
             check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
+        if note := note_of_words(pipe.config, pipe.words, given["caption"]):
+            gradio().Info(note)
         samples = pipe.sample(
             given["label"] if "label" in items else None,
             prompts=given["caption"] if "caption" in items else None,

@@ -188,3 +188,12 @@ def test_a_port_that_is_taken_is_named(served):
 def test_the_command_says_what_it_needs_before_it_reads_weights(capsys):
     assert main(["app", "--checkpoint", "nowhere", "--port", "0"]) == 2
     assert "--port = 0" in capsys.readouterr().err
+
+
+def test_words_that_no_caption_had_are_noted_on_the_page(monkeypatch):
+    from mindspeed_mm_dit.wings.view import app
+
+    pipe, told = dataclasses.replace(dit.create("emoji", framework=FRAMEWORK), words=("red", "apple")), []
+    monkeypatch.setattr(app.gradio(), "Info", told.append)
+    app._drawn(pipe, [], "red apple\nblue apple", 1, 1.0, 1, "euler", 0)
+    assert len(told) == 1 and "has 'blue': to this model it says nothing" in told[0]

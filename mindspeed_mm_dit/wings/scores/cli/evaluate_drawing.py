@@ -61,7 +61,7 @@ class Work:
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.wings.scores.shards import Shards, draw_labels
 
-        path, config, classes, _ = describe(checkpoint, args.model)
+        path, config, classes, *_ = describe(checkpoint, args.model)
         of_captions = config.predictor.conditions.items == ("caption",) and len(config.latent_shape) == 3
         if of_captions:
             classes = tuple(_prompts(args, config))
