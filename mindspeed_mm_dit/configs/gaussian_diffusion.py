@@ -39,13 +39,15 @@ class GaussianDiffusionConfig:
             )
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless ``out_channels`` is twice ``in_channels`` exactly if the variance is learned."""
-        learned, doubled = self.variance_type == "learned_range", out_channels == 2 * in_channels
-        if learned != doubled:
+        """Raise ConfigError unless ``out_channels`` is ``in_channels``, or twice as many if the variance is learned."""
+        learned = self.variance_type == "learned_range"
+        needed = in_channels * (2 if learned else 1)
+        if out_channels != needed:
             raise ConfigError(
                 f"diffusion.variance_type = {self.variance_type}",
-                f"does not fit predictor.learn_sigma = {doubled}",
-                "'learned_range' goes with learn_sigma true, the fixed variances with false",
+                f"does not fit a network of {out_channels} output channels: it needs {needed}, {in_channels} for noise"
+                + (" and as many for variances" if learned else ""),
+                "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false",
             )
 
     @property

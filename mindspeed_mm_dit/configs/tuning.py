@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -172,7 +172,8 @@ def _members(name: str, parameters: Parameters) -> list[str]:
         if block and re.search(SETS[name], inside.partition(".")[0]):
             found.append(f"{block.rpartition('.')[0]}.{{*}}.{inside}")
     if not found:
-        raise ConfigError(f"{TARGETS} = {name}", "names no linear layer in a block of this model", "name layers")
+        there = _ends(own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p))
+        raise ConfigError(f"{TARGETS} = {name}", "names no linear layer in a block of this model", _there_are(there))
     return list(dict.fromkeys(found))
 
 
@@ -186,12 +187,19 @@ def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pat
     if not found:
         what = "linear layer" if flag == TARGETS else "module"
         names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
-        ends = list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
-        raise ConfigError(
-            f"{flag} = {pattern}", f"names no {what} of this model",
-            f"{nearest(pattern, [*ends, *names])}There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}",
-        )  # fmt: skip
+        ends = _ends(names)
+        cure = nearest(pattern, [*ends, *names]) + _there_are(ends)
+        raise ConfigError(f"{flag} = {pattern}", f"names no {what} of this model", cure)
     return found
+
+
+def _ends(names: Iterable[str]) -> list[str]:
+    """Return the names inside blocks, each once, and others whole."""
+    return list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
+
+
+def _there_are(ends: Sequence[str]) -> str:
+    return f"There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}"
 
 
 def _expression(flag: str, pattern: str) -> re.Pattern[str]:

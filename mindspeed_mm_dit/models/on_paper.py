@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
+from traceback import walk_tb
 from typing import Any
 
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -11,6 +13,7 @@ from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.configs.precision import Way
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.tuning import WHOLE, Beside, TunedModel, Tuning
+from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.paper import nn, ops
 from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.framework.paper.tensor import Tensor
@@ -82,6 +85,37 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: Way | None, r
     times = () if predictor.num_time_inputs == 1 else (predictor.num_time_inputs,)
     conditions = [ops.tensor(array) for array in predictor.conditions.hollow().values()]
     options: dict[str, Any] = {"project": True} if predictor.z_dims else {}
-    with recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
-        network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
+    with _named(predictor), recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
+        output = network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
+    _check_output(predictor, output[0] if isinstance(output, tuple) else output)
     return trace
+
+
+@contextmanager
+def _named(predictor: PredictorConfig) -> Iterator[None]:
+    """Turn an error of a network on paper into one that names its line, and what the network is called with."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        own = f"{predictor.network.partition(':')[0]} on paper"
+        places = [f"line {line}" for frame, line in walk_tb(error.__traceback__) if frame.f_globals["__name__"] == own]
+        given = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.hollow().items())
+        raise ConfigError(
+            f"predictor {predictor.model_id!r}: {predictor.network}",
+            f"fails for a sample, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
+            f"it is called as network(x_t {(1, *predictor.latent_shape)}, t (1,){given and ', ' + given})",
+        ) from error
+
+
+def _check_output(predictor: PredictorConfig, output: Any) -> None:
+    """Raise ConfigError unless a network's output is what its config says: a loss would spread another over it."""
+    found, wanted = getattr(output, "shape", None), (1, predictor.out_channels, *predictor.latent_shape[1:])
+    if found is None or tuple(found) != wanted:
+        told = type(output).__name__ if found is None else tuple(found)
+        raise ConfigError(
+            f"predictor {predictor.model_id!r}: {predictor.network}",
+            f"returns {told} for a sample, and its config says {wanted}",
+            "correct its last layer, or out_channels and latent_shape of its config",
+        )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 
 import numpy as np
@@ -19,6 +20,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes
+from mindspeed_mm_dit.models.on_paper import forward_pass
 from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
@@ -145,6 +147,41 @@ def test_latents_of_another_size_are_for_the_predictor_to_take(config):
     assert own.resized((1, 8, 8)) is own
     with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes \(1, 8, 8\) alone"):
         own.resized((1, 4, 8))
+
+
+class Narrow(predictor.ResidualConfig):
+    """Its config says that the network returns something else than it does."""
+
+    out_channels = 3
+
+
+def test_a_network_that_returns_another_shape_is_named_before_a_loss_spreads_it():
+    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        forward_pass(Narrow(side=8, classes=10, in_channels=1))
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason", "cure"),
+    [
+        ("x, t, y): return ops.reshape(x, (1, 7))", "in line 4: ValueError: (1, 1, 8, 8)", "called as network(x_t "),
+        ("x, t): return x", "in its call: TypeError: Broken.forward() takes 3", "(1, 1, 8, 8), t (1,), labels (1,))"),
+        ("x, t, y): return None", "returns NoneType for a sample", "correct its last layer"),
+    ],
+)  # fmt: skip
+def test_a_network_that_fails_on_paper_is_named_with_its_line_and_how_it_is_called(
+    tmp_path, monkeypatch, forward, reason, cure
+):
+    name = f"broken_{len(reason)}"
+    (tmp_path / f"{name}.py").write_text(
+        "from mindspeed_mm_dit.framework import nn, ops\nclass Broken(nn.Module):\n"
+        f"    def __init__(self, config): super().__init__()\n    def forward(self, {forward}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Broken")
+    with pytest.raises(ConfigError) as raised:
+        forward_pass(predictor.ResidualConfig(side=8, classes=10 + len(reason), in_channels=1))
+    assert reason in str(raised.value) and cure in str(raised.value)
 
 
 class Wide(predictor.ResidualConfig):

@@ -39,7 +39,8 @@ class Residual(nn.Module):
 
     def forward(self, x, t, y):
         times = ops.to_float32(t)[:, None] / 1000  # (B, 1)
-        x = self.first(ops.cat([ops.reshape(x, (x.shape[0], -1)), times], 1)) + self.labels(y)  # (B, D)
+        given = ops.cat([ops.reshape(x, (x.shape[0], -1)), times], 1)  # float32, and weights may be bfloat16
+        x = self.first(ops.cast_like(given, self.first.weight)) + self.labels(y)  # (B, D)
         for stage in self.stages:
             x = stage(x)  # (B, D)
         return ops.reshape(self.last(x), (x.shape[0], *self.latent_shape))  # (B, C, H, W)
