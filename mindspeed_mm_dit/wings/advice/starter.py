@@ -159,8 +159,7 @@ def _with_network(
     batch = _batch(images, machine)
     steps = _steps(images, machine, batch.value, part)
     placement = Placement(machine.ranks, precision=machine.precision)
-    request = Request(placement, machine.num_bytes, batch.value // machine.ranks, online_vae=ae is not None)
-    sharding = recommend(model, request)
+    sharding = recommend(model, Request(placement, machine.num_bytes, batch.value // machine.ranks))
     design = {
         "ae": _way(ae),
         **({"text_encoder": Choice(images.text.name, images.text.reason)} if images.text else {}),
@@ -181,7 +180,7 @@ def _with_network(
     flags = {
         "--train-iters": steps,
         "--global-batch-size": batch,
-        **_micro_batch(model, machine, sharding, batch.value, ae is not None, buckets),
+        **_micro_batch(model, machine, sharding, batch.value, buckets),
         **_learning(model, machine, steps.value, _has_blocks(machine, diffusion)),
         **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **_precision_and_sharding(machine, sharding),
@@ -305,14 +304,14 @@ def _flip(images: ImageFacts) -> Choice:
 
 
 def _batch(images: ImageFacts, machine: Machine) -> Choice:
-    wanted = 256 if images.count >= 50_000 else 64 if images.count >= 5_000 else 32
+    usual = 256 if images.count >= 50_000 else 64 if images.count >= 5_000 else 32
     training = images.count - images.held_out
-    batch = min(wanted, training) // machine.ranks * machine.ranks
+    batch = min(max(usual, machine.ranks), training) // machine.ranks * machine.ranks
     if not batch:
         raise ConfigError("IMAGES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add images")
-    if batch < wanted:
+    if batch != usual:
         return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
-    return Choice(batch, "as published" if wanted == 256 else "few images: rather more steps than larger ones")
+    return Choice(batch, "as published" if usual == 256 else "few images: rather more steps than larger ones")
 
 
 def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Choice:
@@ -331,20 +330,19 @@ def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Cho
 
 
 def _two_digits(number: float) -> int:
-    scale = 10 ** max(0, len(str(int(number))) - 2)
-    return max(1, int(number // scale * scale))
+    scale = 10 ** (len(str(int(number))) - 2)
+    return int(number // scale * scale)
 
 
 def _micro_batch(
-    model: ModelConfig, machine: Machine, sharding: Recommendation, batch: int, online_vae: bool,
-    buckets: Mapping[str, Choice],
-) -> dict[str, Choice]:  # fmt: skip
+    model: ModelConfig, machine: Machine, sharding: Recommendation, batch: int, buckets: Mapping[str, Choice]
+) -> dict[str, Choice]:
     size = sharding.micro_batch_size
     if size == batch and not machine.accelerators and not buckets:
         return {}  # a rank's share of the batch is the default: MindSpore has two ranks on a CPU
     if buckets:  # (a micro-batch has images of one shape)
         size = math.gcd(size, buckets["bucket_group"].value)
-    need = memory(model, sharding.placement, online_vae).total(size) / GIB
+    need = memory(model, sharding.placement).total(size) / GIB
     reason = f"by the plan {need:.1f} of the {machine.num_bytes / GIB:.0f} GiB of {machine.name}"
     return {"--micro-batch-size": Choice(size, reason)}
 
@@ -372,15 +370,15 @@ def _learning(model: ModelConfig, machine: Machine, steps: int, with_muon: bool)
 
 def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
     """Return the flags for logging, validation, checkpoints and the report."""
-    flags = {"--log-interval": Choice(max(1, min(100, steps // 50)))}
+    flags = {"--log-interval": Choice(min(100, steps // 50))}
     if images.held_out:
-        flags["--eval-interval"] = Choice(max(1, steps // 10), "on the images held out")
+        flags["--eval-interval"] = Choice(steps // 10, "on the images held out")
         flags["--eval-iters"] = Choice(min(8, max(1, images.held_out // batch)), "batches of them")
     scale = 3 if images.text else 2
     guidance = Choice(1, "none: there is one class") if images.num_classes == 1 else Choice(scale, "of the samples")
     return {
         **flags,
-        "--save-interval": Choice(max(1, steps // 5)),
+        "--save-interval": Choice(steps // 5),
         "--report": Choice(None, "samples.png and loss.png at the end"),
         "--report-sampler": Choice(sampler),
         "--report-steps": Choice(25),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.starter import choose
+from mindspeed_mm_dit.wings.advice.text import text_for
 
 PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
 IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
@@ -71,9 +73,13 @@ def test_every_choice_of_the_configs_has_its_reason():
         assert published.design["network"].reason.endswith("1,281,167 images that fits a device")
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(2, (4, 128, 4)), (8, (6, 256, 4)), (48, (12, 384, 4))])
-def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected):
-    starter = choose(PETS, cpu(cores))
+@pytest.mark.parametrize(
+    ("cores", "expected", "rates"),
+    [(2, (4, 128, 4), [4e-3, 3e-3]), (8, (6, 256, 4), [2e-3, 1e-3]), (48, (12, 384, 4), [1e-3, 5e-4])],
+)
+def test_without_an_accelerator_the_network_is_what_the_cores_train_in_20_minutes(cores, expected, rates):
+    starter, gaussian = choose(PETS, cpu(cores)), choose(PETS, cpu(cores), diffusion="gaussian_diffusion")
+    assert [each.flags["--lr"].value for each in (starter, gaussian)] == rates
     assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
     assert starter.flop <= 20 * 60 * cores * 2e10
     assert starter.flags["--train-iters"].value == 2_800 and "--bf16" not in starter.flags
@@ -86,7 +92,7 @@ def test_flow_matching_on_a_cpu_has_the_blocks_that_a_high_learning_rate_wants_a
     assert not gaussian.model.predictor.qk_norm and not choose(PETS, gpus()).model.predictor.qk_norm
 
 
-@pytest.mark.parametrize(("count", "steps"), [(60, 2_800), (1_000, 3_100), (1_500, 4_000)])
+@pytest.mark.parametrize(("count", "steps"), [(60, 2_800), (1_020, 3_100), (1_500, 4_000)])
 def test_on_a_cpu_images_are_seen_100_times_in_2800_to_4000_steps(count, steps):
     assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
 
@@ -106,7 +112,12 @@ def test_the_lengths_are_those_of_the_example_and_of_the_papers_first_milestone(
 
 @pytest.mark.parametrize(
     ("images", "machine", "network"),
-    [(PETS, gpus(), "DiT-S"), (IMAGENET, gpus(8, 80), "DiT-XL"), (IMAGENET, gpus(8, 2), "DiT-L")],
+    [
+        (PETS, gpus(), "DiT-S"),
+        (IMAGENET, gpus(8, 80), "DiT-XL"),
+        (IMAGENET, gpus(8, 2), "DiT-L"),
+        (ImageFacts(100_000, 9, 300, False), gpus(8, 80), "DiT-L"),
+    ],
 )
 def test_on_accelerators_the_published_size_follows_from_the_images_and_the_memory(images, machine, network):
     starter = choose(images, machine, VAE)
@@ -131,6 +142,7 @@ def test_a_framework_without_bf16_is_planned_for_in_float32():
         (3, cpu(), None, 8, 2),
         (480, cpu(), VAE, 128, 2),
         (160, gpus(), VAE, 128, 2),
+        (192, gpus(), VAE, 256, 2),
     ],
 )
 def test_sizes_and_patches_follow_from_the_images(side, machine, ae, size, patch):
@@ -150,7 +162,10 @@ def test_one_class_is_not_guided_and_grey_images_are_not_mirrored():
     assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
 
 
-@pytest.mark.parametrize(("count", "batch", "held_out"), [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5)])
+@pytest.mark.parametrize(
+    ("count", "batch", "held_out"),
+    [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5), (5_000, 64, 500), (50_000, 256, 2_000)],
+)
 def test_few_images_make_a_smaller_batch_and_none_are_held_out(count, batch, held_out):
     images = ImageFacts(count, 1, 64, False)
     starter = choose(images, cpu())
@@ -162,6 +177,8 @@ def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
     starter = choose(PETS, gpus(6, 24), VAE)
     batch, micro = (starter.flags[flag].value for flag in ("--global-batch-size", "--micro-batch-size"))
     assert batch == 30 and batch % (6 * micro) == 0
+    assert starter.flags["--global-batch-size"].reason == "there are 360 images to train on, and 6 rank(s)"
+    assert choose(PETS, gpus(64), VAE).flags["--global-batch-size"].value == 64  # (one each, though 32 are usual)
     assert choose(IMAGENET, gpus(8, 12), VAE).flags["--micro-batch-size"].value < 32
 
 
@@ -171,6 +188,7 @@ def test_batches_are_shared_equally_and_what_does_not_fit_is_accumulated():
         ((PETS, cpu(), None, 33), "--image-size = 33: is no multiple of 2"),
         ((PETS, gpus(), VAE, 100), "--image-size = 100: is no multiple of 16"),
         ((ImageFacts(3, 1, 64, False), gpus(4)), "has 3 to train on, fewer than the 4 devices"),
+        ((PETS, gpus(380)), "has 360 to train on, fewer than the 380 devices"),
         ((PETS, gpus(1, 0.1), VAE), "--device-memory-gib = 0.1"),
     ],
 )
@@ -186,6 +204,46 @@ def test_how_often_each_image_is_seen_is_said_of_the_steps():
     assert times > 1 and starter.flags["--train-iters"].reason == f"each of {PETS.count:,} images some {times:,} times"
 
 
+@pytest.mark.parametrize(
+    ("count", "given", "steps", "decay"),
+    [
+        (140_000, (gpus(8, 80), VAE), 100_000, 0.9999),
+        (134, (gpus(),), 10_000, 0.999),
+        (60, (gpus(),), 8_300, 0.995),
+        (4_000, (cpu(1), None, 64, "gaussian_diffusion"), 2_000, 0.995),
+        (20_000, (cpu(1), None, 64, "gaussian_diffusion"), 1_000, 0.99),
+        (50_000, (cpu(1), None, 128, "gaussian_diffusion"), 500, 0.98),
+    ],
+)
+def test_samples_are_drawn_from_an_average_over_less_than_a_fifth_of_the_run(count, given, steps, decay):
+    flags = choose(ImageFacts(count, 2, 480, False), *given).flags
+    assert (flags["--train-iters"].value, flags["--ema-decay"].value) == (steps, decay)
+
+
+def of_shapes(shapes, **facts):
+    """Images of which so many have each shape."""
+    sizes = np.repeat([*shapes], [*shapes.values()], 0)
+    side = int(np.median(sizes.min(1)))
+    return ImageFacts(len(sizes), facts.pop("num_classes", 2), side, all_grey=False, sizes=sizes, **facts)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "group"),
+    [
+        ({(300, 400): 32, (400, 300): 8}, 8),
+        ({(300, 400): 300, (400, 300): 33}, 16),  # (of which some are held out)
+        ({(300, 400): 39}, 4),
+        ({(300, 330): 400}, None),
+    ],
+)
+def test_images_keep_shapes_that_squares_would_cut_in_groups_of_which_there_are_five(shapes, group):
+    design = choose(of_shapes(shapes), cpu()).design
+    assert values(design).get("bucket_group") == group and ("buckets" in design) == (group is not None)
+
+
+PHOTOGRAPHS = of_shapes(
+    {(480, 640): 717, (640, 480): 250, (400, 400): 33}, num_classes=0, text=text_for([["a dog on the left"]], "words")
+)
 BEGINNINGS = {
     "400 images of two classes on a CPU": (PETS, cpu()),
     "the same with an autoencoder": (PETS, cpu(), VAE),
@@ -195,17 +253,22 @@ BEGINNINGS = {
         ImageFacts(6_000, 10, 300, all_grey=False), gpus(2, 40, has_bf16=False), VAE, None, "gaussian_diffusion",
     ),
     "ImageNet on eight accelerators": (IMAGENET, gpus(8, 80), VAE),
+    "1,000 captioned photographs of three shapes on a CPU": (PHOTOGRAPHS, cpu()),
+    "the same with an autoencoder, on an accelerator": (PHOTOGRAPHS, gpus(1, 4), VAE),
+    "4,000 images of 1,024 pixels on one core, gaussian": (
+        ImageFacts(4_000, 2, 1_200, all_grey=False), cpu(1), VAE, 1_024, "gaussian_diffusion",
+    ),
 }  # fmt: skip
 
 
 def described(starter):
-    """Every choice with its reason, and the shape of the network."""
+    """Every choice with its reason, and model.json."""
     choices = {**starter.design, **starter.flags}
     lines = [f"{name} = {choice.value}: {choice.reason}" for name, choice in choices.items()]
-    return [*lines, f"blocks, width, patch = {sizes(starter)}"]
+    return [*lines, f"model.json = {json.dumps(starter.model_json)}"]
 
 
-def test_every_value_and_reason_of_six_beginnings_is_the_one_that_was_agreed_on():
+def test_every_value_and_reason_of_nine_beginnings_is_the_one_that_was_agreed_on():
     """A change here is seen by whoever runs ``mm-dit init``: look at it, then write it into beginnings.json."""
     agreed = json.loads(Path(__file__).with_name("beginnings.json").read_text())
     assert {name: described(choose(*given)) for name, given in BEGINNINGS.items()} == agreed
