@@ -85,9 +85,8 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
         kind = of_source(path)
         return _source(path, kind, _read(path, kind), here)
 
-    place = _place(Path(given))
     try:
-        source = of_newest(place, "--init-from", read) if place.is_dir() else read(place)
+        source = of_newest(_place(Path(given)), "--init-from", read)
     except UserError as error:  # (from code shared with convert and sample, which says SOURCE)
         if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
             raise type(error)(f"--init-from = {given}", error.reason, error.cure) from None

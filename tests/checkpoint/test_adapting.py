@@ -84,6 +84,7 @@ def test_a_dit_of_classes_begins_one_of_captions_and_its_classes_are_left_out(be
     values, how = begun(num_classes=0, text_dim=6, pooled_dim=4)
     new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
     assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
+    assert set(how.values()) == {"drawn anew: the given weights have none"}
     assert_taken(values, new)
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=0, text_dim=6, pooled_dim=4)), 5)
     assert all(values[name].tobytes() == drawn[name].tobytes() for name in new)
@@ -254,6 +255,7 @@ def test_latents_of_another_autoencoder_are_embedded_anew(begun):
         ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors that cannot be adapted: blocks.2."),
         ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
         ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
+        ({"rope": True}, "does not fit this model: rope is False there and True here\n"),  # (which no tensor shows)
     ],
 )  # fmt: skip
 def test_another_width_depth_or_number_of_heads_is_refused(begun, settings, message):
@@ -278,6 +280,7 @@ def test_weights_of_every_format_are_taken_the_average_first(tmp_path, name):
     source = read_source(path, THERE)
     found = begin(source, THERE, ("0", "1", "2"), 0)
     assert source.format == name and {how for _, _, how in found} == {""}
+    assert source.facts.get("classes") == (None if name in ("diffusers", "ckpt") else FACTS["classes"])
     assert_taken({n: value for n, value, _ in found})
 
 
@@ -384,8 +387,12 @@ def test_what_is_not_there_or_not_whole_is_named(tmp_path):
     assert str(caught.value).startswith("--init-from = 'x")
     part = {name: array for name, array in WEIGHTS.items() if name != "blocks.1.mlp.fc1.bias"}
     FORMATS["pt"].write(tmp_path / "part.pt", State({"model": part}))
-    with pytest.raises(CheckpointError, match=r"not a whole network of .*: blocks\.1\.mlp\.fc1\.bias is missing"):
+    with pytest.raises(CheckpointError) as missing:
         read_source(tmp_path / "part.pt", THERE)
+    assert str(missing.value) == (
+        f"--init-from = {tmp_path}/part.pt: is not a whole network of kind 'dit': blocks.1.mlp.fc1.bias is missing\n"
+        "    Cure: copy or download it again"
+    )
 
 
 def test_the_digest_of_weights_is_one_of_their_names_shapes_and_float32_values_in_order():

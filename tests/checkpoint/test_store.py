@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -16,6 +17,7 @@ from mindspeed_mm_dit.checkpoint.store import (
     BackgroundWriter,
     CheckpointStore,
     check_is_no_checkpoint,
+    classes_in,
     find_checkpoint,
     iteration_of,
     of_newest,
@@ -99,6 +101,32 @@ def test_an_iteration_can_be_written_again_after_a_rewind(tmp_path):
     write(store, 5)
     write(store, 5)
     assert (store.path(5) / "data").read_text() == "5"
+
+
+def test_a_checkpoint_that_cannot_take_the_place_of_an_earlier_one_leaves_it(tmp_path, monkeypatch):
+    store, rename = CheckpointStore(tmp_path), os.rename
+    write(store, 5)
+
+    def fails(source, target):
+        if source == store.partial_path(5):
+            raise OSError("no space")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OSError, match="no space"):
+        write(store, 5)
+    assert (store.path(5) / "data").read_text() == "5"
+
+
+def test_the_classes_of_a_run_are_those_of_its_newest_checkpoint_that_can_be_read(tmp_path):
+    store = CheckpointStore(tmp_path)
+    assert classes_in(None) == classes_in("") == classes_in(tmp_path) == ()
+    for iteration, facts in enumerate(({"classes": ["cat"]}, {"classes": ["cat", "dog"]}, {"classes": 3}), 1):
+        store.begin(iteration)
+        store.commit(iteration, facts)
+    assert classes_in(tmp_path) == ("cat", "dog")
+    write(store, 4)
+    assert classes_in(tmp_path) == ()  # (of captions)
 
 
 def test_a_folder_stands_for_its_newest_checkpoint(tmp_path):
@@ -239,6 +267,7 @@ ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", 
        ("adapters", ALPHA | {"--lora-alpha": "many"}), ("adapters", ALPHA | {"--lora-alpha": 10**400}),
        ("adapters", ALPHA | {"--lora-alpha": -1}), ("adapters", ALPHA | {"--lora-r": [8]}), ("adapters", {"base": "a"}),
        ("captions", [None]), ("settings", []), ("command", "train"),
+       ("best", {"iteration": 1, "loss": math.nan}), ("best", {"iteration": 1, "loss": "low"}),
        ("power_ema_stds", "x"), ("power_ema_stds", [0.05, 7])]  # fmt: skip
 
 
