@@ -17,8 +17,10 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
 from mindspeed_mm_dit.sampling.request import Asked
+from tests.parts import models
 
 LEVELS = np.arange(256)
+CLIPS = next(model for model in models() if len(model.sample_size) == 3)
 
 
 def as_images(values):
@@ -116,6 +118,33 @@ def test_a_model_of_classes_is_guided_on_three_channels_and_others_on_all(config
     assert room.settings_for(config).guidance == Guidance(4.0, "3")
     assert room.settings_for(config, channels="all").guidance == Guidance(4.0, "all")
     assert room.settings_for(config, weaker=lambda: None).guidance == Guidance(4.0, "all")
+
+
+def test_the_chain_is_the_models_unless_it_is_named(config):
+    usual, named = (
+        room.settings_for(config, **given)
+        for given in ({}, {"sampler": "ddim", "steps": 7, "options": {"clip": np.float64(1)}, "rescale": "token"})
+    )
+    assert (usual.sampler, usual.steps, usual.options) == ("ddpm", 250, {})
+    assert (named.sampler, named.steps, named.guidance.rescale) == ("ddim", 7, "token")
+    assert named.options == {"clip": 1.0} and type(named.options["clip"]) is float
+    assert room.settings_for(CLIPS).steps == 50
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"channels": "3"}, "--cfg-channels = 3: the latents of this model have 1"),
+        ({"rescale": "token", "config": CLIPS}, "--cfg-rescale = token: is for images, and this model makes videos"),
+        ({"seed": -1}, "--seed = -1"),
+        ({"steps": 0}, "--steps = 0"),
+        ({"bf16": "yes"}, "--bf16 = 'yes'"),
+        ({"options": {"clip": -1}}, "--clip = -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_named_by_their_flag(config, given, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        room.settings_for(**{"config": config} | given)
 
 
 @pytest.mark.parametrize("label", [-1, 10])

@@ -15,6 +15,8 @@ from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.signals import StopRequest
+from mindspeed_mm_dit.training.watchers import lines
+from mindspeed_mm_dit.training.watchers.contract import Watcher
 from tests.conftest import run_config
 
 FLAGS = dict(
@@ -98,9 +100,12 @@ def test_records_say_what_their_own_interval_was_like(run):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(run, bad):
+def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(monkeypatch, run, bad):
+    left = []
+    monkeypatch.setattr(lines, "leave", lambda *said: left.append(said))
     with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}") as caught:
         run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
+    assert str(left) == f"[('here', 3, {bad}, 3.0)]"  # (for mm-dit replay)
     assert "save" not in run.device.events
     assert caught.value.cure.endswith("without --bf16; what overflowed: mm-dit replay --checkpoint here")
 
@@ -155,7 +160,12 @@ def test_an_error_of_the_validation_saves_and_ends(run, monkeypatch):
     assert device.launched == 4 and device.events[-1] == "save" and run.ended.code == 2
     monkeypatch.setattr(Device, "eval_step", lambda *given: 1 / 0)
     device, _ = run([1.0] * 5)
-    assert device.launched == 4 and device.events[-1] == "save" and "ZeroDivisionError" in str(run.ended.error)
+    assert device.launched == 4 and device.events[-1] == "save"
+    assert str(run.ended.error).startswith("the validation: failed") and "ZeroDivisionError" in str(run.ended.error)
+    of_two = lambda *given: monkeypatch.setattr(runtime, "world_size", lambda: 2) or 1 / 0  # noqa: E731
+    monkeypatch.setattr(Device, "eval_step", of_two)  # (the other rank may be in the middle of it)
+    with pytest.raises(StepError, match="the validation: failed"):
+        run([1.0] * 5)
 
 
 def test_an_error_of_the_last_validation_is_not_lost(run, monkeypatch):
@@ -169,6 +179,18 @@ def test_a_step_that_fails_is_named_and_saves_nothing(run, monkeypatch):
     with pytest.raises(StepError, match="iteration 1: failed, and what it left is not saved: ZeroDivisionError"):
         run([1.0] * 5)
     assert "save" not in run.device.events
+
+
+def test_a_watcher_is_told_each_moment_with_its_run(run, monkeypatch):
+    told = []
+    moments = (name for name in vars(Watcher) if not name.startswith("_"))
+    notes = {name: lambda self, run, *_, name=name: told.append((name, run.progress.iteration)) for name in moments}
+    monkeypatch.setattr(loop, "open_watchers", lambda run: [type("Noting", (Watcher,), notes)()])
+    monkeypatch.setitem(FLAGS, "train_iters", 1)
+    run([1.0])
+    assert told == [
+        ("before_step", 0), ("catch_up", 0), ("after_step", 1), ("at_end", 1), ("catch_up", 1), ("check", 1)
+    ]  # fmt: skip
 
 
 def test_a_signal_ends_before_the_next_step(run):

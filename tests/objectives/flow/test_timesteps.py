@@ -74,6 +74,12 @@ def test_a_chain_leaves_room_for_its_last_step():
     assert (np.diff(np.diff(sampling_times(FlowMatchingConfig(shift=3.0), 10))) > 0).all()
 
 
+def test_a_short_chain_of_qwen_image_has_its_last_noise_level_too():
+    config, shape = FlowMatchingConfig(sample_schedule="qwen_image"), (16, 128, 128)
+    for steps, times in ((1, [0, 1]), (2, [0, 0.98, 1])):
+        np.testing.assert_allclose(sampling_times(config, steps, shape), times, atol=1e-12)
+
+
 def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_anywhere():
     """On the linear path the score is (t v - x) / (1 - t)."""
     for last in (

@@ -69,6 +69,15 @@ def test_the_learned_variance_runs_between_its_two_bounds(batch):
         torch.testing.assert_close(diffusion.predict(output, x_t, T).log_variance, expected)
 
 
+@pytest.mark.parametrize(
+    ("variance_type", "table"),
+    [("fixed_small", "posterior_log_variance_clipped"), ("fixed_large", "fixed_large_log_variance")],
+)
+def test_a_variance_that_is_not_learned_is_its_table(batch, variance_type, table):
+    diffusion, x_t = process("epsilon", variance_type), batch[0]
+    torch.testing.assert_close(diffusion.predict(x_t, x_t, T).log_variance, diffusion.at(table, T, x_t).expand_as(x_t))
+
+
 def test_divergence_of_equal_gaussians_is_zero_and_of_shifted_ones_half_the_squared_distance():
     zero, log_variance = torch.zeros(2, 5), torch.randn(2, 5)
     assert gaussian_kl(zero, log_variance, log_variance).abs().max() < 1e-6

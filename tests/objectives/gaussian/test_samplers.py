@@ -11,7 +11,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import ddim, ddpm, dpm_solver_pp
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler
 
 SCALE = 0.5  # data ~ N(0, SCALE**2): the best prediction is known in closed form
@@ -151,9 +151,19 @@ class TestGuidance:
         with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be "):
             Guidance(scale)
 
+    @pytest.mark.parametrize("channels", ["2", 3, ["all"]])
+    def test_channels_of_another_name_are_an_error(self, channels):
+        with pytest.raises(ConfigError, match="--cfg-channels = .*: must be '3' or 'all'"):
+            Guidance(2.0, channels)
+
     def test_a_model_of_one_channel_is_guided_on_that_one(self):
         out = Guidance(3.0, "3").combine(self.labelled[:, :2], self.unlabelled[:, :2], 1)
         assert (out[:, :1] == 4.0).all() and (out[:, 1:] == 2.0).all()
+
+
+def test_from_the_boundary_on_the_expert_of_high_noise_answers():
+    ask = by_noise_level(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
+    assert [ask(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]
 
 
 def test_the_noise_of_a_sample_depends_on_its_number_alone():

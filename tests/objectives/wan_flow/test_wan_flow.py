@@ -92,6 +92,18 @@ def test_a_perfect_velocity_has_no_loss_and_the_weight_is_the_rows(framework):
     np.testing.assert_allclose(losses[1], 4 * drawn["coefficients"][:, 1], rtol=1e-5)
 
 
+def test_frames_that_are_known_do_not_count(framework):
+    """Half of the frames are the data's: an error of 2 in the others, and of 7 in these, is a mean square of 4."""
+    ops, process = framework.ops, objective_of(TUTORIAL).build(TUTORIAL)
+    drawn = batch(TUTORIAL, np.array([1, 500, 999]), START)
+    given = [ops.tensor(drawn[name]) for name in process.draw_names]
+    known = np.zeros((3, 1, *START.shape[2:]), np.float32)
+    known[..., ::2] = 1
+    x = ops.tensor(np.zeros_like(START))
+    found = process.loss(ops.tensor(START + np.where(known, np.float32(7), 2)), x, x, *given, ops.tensor(known))
+    np.testing.assert_allclose(ops.numpy(found), 4 * drawn["coefficients"][:, 1], rtol=1e-5)
+
+
 def gaussian_velocity(spread):
     """The velocity of data N(0, spread^2), under which every x_t is the noise times the standard deviation there."""
 
