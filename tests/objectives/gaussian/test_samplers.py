@@ -153,7 +153,7 @@ class TestGuidance:
 
     @pytest.mark.parametrize("channels", ["2", 3, ["all"]])
     def test_channels_of_another_name_are_an_error(self, channels):
-        with pytest.raises(ConfigError, match="--cfg-channels = .*: must be '3' or 'all'"):
+        with pytest.raises(ConfigError, match=r"--cfg-channels = .*: must be '3' or 'all'"):
             Guidance(2.0, channels)
 
     def test_a_model_of_one_channel_is_guided_on_that_one(self):
