@@ -247,16 +247,17 @@ def cells(lines: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]])
 
 
 def draw(path: Path, curves: Mapping[tuple[str, str], list[tuple[float, float]]], real: float) -> None:
-    """Draw distance over minutes: tuned ones solid, defaults dashed."""
+    """Draw distance over minutes: tuned ones solid, defaults dashed and hollow."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     colours = {name: f"C{number}" for number, name in enumerate(dict.fromkeys(own for own, _ in curves))}
     for (name, which), points in curves.items():
-        style = "o--" if which == "default" else "o-"
+        style, inside = ("o--", "white") if which == "default" else ("o-", colours[name])
         axes.plot(
-            *zip(*points), style, color=colours[name], linewidth=3 if name == "ours" else 1.5, label=f"{name}, {which}"
-        )
+            *zip(*points), style, color=colours[name], markerfacecolor=inside, label=f"{name}, {which}",
+            linewidth=3 if name == "ours" else 1.5,
+        )  # fmt: skip
     axes.axhline(real, color="grey", linewidth=0.8, label="real photographs")
     axes.set(xscale="log", yscale="log", xlabel="CPU minutes of training, one thread", ylabel="Frechet distance")
     axes.set_xticks(sorted({minutes for points in curves.values() for minutes, _ in points}), minor=False)

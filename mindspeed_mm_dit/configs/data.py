@@ -27,7 +27,7 @@ class DataloaderParam:
     shuffle: bool = True
     """Reshuffle every epoch, from --seed; false keeps the order of the data set."""
     prefetch_batches: int = 4
-    """Micro-batches that the threads of --num-workers prepare ahead, 1 to 1024."""
+    """Micro-batches that the threads of --num-workers prepare ahead, 1 to 1024; at least one a thread."""
 
     def __post_init__(self) -> None:
         check_between("dataloader_param.prefetch_batches", self.prefetch_batches, 1, 1024, "the examples have 4 and 8")

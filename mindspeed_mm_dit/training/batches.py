@@ -66,8 +66,8 @@ class BatchStream:
         rank, ranks, size = runtime.data_rank(), runtime.data_world_size(), self._args.micro_batch_size
         rounds = self._args.global_batch_size // (size * ranks)
         sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
-        # A step takes all its micro-batches at once, so that many are prefetched during the step before.
-        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds)
+        # A step takes all its micro-batches at once, so that many are prefetched in the step before; no thread idles.
+        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
         apart = self._num_workers > 0 and runtime.device_type() != "cpu" and sys.platform == "linux"
         load = load_batches_apart if apart else load_batches
         return load(self._samples, sample_indices, self._num_workers, prefetch)

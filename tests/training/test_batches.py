@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.training import batches as stream
 from mindspeed_mm_dit.training.batches import WeighedByToken, train_valid_batches
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.conftest import run_config
@@ -53,6 +54,25 @@ def batches_of(tmp_path, monkeypatch):
         return step, [list(itertools.islice(held_out, 4 // ranks)) for _ in range(2)]
 
     return batches_of
+
+
+@pytest.mark.parametrize(
+    ("device", "workers", "prefetch", "loader"),
+    [("cpu", 2, 4, "load_batches"), ("npu", 2, 4, "load_batches_apart"), ("cuda", 12, 12, "load_batches_apart"),
+     ("npu", 0, 4, "load_batches")],
+)  # fmt: skip
+def test_threads_work_beside_an_accelerator_in_a_process_of_their_own_and_none_idles(
+    monkeypatch, device, workers, prefetch, loader
+):
+    taken = []
+    for name in ("load_batches", "load_batches_apart"):
+        monkeypatch.setattr(stream, name, lambda *given, name=name: taken.append((name, *given[2:])) or iter(()))
+    monkeypatch.setattr(runtime, "device_type", lambda: device)
+    data = SimpleNamespace(data=SimpleNamespace(dataloader_param=DataloaderParam()))
+    args = run_config(mm=data, micro_batch_size=2, global_batch_size=4)
+    samples = SimpleNamespace(order=SimpleNamespace(micro_batches=lambda *of: iter(())))
+    assert list(stream.BatchStream(args, samples, 0, workers)) == []
+    assert taken == [(loader, workers, prefetch)]
 
 
 def joined(batches, name):
