@@ -35,7 +35,7 @@ case ${SIZE:-gpu} in
     sample=(--preset DiT-S/8 --size 8 --images 1 --timed-steps 1 --rounds 1 --warm-up 0 --precision fp32)
     video=(--layers 1 --heads 1 --head-dim 16 --ffn-dim 16 --text-dim 16 --text-length 4 --latents 1 4 4 --rounds 1
       --warm-up 0 --precision bf16)
-    loader=(--batch 16 --rounds 2 --steps 2) demo=(--train-iters 2) ;;
+    loader=(--jpegs 40 --batch 16 --rounds 2 --steps 2) demo=(--train-iters 2) ;;
   *) echo "SIZE=$SIZE is neither gpu nor tiny" >&2; exit 2 ;;
 esac
 

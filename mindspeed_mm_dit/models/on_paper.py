@@ -61,7 +61,7 @@ def _parts(model: ModelConfig | PredictorConfig) -> tuple[PredictorConfig, Tunin
 
 @lru_cache(maxsize=64)
 def _declared(predictor: PredictorConfig) -> Parameters:
-    network = on_paper(predictor.network)(predictor)
+    network = _network(predictor)
     lists = {name: module for name, module in network.named_modules() if isinstance(module, nn.Blocks)}
     blocks = tuple(f"{name}.{number}" for name, module in lists.items() for number in range(len(module)))
     return Parameters({name: parameter.declared for name, parameter in network.named_parameters()}, blocks)
@@ -74,7 +74,7 @@ def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> Parameters:
 
 @lru_cache(maxsize=256)
 def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: Way | None, ranks: int) -> Trace:
-    network = on_paper(predictor.network)(predictor)
+    network = _network(predictor)
     if tuning.targets:
         adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
         on_paper("mindspeed_mm_dit.models.lora:with_adapters")(network, adapters)
@@ -85,15 +85,23 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: Way | None, r
     times = () if predictor.num_time_inputs == 1 else (predictor.num_time_inputs,)
     conditions = [ops.tensor(array) for array in predictor.conditions.hollow().values()]
     options: dict[str, Any] = {"project": True} if predictor.z_dims else {}
-    with _named(predictor), recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
+    given = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.hollow().items())
+    called = f"network(x_t {(1, *predictor.latent_shape)}, t {(1, *times)}{given and ', ' + given})"
+    with _named(predictor, called), recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
         output = network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
     _check_output(predictor, output[0] if isinstance(output, tuple) else output)
     return trace
 
 
+def _network(predictor: PredictorConfig) -> Any:
+    kind = on_paper(predictor.network)
+    with _named(predictor, f"{kind.__name__}(config)"):
+        return kind(predictor)
+
+
 @contextmanager
-def _named(predictor: PredictorConfig) -> Iterator[None]:
-    """Turn an error of a network on paper into one that names its line, and what the network is called with."""
+def _named(predictor: PredictorConfig, called: str) -> Iterator[None]:
+    """Turn an error of a network on paper into one that names its line, and what it is ``called`` with."""
     try:
         yield
     except UserError:
@@ -101,11 +109,10 @@ def _named(predictor: PredictorConfig) -> Iterator[None]:
     except Exception as error:
         own = f"{predictor.network.partition(':')[0]} on paper"
         places = [f"line {line}" for frame, line in walk_tb(error.__traceback__) if frame.f_globals["__name__"] == own]
-        given = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.hollow().items())
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
-            f"fails for a sample, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
-            f"it is called as network(x_t {(1, *predictor.latent_shape)}, t (1,){given and ', ' + given})",
+            f"fails on paper, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
+            f"it is called as {called}",
         ) from error
 
 

@@ -48,7 +48,8 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
         SETTINGS: _settings(args),
         "model": args.mm.model_json,
         "classes": args.mm.classes,
-        **{name: told for name in ("captions", "words") if (told := getattr(args.mm, name))},
+        **({"captions": args.mm.captions} if args.mm.captions else {}),
+        **({"words": args.mm.words} if args.mm.words and not args.init_from else {}),  # (its words are unknown)
         "mindspeed_mm_dit": __version__,
         **runtime.versions(),
     }

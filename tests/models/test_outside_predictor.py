@@ -162,25 +162,26 @@ def test_a_network_that_returns_another_shape_is_named_before_a_loss_spreads_it(
 
 
 @pytest.mark.parametrize(
-    ("forward", "reason", "cure"),
+    ("body", "reason", "cure"),
     [
-        ("x, t, y): return ops.reshape(x, (1, 7))", "in line 4: ValueError: (1, 1, 8, 8)", "called as network(x_t "),
-        ("x, t): return x", "in its call: TypeError: Broken.forward() takes 3", "(1, 1, 8, 8), t (1,), labels (1,))"),
-        ("x, t, y): return None", "returns NoneType for a sample", "correct its last layer"),
+        ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError: (1, 1, 8", "network(x_t (1, 1, 8, "),
+        ("forward(self, x, t): return x", "in its call: TypeError: Broken.forward() takes", "8), t (1,), labels (1,))"),
+        ("forward(self, x, t, y): return None", "returns NoneType for a sample", "correct its last layer"),
+        ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError: division by zero", "called as Broken(config)"),
     ],
 )  # fmt: skip
 def test_a_network_that_fails_on_paper_is_named_with_its_line_and_how_it_is_called(
-    tmp_path, monkeypatch, forward, reason, cure
+    tmp_path, monkeypatch, body, reason, cure
 ):
-    name = f"broken_{len(reason)}"
+    name = f"broken_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
-        "from mindspeed_mm_dit.framework import nn, ops\nclass Broken(nn.Module):\n"
-        f"    def __init__(self, config): super().__init__()\n    def forward(self, {forward}\n"
+        f"from mindspeed_mm_dit.framework import nn, ops\nclass Broken(nn.Module):\n"
+        f"    def __init__(self, config): super().__init__()\n    def {body}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Broken")
     with pytest.raises(ConfigError) as raised:
-        forward_pass(predictor.ResidualConfig(side=8, classes=10 + len(reason), in_channels=1))
+        forward_pass(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(body)))
     assert reason in str(raised.value) and cure in str(raised.value)
 
 

@@ -105,6 +105,8 @@ def test_a_model_of_words_alone_says_which_words_of_a_prompt_it_has_not_learned(
     assert "note: no caption that was learned has 'zebras': to this model it says" in capsys.readouterr().err
     Pipeline.of_checkpoint(tmp_path / "checkpoints", None, True, False).sample(prompts="a zebra", steps=2)
     assert "has 'zebra':" in capsys.readouterr().err
+    after = configs.run(STEPS + f"--init-from {tmp_path}/checkpoints --save {tmp_path}/after")
+    assert after.code == 0 and describe(tmp_path / "after", None).words == ()  # (it knows those of before, too)
 
 
 @pytest.mark.ranks
