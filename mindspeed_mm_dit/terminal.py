@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 from typing import Any, TextIO, TypeVar
@@ -52,6 +52,37 @@ def doing(what: str, report: Callable[[str], object] = tell) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def is_reporting_rank() -> bool:
+    """Return whether this process reports what all of them find: the first of each node, or of all under msrun."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
+
+
+class _Lines:
+    """A file for tqdm that is no terminal: what would be drawn over becomes a line of a log."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            tell(f" {text}", sys.stderr)
+
+    def flush(self) -> None:
+        pass
+
+
+def progress(what: str, items: Iterable[Any] | None = None, *, total: int, unit: str, delay: int = 0) -> Any:
+    """Return tqdm's bar for ``items``, or for calls of its ``update``, after ``delay`` seconds; on reporting ranks.
+
+    Where standard error is no terminal, a line says every LONG_SECONDS how far the work is.
+    """
+    from tqdm import tqdm
+
+    usual: dict[str, Any] = {"desc": what, "total": total, "unit": unit, "disable": not is_reporting_rank()}
+    if sys.stderr.isatty():
+        return tqdm(items, **usual, delay=delay)
+    form = "{desc}: {n_fmt} of {total_fmt} {unit}s in {elapsed}, {remaining} left"
+    rarely = dict.fromkeys(("delay", "mininterval", "maxinterval"), LONG_SECONDS)
+    return tqdm(items, **usual, **rarely, bar_format=form, file=_Lines(), leave=False)
 
 
 def print_nowhere(*streams: int) -> None:

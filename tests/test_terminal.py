@@ -72,3 +72,23 @@ def test_what_takes_long_is_said_in_a_log_and_what_does_not_is_not(monkeypatch):
     with terminal.doing("drawing samples", lambda text: (said.append(text), was_said.set())):
         assert was_said.wait(60)
     assert said == [" drawing samples ... (for 0 s so far)"]
+
+
+WAYS = [{"total": 8, "items": None}, {"total": 8, "items": range(8)}]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_log_gets_a_line_of_progress_now_and_then_and_short_work_none(monkeypatch, capsys, way):
+    def work() -> str:
+        with terminal.progress("encoding", **way, unit="image") as bar:
+            for _ in bar if way["items"] else range(8):
+                None if way["items"] else bar.update()
+        return capsys.readouterr().err
+
+    assert work() == ""
+    monkeypatch.setattr(terminal, "LONG_SECONDS", 0)
+    lines = work().splitlines()
+    assert lines[-1].startswith(" encoding: 8 of 8 images in 00:00")
+    assert all(line.startswith(" encoding: ") and "\r" not in line for line in lines)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert work() == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.models.data import check_sizes, fitted, made_by, open_data
 from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
-from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.terminal import progress, say
 from mindspeed_mm_dit.training.classes import say_notes
 
 DESCRIPTION = """\
@@ -65,8 +64,6 @@ def run(args: argparse.Namespace) -> int:
     _check_flags(args)
 
     activate(args.ai_framework)
-    from tqdm import tqdm
-
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
 
@@ -87,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     count = sum(len(writer.index.rows_of(shard)) for shard in shards)
     encoders = cache(lambda: (*load_encoders(model), load_teachers(model), load_image_encoder(model.image_encoder)))
     started = time.perf_counter()
-    with tqdm(total=count, desc="encoding", unit=opened.param.noun, disable=not sys.stderr.isatty()) as bar:
+    with progress("encoding", total=count, unit=opened.param.noun) as bar:
         for shard in shards:
             writer.write(shard, *encoders(), bar.update)
     complete = writer.finish(lambda: encoders()[1])

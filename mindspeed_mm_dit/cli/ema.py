@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.averaging import make
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.terminal import progress, say
 
 DESCRIPTION = """\
 Make an EMA (moving average of the weights) of a width that the run did not keep: post-hoc EMA, Karras et al. 2024. So
@@ -39,8 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the EMA, and print how close it is."""
-    from tqdm import tqdm
-
     try:
         power_ema.exponent(args.std)
     except ValueError as error:
@@ -48,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     made = make(
         args.checkpoint, args.std, args.output, args.to, args.overwrite,
-        progress=lambda used: tqdm(used, unit="checkpoint", file=sys.stderr, disable=not sys.stderr.isatty()),
+        progress=lambda used: progress("averaging", used, total=len(used), unit="checkpoint"),
     )  # fmt: skip
     for note in made.notes:
         say(f"note: {note}")

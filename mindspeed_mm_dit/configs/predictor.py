@@ -90,8 +90,9 @@ class PredictorConfig(ABC):
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only its own shape."""
         if shape != self.latent_shape:
             raise ConfigError(
-                f"latents of shape {shape}", f"predictor {self.model_id!r} takes {self.latent_shape} alone"
-            )
+                f"latents of shape {shape}", f"predictor {self.model_id!r} takes {self.latent_shape} alone",
+                "keep to the size of its model.json",
+            )  # fmt: skip
         return self
 
     def told(self, guidance: float | None) -> PredictorConfig:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
@@ -19,6 +18,7 @@ from mindspeed_mm_dit.configs.source import ColorProfiles
 from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
 from mindspeed_mm_dit.data.threads import in_threads
 from mindspeed_mm_dit.data.transforms import open_image, upright_size
+from mindspeed_mm_dit.terminal import progress
 
 ImageFile = Path | Callable[[], bytes]
 """A file, or a function that reads its content."""
@@ -70,7 +70,7 @@ class Look(NamedTuple):
 def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
     """Check each image, only its header unless ``decode``; in threads, with a progress bar if it takes long."""
     looks = in_threads(lambda file: _look(file, image_size, decode), files)
-    return list(tqdm(looks, "checking images", len(files), unit="image", delay=2, disable=None))
+    return list(progress("checking images", looks, total=len(files), unit="image", delay=2))
 
 
 def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
@@ -27,6 +26,7 @@ from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.terminal import progress
 
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
@@ -97,7 +97,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
     decode = len(lines) <= DECODE_CHECK_LIMIT
     with ThreadPoolExecutor() as pool:
         looking = pool.map(lambda line: _look(line, param, decode, wanted.items), lines)
-        looks = list(tqdm(looking, "checking clips", len(lines), unit="clip", delay=2, disable=None))
+        looks = list(progress("checking clips", looking, total=len(lines), unit="clip", delay=2))
     captions = [look.clip.entry.captions if look.clip else () for look in looks]
     wrong = first_problems(captions, wanted.caption_problems)
     looks = [_Look(None, problem=problem) if problem else look for look, problem in zip(looks, wrong)]

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.threads import in_threads
+from mindspeed_mm_dit.terminal import progress
 
 MOST_BYTES = 1 << 20
 """Largest size of a file of captions."""
@@ -59,7 +58,7 @@ def captions_beside(images: Sequence[Path], places: Sequence[str]) -> list[Told]
     """
     beside = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
     looking = in_threads(lambda image: _beside(image, places, beside[image.parent]), images)
-    return list(tqdm(looking, "reading captions", len(images), unit="image", delay=2, disable=None))
+    return list(progress("reading captions", looking, total=len(images), unit="image", delay=2))
 
 
 class _NamesIn:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
@@ -28,6 +27,7 @@ from mindspeed_mm_dit.data.labels import Labels, labels_of
 from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
 from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.terminal import progress
 
 INDEX = ".mm_dit_index.npz"
 VERSION = 3
@@ -182,7 +182,7 @@ def _size_of(file: Path) -> int:
 
 
 def _look_through(files: Sequence[Path], kind: Kind, sought: Sought) -> dict[str, np.ndarray]:
-    found = [kind.scan(file, sought) for file in tqdm(files, "shards", unit="shard", delay=2, disable=None)]
+    found = [kind.scan(file, sought) for file in progress("shards", files, total=len(files), unit="shard", delay=2)]
     words = {word: number for number, word in enumerate(sorted({word for own in found for word in own.labels}))}
     return {
         "words": np.array(json.dumps(list(words))),

@@ -26,7 +26,6 @@ from typing import NoReturn
 
 from mindspeed_mm_dit import framework, terminal
 from mindspeed_mm_dit.errors import StepError, UserError
-from mindspeed_mm_dit.framework.launched import is_reporting_rank
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """Signals that ask a run to stop: from outside, Ctrl-C, a closed shell, Ctrl-\\. If several arrive, the first in this
@@ -70,7 +69,7 @@ def end(error: UserError, found_by_all: bool = False) -> NoReturn:
     found_by_all: every rank ends with the same error, and one prints it (as with ``error.is_shared``).
     """
     leave_for_launcher(error)
-    if is_reporting_rank() or not (found_by_all or error.is_shared):
+    if terminal.is_reporting_rank() or not (found_by_all or error.is_shared):
         say(error)
     else:
         time.sleep(SECONDS_TO_SAY_IT)
@@ -98,7 +97,7 @@ def found_by_all() -> Iterator[None]:
     try:
         yield
     except UserError:
-        if is_reporting_rank():
+        if terminal.is_reporting_rank():
             raise
         time.sleep(SECONDS_TO_SAY_IT)
         raise SystemExit(USER_ERROR) from None
@@ -143,7 +142,7 @@ def _end_imports(number: int, frame: FrameType | None) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    if is_reporting_rank():
+    if terminal.is_reporting_rank():
         os.write(2, b"interrupted\n")
     with suppress(Exception):  # the signal may have come in the middle of a print
         sys.stdout.flush()
@@ -178,6 +177,6 @@ def _without_traceback_of_an_interrupt(
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    if is_reporting_rank():
+    if terminal.is_reporting_rank():
         terminal.tell("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
     sys.exit(128 + signal.SIGINT)

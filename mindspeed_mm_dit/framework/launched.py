@@ -51,11 +51,6 @@ def launched_alone() -> None:
         os.environ.setdefault(name, value)
 
 
-def is_reporting_rank() -> bool:
-    """Return whether this process reports what all of them find: the first of each node, or of all under msrun."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
-
-
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of torchrun and msrun."""
     return {name: value for name, value in environment.items() if not name.startswith(_PREFIXES)}

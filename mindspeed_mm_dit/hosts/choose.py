@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.ending import end, end_in_a_line_when_interrupted
-from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher, is_reporting_rank
+from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 from mindspeed_mm_dit.hosts.contract import Host, HostKind
 from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
-from mindspeed_mm_dit.terminal import open_streams, tell
+from mindspeed_mm_dit.terminal import is_reporting_rank, open_streams, tell
 
 AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 

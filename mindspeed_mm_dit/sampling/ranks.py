@@ -7,18 +7,17 @@ through files beside the output; the ranks share nothing else.
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.sampling.generate import SampleSettings, batches_of, generate
 from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.terminal import progress
 
 
 def share(count: int, batch_size: int) -> list[np.ndarray]:
@@ -31,17 +30,15 @@ def generate_spread(
 ) -> np.ndarray | None:
     """Generate samples on all ranks; return them on the first, as ``generate`` does, and None on others.
 
-    folder: a new one, on a disk that all ranks share; it is removed afterwards. Every rank must call this. On a
-    terminal, a bar shows the progress of the first rank.
+    folder: a new one, on a disk that all ranks share; it is removed afterwards. Every rank must call this. A bar
+    shows the progress of the first rank.
 
     Raises:
         DataError: a part from another rank is missing.
     """
     own = share(len(asked), settings.batch_size)
-    with tqdm(
-        total=settings.steps * sum(map(len, own)), desc="sampling", unit="sample-step",
-        disable=runtime.rank() > 0 or not sys.stderr.isatty(),
-    ) as bar:  # fmt: skip
+    steps = settings.steps * sum(map(len, own))
+    with progress("sampling", total=steps, unit="sample-step") as bar:
         if runtime.world_size() == 1:
             return generate(*model, asked, settings, bar.update)
         if runtime.rank() == 0:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
 from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import progress
 from mindspeed_mm_dit.wings.scores.cautions import cautions
 from mindspeed_mm_dit.wings.scores.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.wings.scores.image_set import IMAGES, MADE_BY, MADE_OF, STATISTICS, ImageSet
@@ -79,7 +78,7 @@ class InceptionJudge:
         )  # fmt: skip
 
     def _see(self, images: ImageSet) -> Features:
-        with tqdm(total=images.count, desc="features", unit="image", disable=not sys.stderr.isatty()) as bar:
+        with progress("features", total=images.count, unit="image") as bar:
             return self._network.features(images, self._batch_size, bar.update)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -233,17 +234,27 @@ def print_model(model: ModelConfig) -> None:
         say(
             f"two experts      {gib:,.1f} GiB of float32 weights each, {2 * gib:,.1f} GiB both; one at a time in memory"
         )
-    say(f"forward          {multiply_adds(model.predictor) / 1e9:,.2f} G multiply-adds {each}")
-    say(f"train step       {train_flop(model.predictor) / 1e12:,.3f} TFLOP {each}")
+    size, unit = _fitting(multiply_adds(model.predictor), {"G": 1e9, "M": 1e6})
+    say(f"forward          {size:,.2f} {unit} multiply-adds {each}")
+    size, unit = _fitting(train_flop(model.predictor), {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6})
+    say(f"train step       {size:,.3f} {unit} {each}")
+
+
+def _fitting(number: float, units: Mapping[str, float]) -> tuple[float, str]:
+    """Return ``number`` in the first of ``units``, largest first, of which it has a tenth; else in the last."""
+    name = next((name for name, unit in units.items() if number >= unit / 10), list(units)[-1])
+    return number / units[name], name
 
 
 def print_time(model: ModelConfig, request: Request, args: argparse.Namespace) -> None:
     """Print how long the arithmetic of the whole run takes."""
     flop = train_flop(model.predictor) * request.global_batch_size * args.train_iters
-    hours = flop / (args.peak_tflops * 1e12 * args.mfu * request.world_size) / 3600
+    seconds = flop / (args.peak_tflops * 1e12 * args.mfu * request.world_size)
+    number, unit = _fitting(seconds, {"hours": 3600, "minutes": 60, "seconds": 1})
+    lasts = f"{number:,.1f} {unit}" if seconds >= 1 else "under a second"
     units = "clips" if _learns_videos(model) else "images"
     say(
-        f"whole run        {args.train_iters:,} steps of {request.global_batch_size:,} {units}: {hours:,.1f} hours if "
+        f"whole run        {args.train_iters:,} steps of {request.global_batch_size:,} {units}: {lasts} if "
         f"{request.world_size} device(s) reach {args.mfu:.0%} of {args.peak_tflops:g} TFLOP/s"
     )
 
@@ -262,13 +273,16 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     if _learns_videos(model) and request.online_vae:
         say("                 from features; from files autoencoder and text encoder come on top")
     units = "clips" if _learns_videos(model) else "images"
-    for name in ("weights", "gradients", "optimizer", "ema", "gathered", *([] if _learns_videos(model) else ["vae"])):
-        say(f"  {name:<14} {getattr(plan, name) / GIB:8.2f} GiB")
-    say(f"  {'activations':<14} {micro * plan.activations_per_image / GIB:8.2f} GiB of {micro} {units}")
-    say(f"  {'workspace':<14} {micro * plan.workspace_per_image / GIB:8.2f} GiB (estimate)")
+    names = ("weights", "gradients", "optimizer", "ema", "gathered", *(() if _learns_videos(model) else ("vae",)))
+    parts = [(name, getattr(plan, name), "") for name in names]
+    parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
+    parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
     if placement.offloaded:
-        say(f"  {'in the machine':<14} {plan.in_machine / GIB:8.2f} GiB a rank; sending it is not in the times")
-    say(f"  {'total':<14} {plan.total(micro) / GIB:8.2f} of {request.device_bytes / GIB:g} GiB")
+        parts.append(("in the machine", plan.in_machine, " a rank; sending it is not in the times"))
+    parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))
+    unit, size = ("GiB", GIB) if plan.total(micro) >= GIB else ("MiB", 2**20)
+    for name, num_bytes, more in parts:
+        say(f"  {name:<14} {num_bytes / size:8.2f} {unit}{more}")
 
 
 def print_fits(model: ModelConfig, request: Request) -> None:

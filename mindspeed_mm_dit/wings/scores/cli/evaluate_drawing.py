@@ -6,7 +6,6 @@ import argparse
 import hashlib
 import math
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.request import resized
-from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.terminal import progress, say
 from mindspeed_mm_dit.wings.scores.image_set import ImageSet, open_image_set
 
 if TYPE_CHECKING:
@@ -142,8 +141,6 @@ def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -
 
 def draw(args: argparse.Namespace, work: Work) -> None:
     """Generate the missing images, a part of the files on each rank, and join the files."""
-    from tqdm import tqdm
-
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.wings.scores.shards import draw_missing
 
@@ -158,11 +155,8 @@ def draw(args: argparse.Namespace, work: Work) -> None:
         work.shards.begin()
     runtime.barrier()  # (no rank writes before all have looked)
     if mine:
-        share = sum(len(work.shards.numbers(file)) for file in mine)
-        with tqdm(
-            total=work.settings.steps * share, desc="sampling", unit="image-step",
-            disable=rank > 0 or not sys.stderr.isatty(),
-        ) as bar:  # fmt: skip
+        steps = work.settings.steps * sum(len(work.shards.numbers(file)) for file in mine)
+        with progress("sampling", total=steps, unit="image-step") as bar:
             draw_missing(work.shards, mine, work.labels, (model, work.config), work.settings, bar.update, work.prompts)
     runtime.barrier()
     if rank == 0:
