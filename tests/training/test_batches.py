@@ -38,20 +38,22 @@ def test_by_token_a_steps_mean_is_one_over_its_tokens_however_it_is_cut(micro, r
 
 @pytest.fixture
 def batches_of(tmp_path, monkeypatch):
-    """Return a step of 8 of the rank of a run that goes on at sample 16, and what is held out, twice."""
-    configs = write_configs(tmp_path / "configs", write_pictures(tmp_path / "pictures"), valid_fraction=0.25)
+    """Return steps of 8 of the rank of a run that goes on at sample 16, and what is held out, twice."""
+    configs = write_configs(
+        tmp_path / "configs", write_pictures(tmp_path / "pictures"), valid_fraction=0.25, random_flip=False
+    )
     mm = MultiModalArguments(
         load_model_config(configs / "model.json"), load_data_config(configs / "data.json"), None, {}
     )
 
-    def batches_of(rank, ranks, **flags):
+    def batches_of(rank, ranks, steps=1, **flags):
         monkeypatch.setattr(runtime, "data_rank", lambda: rank)
         monkeypatch.setattr(runtime, "data_world_size", lambda: ranks)
         run = {"seed": 1, "micro_batch_size": 2, "global_batch_size": 8, "consumed_train_samples": 16, "num_workers": 0}
         training, held_out = train_valid_batches(run_config(mm=mm, **run, **flags))
-        step = list(itertools.islice(training, 4 // ranks))
+        step = list(itertools.islice(training, 4 * steps // ranks))
         training.close()
-        return step, [list(itertools.islice(held_out, 4 // ranks)) for _ in range(2)]
+        return step, [list(itertools.islice(held_out, 4 * steps // ranks)) for _ in range(2)]
 
     return batches_of
 
@@ -87,6 +89,13 @@ def test_the_ranks_share_the_steps_of_one_and_every_validation_is_the_same(batch
     for name in ("noise", "pixels"):
         assert joined(valid, name) == joined(again, name) and not set(joined(valid, name)) & set(joined(step, name))
         assert joined(shared_step, name) == joined(step, name) and joined(shared_valid, name) == joined(valid, name)
+
+
+def test_no_image_is_learned_that_is_held_out(batches_of):
+    epochs, (valid, _) = batches_of(0, 1, steps=10)
+    learned, held_out = set(joined(epochs, "pixels")), set(joined(valid, "pixels"))
+    assert not learned & held_out
+    assert (len(learned), len(held_out)) == (37, 13)
 
 
 def test_losses_count_by_their_tokens_where_that_is_asked_for(batches_of):
