@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import batches as stream
 from mindspeed_mm_dit.training.batches import WeighedByToken, train_valid_batches
+from mindspeed_mm_dit.training.data_set import open_data_set
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.conftest import run_config
 
@@ -96,6 +101,48 @@ def test_no_image_is_learned_that_is_held_out(batches_of):
     learned, held_out = set(joined(epochs, "pixels")), set(joined(valid, "pixels"))
     assert not learned & held_out
     assert (len(learned), len(held_out)) == (37, 13)
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """Return the configs of a run on some pictures that validates on those of another folder, with its settings."""
+    model = write_configs(tmp_path, write_pictures(tmp_path / "pictures", {(8, 8): 20})) / "model.json"
+
+    def data(**settings):
+        (tmp_path / "data.json").write_text(json.dumps({"dataset_param": {"image_size": 8, **settings}}))
+        return load_data_config(tmp_path / "data.json")
+
+    def beside(folder, **settings):
+        own, other = (data(data_folder=str(place)) for place in (tmp_path / "pictures", folder))
+        own = dataclasses.replace(own, dataset_param=dataclasses.replace(own.dataset_param, **settings))
+        return MultiModalArguments(load_model_config(model), own, None, {}, valid_data=other)
+
+    return beside
+
+
+def test_validation_data_apart_are_validated_on_whole_and_none_is_learned(beside, tmp_path, monkeypatch):
+    for name in ("bright", "dark"):
+        (tmp_path / "others" / name).mkdir(parents=True)
+        Image.new("L", (8, 8), 255).save(tmp_path / "others" / name / "white.png")
+    args = run_config(mm=beside(tmp_path / "others"), micro_batch_size=2, global_batch_size=2, num_workers=0)
+    training, held_out = train_valid_batches(args)
+    learned, validated = ([next(iter(stream)) for _ in range(10)] for stream in (training, held_out))
+    assert len(set(joined(learned, "pixels"))) == 20 and set(joined(validated, "pixels")) == {b"\xff" * 64}
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings", "message"),
+    [
+        ("pictures", {"valid_fraction": 0.25}, "and valid_fraction = 0.25 of --mm-data both choose"),
+        ("misnamed", {}, "has the classes bright, pale"),
+    ],
+)
+def test_validation_data_that_do_not_match_are_refused(beside, tmp_path, folder, settings, message):
+    for name in ("bright", "pale"):
+        (tmp_path / "misnamed" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "misnamed" / name / "black.png")
+    with pytest.raises(ConfigError, match=f"--mm-valid-data: .*{message}"):
+        open_data_set(beside(tmp_path / folder, **settings), 1)
 
 
 def test_losses_count_by_their_tokens_where_that_is_asked_for(batches_of):
