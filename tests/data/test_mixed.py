@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder
-from mindspeed_mm_dit.data.mixed import MixedOrder
+from mindspeed_mm_dit.data.mixed import MixedOrder, MixedReader
+from mindspeed_mm_dit.data.rows import Read
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from tests.buckets_fixtures import write_clip_configs, write_clips, write_pictures
@@ -91,6 +93,32 @@ def test_images_are_videos_of_one_frame_beside_clips_and_keep_their_pixels_and_l
             assert (mixed.rows.labels[rows] == np.where(bright, 0, 1)).all()
         seen |= set(rows.tolist())
     assert len(seen) == 31  # (of 7 squares one is left out in an epoch, others each time)
+
+
+def test_a_sample_without_images_beside_it_has_its_own_frames_there():
+    """Of clips with a first and a last frame beside them, and of images without."""
+    clips = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 1, 3, 5, 1)
+    beside = {"first_image": np.full((2, 1, 5, 1), 100, np.uint8), "last_image": np.full((2, 1, 5, 1), 200, np.uint8)}
+    images = np.arange(10, dtype=np.uint8).reshape(2, 1, 5, 1)
+    arrays = ({"pixels": clips, **beside}, {"pixels": images})
+    readers = [
+        SimpleNamespace(read=lambda rows, _, own=own: Read({name: array[rows] for name, array in own.items()}, rows))
+        for own in arrays
+    ]
+    facts = SimpleNamespace(source=np.array([0, 1, 0, 1]), members=lambda: [np.array([0, 2]), np.array([1, 3])])
+
+    class Of(SimpleNamespace):
+        def __len__(self):
+            return 4
+
+    reader = MixedReader(Of(facts=facts, shapes=np.ones((4, 3))), readers, beside)
+    for rows, pixels, first, last in (
+        ([2, 0], clips[[1, 0]], beside["first_image"], beside["last_image"]),
+        ([3, 1], images[[1, 0]][:, :, None], images[[1, 0]], images[[1, 0]]),
+    ):
+        read = reader.read(np.array(rows), np.zeros((2, 2), int))
+        assert read.rows.tolist() == rows and np.array_equal(read.arrays["pixels"], pixels)
+        assert np.array_equal(read.arrays["first_image"], first) and np.array_equal(read.arrays["last_image"], last)
 
 
 def test_held_out_samples_of_all_sources_are_read_once(place):

@@ -222,6 +222,32 @@ def test_a_parquet_whose_image_column_is_no_images_is_named(tmp_path, column):
         open_rows(param(tmp_path, "parquet"), 2)
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"label": [0, None]}, "row 1: has no label"),
+        ({"label": [0.5, 1.5]}, "column label: holds double"),
+        ({"picture": [b"a", b"b"]}, "has the columns picture, label"),
+    ],
+)
+def test_a_parquet_without_images_or_labels_is_named(tmp_path, columns, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    image = {} if "picture" in columns else {"image": [{"bytes": png(n)} for n in range(2)]}
+    parquet.write_table(
+        pyarrow.table({**image, **columns, **({} if image else {"label": [0, 1]})}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(DataError, match=message):
+        open_rows(param(tmp_path, "parquet"), 2)
+
+
+def test_a_class_that_a_parquet_lists_twice_is_named(tmp_path):
+    write_parquets(tmp_path, names=("cat", "cat"))
+    with pytest.raises(DataError, match="column label: lists the class 'cat' twice"):
+        open_rows(param(tmp_path, "parquet"), 2)
+
+
 def test_labels_beyond_the_names_are_numbers(tmp_path):
     write_parquets(tmp_path, names=("cat",))
     assert open_rows(param(tmp_path, "parquet"), 2).classes == ("cat", "1")

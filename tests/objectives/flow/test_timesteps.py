@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
+from mindspeed_mm_dit.objectives.flow.published_times import PUBLISHED
 from mindspeed_mm_dit.objectives.flow.timesteps import (
     check_heun_end,
     heavy_tailed,
@@ -94,6 +95,12 @@ def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_a
             check_heun_end(config, sde_times(config, 4, none), none)
     for prediction in ("noise", "score"):
         check_heun_end(FlowMatchingConfig(prediction_type=prediction), np.array([0.0, 1.0]), none)
+
+
+def test_a_schedule_of_published_times_has_no_chain_with_noise():
+    config = FlowMatchingConfig(sample_schedule=next(iter(PUBLISHED)))
+    with pytest.raises(ConfigError, match=r"diffusion\.sample_schedule = .*: is of chains without noise"):
+        sde_times(config, 4, DiffusionCoefficient())
 
 
 def test_times_with_heavy_tails_are_those_of_the_paper_whose_time_runs_the_other_way():
