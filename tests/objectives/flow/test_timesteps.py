@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.data.draws import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.draws import coefficients
@@ -54,7 +55,17 @@ def test_logit_normal_times_have_the_median_and_spread_of_their_law():
     )
     logits = np.log(t / (1 - t))
     assert (logits.mean(), logits.std()) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.8, abs=0.02))
+    z = generator(0, Stream.TIMESTEP, 7).standard_normal()
+    assert t[7] == pytest.approx(1 / (1 + np.exp(-(0.5 + 0.8 * z))), rel=1e-6)
     assert logit_normal(np.array([0.0]), 0.0, 1.0) == [0.5]
+
+
+def test_times_of_a_chain_are_even_in_the_interval_of_the_path():
+    for config, (first, last) in (
+        (FlowMatchingConfig(), (0, 1)),
+        (FlowMatchingConfig("linear", "score", sample_eps=0.2), (0.2, 0.8)),
+    ):
+        np.testing.assert_allclose(sampling_times(config, 4), np.linspace(first, last, 5), atol=1e-12)
 
 
 def test_a_shift_above_one_moves_times_towards_noise_and_leaves_the_ends():
@@ -110,6 +121,8 @@ def test_times_with_heavy_tails_are_those_of_the_paper_whose_time_runs_the_other
     times = training_times(FlowMatchingConfig(timestep_sampling="mode"), 0, SAMPLE_INDICES)
     middle = ((times > 0.4) & (times < 0.6)).mean()
     assert times.min() >= 0 and times.max() <= 1 and middle > 0.3  # 0.2 of uniform ones
+    plain = training_times(FlowMatchingConfig(), 0, SAMPLE_INDICES).astype(np.float64)
+    np.testing.assert_allclose(times, heavy_tailed(plain, FlowMatchingConfig().mode_scale), atol=1e-6)
 
 
 def test_training_times_are_shifted_by_the_tokens_of_an_image():
