@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from mindspeed_mm_dit.cli import cache_latents
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
@@ -238,6 +239,21 @@ def test_pixel_models_have_nothing_to_cache(home, capsys):
     (home / "pixel.json").write_text((root / "examples/dit/model.json").read_text())
     assert cache(home, home / "none", model="pixel.json") == 2
     assert "trains on the images themselves" in capsys.readouterr().err
+
+
+def test_vectors_that_a_source_of_another_package_gives_are_kept(home, tmp_path, monkeypatch):
+    vectors, opened = np.random.default_rng(0).standard_normal((NUM_IMAGES, 5)), cache_latents._open
+
+    def with_vectors(*given):
+        found = opened(*given)
+        items = {**found.rows.items, "vector": vectors}
+        return dataclasses.replace(found, rows=dataclasses.replace(found.rows, items=items))
+
+    monkeypatch.setattr(cache_latents, "_open", with_vectors)
+    assert cache(home, tmp_path / "made") == 0
+    found = open_cache(tmp_path / "made").rows(str(home / "images")).items
+    np.testing.assert_array_equal(found["vector"], vectors.astype(np.float32))
+    assert found["label"].tolist() == [number // 6 for number in range(NUM_IMAGES)]
 
 
 def test_a_run_on_the_mean_of_the_posterior_reads_the_mean_alone(home, made):
