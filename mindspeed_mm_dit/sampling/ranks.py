@@ -31,7 +31,7 @@ def generate_spread(
     """Generate samples on all ranks; return them on the first, as ``generate`` does, and None on others.
 
     folder: a new one, on a disk that all ranks share; it is removed afterwards. Every rank must call this. A bar
-    shows the progress of the first rank.
+    shows the progress of the first rank of a machine.
 
     Raises:
         DataError: a part from another rank is missing.

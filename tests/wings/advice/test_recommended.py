@@ -94,6 +94,23 @@ def test_a_plan_of_clips_says_what_it_leaves_out(capsys):
     assert "from files autoencoder and text encoder come on top" in said and "vae " not in said
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            "imagenet256",
+            ["118.62 G multiply-adds", "0.712 TFLOP", ": 895.6 hours if", " 69.96 GiB of 80 GiB"],
+        ),
+        ("fashion_mnist", ["44.85 M multiply-adds", "0.269 GFLOP", ": under a second if", " 122.12 MiB of 80 GiB"]),
+        ("digits_flow", ["13.34 M multiply-adds", "80.019 MFLOP", ": under a second if", "  50.93 MiB of 80 GiB"]),
+    ],
+)
+def test_a_plan_counts_in_units_that_fit(config, said, capsys):
+    assert main(["plan", "--model", str(ROOT / f"examples/dit/{config}/model.json")]) == 0
+    out = capsys.readouterr().out
+    assert all(words in out for words in said), out
+
+
 def test_a_plan_with_buckets_is_of_the_dearest(capsys, tmp_path):
     shapes = [[1, 480, 832], [49, 480, 480], [33, 480, 832]]
     param = {"dataset_type": "clips", "data_folder": "d", "json_path": "d/a.json", "buckets": shapes}
