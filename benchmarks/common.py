@@ -80,7 +80,7 @@ class Lines:
             print(json.dumps(line), file=file)
 
 
-RESULT, PEAK = "result", "peak bytes"
+RESULT, PEAK, FIRST = "result", "peak bytes", "first result"
 
 
 class Apart:
@@ -89,6 +89,7 @@ class Apart:
 
     def __init__(self, build: Callable[..., Callable[[], object]], *args: object) -> None:
         self._build, self._args, self._process, self._peak = build, args, None, 0
+        self._first: float | None = None
 
     def timed(self, clock: str) -> float:
         """Return the seconds of one call."""
@@ -101,8 +102,10 @@ class Apart:
         return found
 
     def end(self) -> None:
-        """End the process."""
-        self._peak = int(self._ask(PEAK))
+        """End the process, if it has not ended."""
+        if self._process is None:
+            return
+        self._peak, self._first = self.peak_bytes(), self.first()
         self._pipe.close()
         self._process.join()
         self._process = None
@@ -110,6 +113,10 @@ class Apart:
     def peak_bytes(self) -> int:
         """Return the most memory of the accelerator that its calls had at once; 0 on a CPU."""
         return self._peak if self._process is None else int(self._ask(PEAK))
+
+    def first(self) -> float | None:
+        """Return the number that its first call returned; None if it has not been called or returned none."""
+        return self._first if self._process is None else self._ask(FIRST)
 
     def _ask(self, what: str) -> Any:
         if self._process is None:
@@ -126,7 +133,7 @@ class Apart:
 
 
 def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: tuple[object, ...]) -> None:
-    call = build(*args)
+    call, first = build(*args), None
     while True:
         try:
             asked = pipe.recv()
@@ -135,9 +142,13 @@ def _serve(pipe: Connection, build: Callable[..., Callable[[], object]], args: t
         if asked == RESULT:
             pipe.send(call())
         elif asked == PEAK:
-            pipe.send(torch.accelerator.max_memory_allocated() if runtime.device_type() != "cpu" else 0)
+            kind = runtime.device_type()
+            pipe.send(0 if kind == "cpu" else torch.get_device_module(kind).max_memory_allocated())
+        elif asked == FIRST:
+            pipe.send(first)
         else:
-            call()  # as in a run, where one comes after another
+            returned = call()  # as in a run, where one comes after another
+            first = returned if first is None and isinstance(returned, float) else first
             pipe.send(timed(call, asked))
 
 

@@ -5,7 +5,7 @@
 #   train     images a second of DiT-XL/2, share of the peak, memory beside the plan's;
 #             facebookresearch/DiT and diffusers in the same run, all compiled, autocast to bf16, with TensorFloat-32
 #   sample    250 steps of DDPM and 20 of DPM-Solver++, against facebookresearch/DiT
-#   video     a train step of Wan 1.3B at 240 x 416 x 81 frames against diffusers'
+#   networks  train steps of FLUX, Stable Diffusion 3.5, Qwen-Image and Wan, as deep as fits, against diffusers'
 #   loader    JiT-B/16 from JPEG files: images a second of the loader, of a step, and of both
 #
 # Without a part all of them, one after the other; each leaves a dated file in RESULTS (benchmarks/results).
@@ -17,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 parts=("$@")
-[ $# -ge 1 ] || parts=(right train sample video loader)
+[ $# -ge 1 ] || parts=(right train sample networks loader)
 python=${PYTHON:-python}
 peer=(${DIT:+--reference "$DIT"})
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
@@ -26,15 +26,13 @@ case ${SIZE:-gpu} in
   gpu)
     train=(--preset DiT-XL/2 --batch 128 --rounds 5 --precision bf16 --torch-compile --tf32 --fsdp2)
     sample=(--preset DiT-XL/2 --images 32 --timed-steps 10 --rounds 3 --precision bf16 --torch-compile)
-    video=(--layers 30 --heads 12 --head-dim 128 --ffn-dim 8960 --text-dim 4096 --latents 21 30 52 --text-length 512
-      --precision bf16 --rounds 5)
+    networks=(--size gpu --precision bf16 --torch-compile --tf32 --rounds 5)
     loader=(--model examples/dit/imagenet256_jit/model.json --jpegs 3000 --workers 14 --precision bf16 --torch-compile)
     demo=() ;;
   tiny)
     train=(--preset DiT-S/8 --size 8 --batch 1 2 --rounds 1 --warm-up 0 --precision bf16)
     sample=(--preset DiT-S/8 --size 8 --images 1 --timed-steps 1 --rounds 1 --warm-up 0 --precision fp32)
-    video=(--layers 1 --heads 1 --head-dim 16 --ffn-dim 16 --text-dim 16 --text-length 4 --latents 1 4 4 --rounds 1
-      --warm-up 0 --precision bf16)
+    networks=(--precision bf16 --rounds 1 --warm-up 0)
     loader=(--jpegs 40 --batch 16 --rounds 2 --steps 2) demo=(--train-iters 2) ;;
   *) echo "SIZE=$SIZE is neither gpu nor tiny" >&2; exit 2 ;;
 esac
@@ -58,8 +56,8 @@ for part in "${parts[@]}"; do
     right) right ;;
     train) "$python" benchmarks/train_throughput.py --diffusers "${train[@]}" "${peer[@]}" ;;
     sample) "$python" benchmarks/sampling.py "${sample[@]}" "${peer[@]}" ;;
-    video) "$python" benchmarks/video_step.py "${video[@]}" ;;
+    networks) "$python" benchmarks/network_step.py "${networks[@]}" ;;
     loader) "$python" benchmarks/loader.py "${loader[@]}" ;;
-    *) echo "$part is none of right, train, sample, video, loader" >&2; exit 2 ;;
+    *) echo "$part is none of right, train, sample, networks, loader" >&2; exit 2 ;;
   esac
 done

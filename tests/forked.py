@@ -48,10 +48,12 @@ class Process(Protocol):
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = str(ROOT / "tests" / "device_apart")
-PATH = os.pathsep.join([str(ROOT), *([DEVICE] if DEVICE in sys.path else [])])
-"""Where runs find packages: `make test-device` has them find a device apart."""
 GPUS = os.environ.get("MM_DIT_TEST_GPUS", "")
 """The GPUs that tests may use, as in CUDA_VISIBLE_DEVICES; none by default."""
+PATH = os.pathsep.join(
+    [str(ROOT), *([DEVICE] if DEVICE in sys.path else []), *([os.environ.get("PYTHONPATH", "")] if GPUS else [])]
+)
+"""Where runs find packages: `make test-device` has them find a device apart, and beside a GPU the caller says more."""
 STARTED: list[Any] = []
 """Runs of the test under way; what is left of them ends with it."""
 

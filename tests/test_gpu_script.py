@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "part", ["train", "sample", "video", "loader", pytest.param("right", marks=pytest.mark.campaign)]
+    "part", ["train", "sample", "networks", "loader", pytest.param("right", marks=pytest.mark.campaign)]
 )
 def test_every_part_leaves_its_results(tmp_path, part):
     given = {"SIZE": "tiny", "RESULTS": str(tmp_path), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

@@ -36,7 +36,8 @@ def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, frame
     before = steps.weights()
     counted.reset()
     copies = _arrived(_copied(steps.engine.state()))
-    assert counted.counts()["waits"] == 1, counted.counts()["waited_at"]
+    if counted.KIND == "npu":  # (PyTorch does not warn of a wait for all of a GPU's work)
+        assert counted.counts()["waits"] == 1, counted.counts()["waited_at"]
     steps.step()
     assert all(torch.equal(copies["model"][name], weight) for name, weight in before.items())
 

@@ -1,4 +1,4 @@
-"""Under autocast the gradients of a norm's weights are sums in float32, on a CPU as on a GPU."""
+"""Under autocast norms compute in float32, and the gradients of their weights are sums in float32."""
 
 from __future__ import annotations
 
@@ -25,3 +25,15 @@ def test_a_norm_without_weights_keeps_the_precision_of_what_it_is_given():
     from mindspeed_mm_dit.framework.pytorch.nn import LayerNorm
 
     assert LayerNorm(8, elementwise_affine=False)(torch.ones(2, 8).bfloat16()).dtype == torch.bfloat16
+
+
+def test_an_rmsnorm_under_autocast_is_that_of_float32_to_the_bit():
+    from mindspeed_mm_dit.framework.pytorch.nn import RMSNorm
+
+    torch.manual_seed(0)
+    norm, x = RMSNorm(48, eps=1e-6), torch.randn(16, 48, 48).bfloat16()
+    with torch.no_grad():
+        norm.weight.normal_()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(x)
+    assert found.dtype == torch.float32 and torch.equal(found, norm(x.float()))

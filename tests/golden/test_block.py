@@ -77,6 +77,7 @@ def test_a_part_of_the_network_is_its_formula(framework, part, expected, size):
             weights[name][2 * WIDTH :] *= size
             weights[name[:-4] + "weight"][2 * WIDTH :] *= size
     runtime.load_arrays(model, weights)
+    runtime.to_runtime_device(model)
     x, c = draw(2, 5, WIDTH, scale=size), draw(2, WIDTH, seed=99)
     module = dict(model.named_modules())[part]
     found = ops.numpy(module(ops.tensor(x), ops.tensor(c)))

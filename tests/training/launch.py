@@ -108,6 +108,7 @@ class Configs:
 
     def start(self, flags: str, ranks: int = 1, **variables: str) -> Any:
         """Start a run, with ``variables`` in its environment, and return at once."""
+        skip_without(ranks)
         return start(self.command(flags, ranks), self.folder, **variables)
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
@@ -141,10 +142,15 @@ def run(command: list[str], folder: Path, ranks: int = 1, **variables: str) -> O
 
 def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:
     """Start the ranks of a run, each told its place among them where there are several, and wait for their end."""
-    if GPUS and ranks > len(GPUS.split(",")):
-        pytest.skip(f"needs {ranks} GPUs")
+    skip_without(ranks)
     port = str(free_port())
     return together([start(place_of(rank, ranks, port) if ranks > 1 else {}) for rank in range(ranks)])
+
+
+def skip_without(ranks: int) -> None:
+    """Skip a test whose ranks have not a GPU each."""
+    if GPUS and ranks > len(GPUS.split(",")):
+        pytest.skip(f"needs {ranks} GPUs")
 
 
 def together(processes: list[Any]) -> Outcome:

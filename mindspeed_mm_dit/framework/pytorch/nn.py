@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import GELU, GroupNorm, Module, ModuleList, RMSNorm, Sequential, SiLU
+from torch.nn import GELU, GroupNorm, Module, ModuleList, Sequential, SiLU
 
 from mindspeed_mm_dit.configs.parameters import Rule, Shape
 from mindspeed_mm_dit.framework.pytorch.linear import Linear
@@ -45,6 +45,14 @@ class LayerNorm(torch.nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Norm ``input`` over its last axis."""
         return super().forward(input if self.weight is None else input.to(self.weight.dtype))
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """PyTorch's RMSNorm, in float32 under autocast: with weights of more bits than its input it is taken apart."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Norm ``input`` over its last axis."""
+        return super().forward(input.to(self.weight.dtype))
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,19 +64,19 @@ def compare_against(place: str, seed: int) -> Comparison:
 
     section, weights = _described(place)
     name = section["_class_name"]
-    config, said = _that_fits(_ours(name, section, place), place)
-    own = {key: value for key, value in _theirs(config, section).items() if not key.startswith("_")}
+    config, said = _that_fits(our_config(name, section, place), place)
+    own = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**own), network_of(config)
     begun = initial_weights(parameters_of(config), seed)
     begun |= weights() if weights is not None and not said else {}
     runtime.load_arrays(mine, begun)
     shared = dict(theirs.named_parameters())
     room_of(theirs).load(theirs, {key: array for key, array in begun.items() if key in shared})
-    inputs = _inputs(config)
+    inputs = inputs_of(config)
     asked = {key: ops.tensor(array) for key, array in inputs.items()}
     found = prove(
         mine, theirs, list(inputs.values()), names=dict.fromkeys(_TABLES & begun.keys()),
-        their_inputs=_asked_of(config, asked), their_output=_output(config, asked),
+        their_inputs=asked_of(config, asked, theirs), their_output=tensor_of(config, asked),
     )  # fmt: skip
     versions = {"diffusers": diffusers.__version__, **found.facts[0]}
     about = {"model": f"our {type(mine).__name__} against diffusers' {name}", "weights": said or _source(place, seed)}
@@ -101,7 +102,8 @@ def _described(place: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     return section, (lambda: files.read_arrays(folder)) if has_weights else None
 
 
-def _ours(name: str, section: Mapping[str, Any], place: str) -> Any:
+def our_config(name: str, section: Mapping[str, Any], place: str) -> Any:
+    """Return our settings for those of diffusers' class ``name``, which stand in ``place``."""
     kind: Any = KINDS[name]
     if name != _WAN:
         return from_mapping(kind, kind.of_diffusers(section), f"--against {place}: config.json")
@@ -119,7 +121,7 @@ def _that_fits(config: Any, place: str) -> tuple[Any, str]:
     return small, f"random: of {place} only a narrowed copy fits into {room / 2**30:.0f} GiB, {small.num_layers} blocks"
 
 
-def _theirs(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
+def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return diffusers' section for our network."""
     own = dataclasses.asdict(config)
     same = {key: own[key] for key in section if key in own and key not in (*OURS, "in_channels")}
@@ -131,24 +133,30 @@ def _source(place: str, seed: int) -> str:
     return f"drawn from seed {seed}" if place.partition(":")[2] in SMALL else place.partition(":")[2]
 
 
-def _inputs(config: Any) -> dict[str, np.ndarray]:
-    """Return two samples, small ones: latents, times and conditions in the order of our network."""
+def inputs_of(config: Any, size: tuple[int, ...] = (), length: int = 9, samples: int = 2) -> dict[str, np.ndarray]:
+    """Return samples: latents, times and conditions in the order of our network.
+
+    size: sides of the latents, (F, H, W) of clips and (H, W) of images; few patches where none is given.
+    length: states of text.
+    """
     draw, video = np.random.default_rng(1), isinstance(config, WanConfig)
     patch = config.patch_size if video else (config.patch_size,) * 2
-    size = [side * count for side, count in zip(patch, (2, 2, 3) if video else (4, 6))]
-    small = dataclasses.replace(config, latent_size=tuple(size))
-    length = 512 if getattr(config, "image_dim", None) else 9  # (diffusers: an image's tokens are those before 512)
+    size = size or tuple(side * count for side, count in zip(patch, (2, 2, 3) if video else (4, 6)))
+    small = dataclasses.replace(config, latent_size=size)
+    length = 512 if getattr(config, "image_dim", None) else length  # (diffusers: an image's are those before 512)
     given = {name: array[:, :length] if array.ndim == 3 and name == "text" else array
-             for name, array in small.conditions.examples(2).items()}  # fmt: skip
+             for name, array in small.conditions.examples(samples).items()}  # fmt: skip
     channels = config.latent_channels if video else config.in_channels
-    x = draw.standard_normal((2, channels, *size), np.float32)
-    times = np.array([137.0, 865.0] if video else [0.137, 0.865], np.float32)
-    guided = {"guidance": np.full(2, config.guidance, np.float32)} if getattr(config, "guidance_embeds", False) else {}
+    x = draw.standard_normal((samples, channels, *size), np.float32)
+    times = np.resize([137.0, 865.0] if video else [0.137, 0.865], samples).astype(np.float32)
+    guided = (
+        {"guidance": np.full(samples, config.guidance, np.float32)} if getattr(config, "guidance_embeds", False) else {}
+    )
     return {"x": x, "t": times, **given, **guided}
 
 
-def _asked_of(config: Any, given: Inputs) -> Inputs:
-    """Return the same samples as diffusers' network takes them."""
+def asked_of(config: Any, given: Inputs, theirs: Any) -> Inputs:
+    """Return the same samples as ``theirs``, diffusers' network, takes them."""
     from mindspeed_mm_dit.models.joint import pack
 
     x, t, text = given["x"], given["t"], given["text"]
@@ -160,8 +168,10 @@ def _asked_of(config: Any, given: Inputs) -> Inputs:
                 "timestep": 1000 * t}  # fmt: skip
     tokens = {"hidden_states": pack(x), "encoder_hidden_states": text, "timestep": t}
     if isinstance(config, QwenImageConfig):
-        return {**tokens, "encoder_hidden_states_mask": np.ones((2, L), bool), "img_shapes": [[(1, h, w)]] * 2,
-                "txt_seq_lens": [L] * 2}  # fmt: skip
+        asked = {**tokens, "encoder_hidden_states_mask": np.ones((len(x), L), bool),
+                 "img_shapes": [[(1, h, w)]] * len(x)}  # fmt: skip
+        counted = "txt_seq_lens" in inspect.signature(theirs.forward).parameters  # (diffusers 0.42 does not)
+        return asked | ({"txt_seq_lens": [L] * len(x)} if counted else {})
     ids = np.array([(0, row, column) for row in range(h) for column in range(w)], np.float32)
     return {**tokens, "pooled_projections": given["pooled"], "img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32),
             "guidance": given.get("guidance")}  # fmt: skip
@@ -176,11 +186,11 @@ def _of_wan(config: WanConfig, given: Inputs) -> Inputs:
     found = {"hidden_states": x, "timestep": t}
     if config.image_dim:
         tokens = 2 if config.pos_embed_seq_len else 1
-        found["encoder_hidden_states_image"] = given["image_embeds"].reshape(2 * tokens, -1, config.image_dim)
+        found["encoder_hidden_states_image"] = given["image_embeds"].reshape(len(x) * tokens, -1, config.image_dim)
     return found
 
 
-def _output(config: Any, given: Inputs) -> Callable[[Any], Any]:
+def tensor_of(config: Any, given: Inputs) -> Callable[[Any], Any]:
     """Return the function that takes the tensor of diffusers' output, as ours has it."""
     from mindspeed_mm_dit.models.joint import unpack
 
