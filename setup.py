@@ -27,9 +27,9 @@ VIEW = ["matplotlib", "tensorboard"]
 LAB = ["matplotlib", "rich", "tensorboard"]
 DEMO = [*SCORES, *VIEW]
 """What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
-VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<5"]
+VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<6"]
 PARQUET = ["pyarrow>=14"]
-HUB = ["huggingface_hub>=0.30,<1"]
+HUB = ["huggingface_hub>=0.30,<3"]
 """What ``mm-dit get`` needs; diffusers brings it, too."""
 EXTRAS = {
     "pytorch": ["torch>=2.7", "diffusers>=0.30", *DEMO],

@@ -30,9 +30,13 @@ class DiffusersAutoencoder(Autoencoder):
     """Memory format of images while they are encoded."""
 
     def __init__(self, config: PretrainedAutoencoderConfig) -> None:
+        import diffusers
+
         super().__init__(config)
         self._dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[config.dtype]
-        self.module = runtime.freeze(self._load(config), config.dtype).to(memory_format=self.memory_format)
+        loaded = self._load(config)
+        with quiet(diffusers.utils.logging):
+            self.module = runtime.freeze(loaded, config.dtype).to(memory_format=self.memory_format)
 
     def _load(self, config: Any) -> Any:
         return load_diffusers(config)

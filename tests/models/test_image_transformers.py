@@ -19,6 +19,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.wings.lab.against import asked_of, tensor_of
 from tests.conftest import FRAMEWORK
 
 on_pytorch = pytest.mark.skipif(
@@ -81,23 +82,17 @@ def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
     import diffusers
     import torch
 
-    from mindspeed_mm_dit.models.joint import pack, unpack
-
     config = config_of(name)
     network, theirs = filled(framework, config), getattr(diffusers, config.diffusers_class)(**THEIRS[name]).eval()
     theirs.load_state_dict(network.state_dict())
     inputs = inputs_of(config)
-    x, t, text, *pooled = map(torch.from_numpy, inputs)
+    given = dict(zip(("x", "t", "text", "pooled"), map(torch.from_numpy, inputs), strict=False))
+    if getattr(config, "guidance_embeds", False):
+        given["guidance"] = torch.full((2,), config.guidance)
+    asked = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+             for key, value in asked_of(config, given, theirs).items()}  # fmt: skip
     with torch.no_grad():
-        if isinstance(config, SD3Config):
-            wanted = theirs(x, text, pooled[0], 1000 * t).sample
-        elif isinstance(config, QwenImageConfig):
-            wanted = theirs(pack(x), text, torch.ones(2, 9, dtype=torch.bool), t, [[(1, 4, 6)]] * 2, [9, 9]).sample
-        else:
-            ids = torch.tensor([(0, row, column) for row in range(4) for column in range(6)])
-            guidance = torch.full((2,), config.guidance) if config.guidance_embeds else None
-            wanted = theirs(pack(x), text, pooled[0], t, ids, torch.zeros(9, 3), guidance).sample
-    wanted = wanted if isinstance(config, SD3Config) else unpack(wanted, 4, 6)
+        wanted = tensor_of(config, given)(theirs(**asked))
     found = answered(framework, network, inputs)
     assert np.linalg.norm(found - wanted.numpy()) < 1e-5 * np.linalg.norm(wanted.numpy())
 

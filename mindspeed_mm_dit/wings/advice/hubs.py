@@ -78,7 +78,7 @@ class Address:
     def listing(self, repo: str) -> Listing:
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
-        answer = get_session().head(repo, allow_redirects=True, timeout=10)
+        answer = get_session().request("HEAD", repo, timeout=10)  # (follows redirects, of requests and of httpx)
         hf_raise_for_status(answer)
         size, digest = int(answer.headers.get("Content-Length", 0)), _DIGEST_IN_NAME.search(repo)
         return Listing("", "", [Part(repo.rpartition("/")[2], size, f"sha256:{digest[1] if digest else ''}")])
@@ -117,12 +117,16 @@ class ModelScope:
 HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelScope, "address": Address}
 
 
+_OF_HUBS = ("modelscope_hub", "huggingface_hub", "httpx", "httpx2")
+"""Packages whose errors tell of a hub; huggingface_hub asks by httpx since 1.0, by httpx2 since 2.0."""
+
+
 def answer_of(error: Exception) -> tuple[int | None, str]:
     """Return the HTTP status of a hub's refusal (None: it did not answer), and how many seconds it asks to wait.
 
     Raises ``error`` if it is no hub's: that of a full disk, say, or of our own code.
     """
-    of_hub = isinstance(error, OSError) or type(error).__module__.startswith("modelscope_hub")
+    of_hub = isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _OF_HUBS
     if not of_hub or getattr(error, "errno", None) is not None:
         raise error
     answers = [getattr(one, "response", None) for one in (error, error.__cause__)]
