@@ -56,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-workers", type=int, default=2, metavar="N", help="threads that decode samples (default 2)"
     )
+    tf32 = "NVIDIA GPUs, PyTorch: faster, with errors of about 1e-3, much as --dtype fp16 has them"
+    parser.add_argument("--tf32", action="store_true", help=f"round the inputs of products to TensorFloat-32 ({tf32})")
     add_framework(parser)
 
 
@@ -67,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.fill_cache import CacheWriter, EncodeSettings
 
+    runtime.allow_tf32(args.tf32)
     model = load_model_config(args.model)
     opened = _open(args, model)
     if runtime.rank() == 0:

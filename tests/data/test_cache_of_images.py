@@ -103,6 +103,16 @@ def made(home):
     return home / "made"
 
 
+def test_a_cache_is_made_in_float32_unless_tensorfloat32_is_asked_for(home, tmp_path):
+    argv = ["cache-latents", "--model", str(home / "model.json"), "--data", str(home / "data.json"), "--output"]
+    try:
+        assert main([*argv, str(tmp_path / "rounded"), "--tf32"]) == 0
+        assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
+    finally:
+        assert main([*argv, str(tmp_path / "whole")]) == 0
+    assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+
+
 def losses(model, batch):
     with torch.no_grad():
         return model(**runtime.to_device(batch)).numpy()
