@@ -37,3 +37,10 @@ def test_an_rmsnorm_under_autocast_is_that_of_float32_to_the_bit():
     with torch.autocast("cpu", torch.bfloat16):
         found = norm(x)
     assert found.dtype == torch.float32 and torch.equal(found, norm(x.float()))
+
+
+def test_an_rmsnorm_of_bfloat16_does_not_round_what_it_is_given():
+    from mindspeed_mm_dit.framework.pytorch.nn import RMSNorm
+
+    norm, x = RMSNorm(48, eps=1e-6).bfloat16(), torch.randn(16, 48, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(norm(x), torch.nn.RMSNorm(48, eps=1e-6)(x))

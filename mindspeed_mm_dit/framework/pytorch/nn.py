@@ -52,7 +52,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm ``input`` over its last axis."""
-        return super().forward(input.to(self.weight.dtype))
+        return super().forward(input.to(torch.promote_types(input.dtype, self.weight.dtype)))
 
 
 __all__ = [

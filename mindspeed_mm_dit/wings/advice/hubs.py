@@ -118,7 +118,7 @@ HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelSco
 
 
 _OF_HUBS = ("modelscope_hub", "huggingface_hub", "httpx", "httpx2")
-"""Packages whose errors tell of a hub; huggingface_hub asks by httpx since 1.0, by httpx2 since 2.0."""
+"""Packages whose errors tell of a hub; huggingface_hub 1 asks by httpx, 2 by httpx2."""
 
 
 def answer_of(error: Exception) -> tuple[int | None, str]:
