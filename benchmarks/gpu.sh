@@ -5,7 +5,7 @@
 #   train     images a second of DiT-XL/2, share of the peak, memory beside the plan's;
 #             facebookresearch/DiT and diffusers in the same run, all compiled, autocast to bf16, with TensorFloat-32
 #   sample    250 steps of DDPM and 20 of DPM-Solver++, against facebookresearch/DiT
-#   networks  train steps of FLUX, Stable Diffusion 3.5, Qwen-Image and Wan, as deep as fits, against diffusers'
+#   networks  train steps of FLUX, Stable Diffusion 3.5, Qwen-Image and Wan, some with fewer blocks, against diffusers'
 #   loader    JiT-B/16 from JPEG files: images a second of the loader, of a step, and of both
 #
 # Without a part all of them, one after the other; each leaves a dated file in RESULTS (benchmarks/results).

@@ -4,7 +4,7 @@
 
 Each side is a process of its own and takes full steps: forward, loss, backward, AdamW. bf16 is autocast on both sides.
 The losses of their first steps are told beside the times. --size gpu: published widths at 1024 x 1024 pixels (Wan:
-240 x 416 x 81), as many blocks as train whole in 80 GB.
+240 x 416 x 81), and fewer blocks, for one GPU of 80 GB.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_diffusers_draws_our_picture_from_a_whole_pipeline_and_from_adapters(fra
     LORA_FORMATS["diffusers"].write(tmp_path / "lora", drawn(config.predictor, TARGETS[predictor]), shapes)
     pipeline.load_lora_weights(tmp_path / "lora")
     adapted = our_picture(tmp_path, config, ours, str(tmp_path / "lora"))
-    assert np.abs(adapted - found).max() > 0.05
+    assert np.abs(adapted - found).max() > 0.1
     np.testing.assert_allclose(adapted, their_picture(pipeline, config, theirs, predictor), atol=1.01 / 255)
 
 
