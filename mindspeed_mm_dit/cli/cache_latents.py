@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-workers", type=int, default=2, metavar="N", help="threads that decode samples (default 2)"
     )
-    tf32 = "NVIDIA GPUs, PyTorch: faster, with errors of about 1e-3; elsewhere it changes nothing"
+    tf32 = "PyTorch on NVIDIA GPUs: faster, with errors of about 1e-3; on other devices it changes nothing"
     parser.add_argument("--tf32", action="store_true", help=f"round the inputs of products to TensorFloat-32 ({tf32})")
     add_framework(parser)
 
