@@ -128,7 +128,7 @@ class Apart:
         self._pipe.send(what)
         try:
             return self._pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             sys.exit("a contestant ended; its error stands above")
 
 

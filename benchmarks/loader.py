@@ -3,9 +3,9 @@
     python benchmarks/loader.py --model examples/dit/model.json --data examples/dit/data.json [--batch 128]
     python benchmarks/loader.py --model examples/dit/imagenet256_jit/model.json --jpegs 3000 --precision bf16
 
---workers threads prepare batches ahead, as in training: in this process, or, as beside an accelerator, in one of their
-own. The step is a real training step: on one batch again and again, and on what either loader makes. --jpegs makes so
-many photographs of 500 x 375 pixels for the run, in place of --data. Small data sets are decoded once and kept.
+--workers threads prepare batches ahead, as in training: in this process, or, as beside an accelerator, in others. The
+step is a real training step: on one batch again and again, and on what either loader makes. --jpegs makes so many
+photographs of 500 x 375 pixels for the run, in place of --data. Small data sets are decoded once and kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
-LOADERS = {"threads": load_batches, "a process of its own": load_batches_apart}
+LOADERS = {"threads": load_batches, "processes of their own": load_batches_apart}
 Take = Callable[[Iterator[Any]], Any]
 
 

@@ -1,4 +1,4 @@
-"""Prepares batches in a process of their own, for a step that an accelerator computes.
+"""Prepares batches in processes of their own, for a step that an accelerator computes.
 
 Decoding an image holds Python's global interpreter lock for a moment, and maps and unmaps memory. Threads of the
 process that launches the step's kernels slow it down: on an H200 a step of 65 ms took 178 beside twelve of them
@@ -8,13 +8,14 @@ copied, and do not need /dev/shm, which containers keep small.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import pickle
 import signal
 import socket
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -29,34 +30,89 @@ ALIGNMENT = 64
 LONGEST_MESSAGE = 1 << 16
 """Bytes that describe a batch, or an error."""
 WANTED = b"w"
+THREADS = 4
+"""Threads of a process: more of them wait for one another's lock."""
 
 
 def load_batches_apart(
     samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Generator[Batch, None, None]:
-    """Do what ``load_batches`` does, for ``num_workers`` > 0, in a process forked from this one at the first batch.
+    """Do what ``load_batches`` does, for ``num_workers`` > 0, in processes forked from this one at the first batch.
 
-    It ends with the generator, or with this process. What ``samples`` remembers of what it read, it remembers there.
+    Each has up to ``THREADS`` threads and makes every n-th batch. They end with the generator, or with this process.
+    What ``samples`` remembers of what it read, it remembers there.
 
     Raises:
-        PlatformError: the process was ended from outside.
+        PlatformError: a process was ended from outside.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sys.stdout.flush(), sys.stderr.flush()  # else the other process would write the same again
-    reader = os.fork()
-    if reader == 0:
-        ours.close()
-        _serve(theirs, load_batches(_Handed(samples), sample_indices, num_workers, prefetch_batches))
-    theirs.close()
+    count = -(-num_workers // THREADS)
+    sys.stdout.flush(), sys.stderr.flush()  # else the other processes would write the same again
+    readers: list[_Reader] = []
     try:
-        _ask(ours)
-        while (batch := _receive(ours, reader)) is not None:
-            _ask(ours)  # so that the next one is on its way while this one is used
+        for first in range(count):
+            own = itertools.islice(sample_indices, first, None, count)  # (of the copy that the fork makes)
+            threads = (num_workers + first) // count
+            readers.append(_Reader(load_batches(_Handed(samples), own, threads, -(-prefetch_batches // count))))
+        for reader in itertools.cycle(readers):
+            if (batch := reader.receive()) is None:
+                return
             yield batch
     finally:
-        ours.close()
-        os.kill(reader, signal.SIGKILL)
-        os.waitpid(reader, 0)
+        for reader in readers:
+            reader.end()
+
+
+class _Reader:
+    """A process that makes ``batches``, and always has the next one on its way."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = os.fork()
+        if self.process == 0:
+            self._pipe.close()
+            _serve(theirs, batches)
+        theirs.close()
+        self._ask()
+
+    def receive(self) -> Batch | None:
+        """Return the next batch, or None after the last one; raise what was raised where it was made."""
+        try:
+            message, handles, _, _ = socket.recv_fds(self._pipe, LONGEST_MESSAGE, 1)
+        except ConnectionResetError:
+            message, handles = b"", []
+        if not message:
+            raise self._ended()
+        found = pickle.loads(message)
+        if isinstance(found, Exception):
+            raise found
+        if found is None:
+            return None
+        self._ask()
+        (handle,) = handles
+        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.close(handle)
+        return {name: np.ndarray(shape, dtype, memory, place) for name, dtype, shape, place in found}
+
+    def end(self) -> None:
+        """End the process, also in the middle of a batch."""
+        self._pipe.close()
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+
+    def _ask(self) -> None:
+        with suppress(BrokenPipeError):  # (the next answer tells of its end)
+            self._pipe.send(WANTED)
+
+    def _ended(self) -> PlatformError:
+        """Return the error of a process that has gone, and leave its status to be read."""
+        status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
+        how = "signal" if status and status.si_code == os.CLD_KILLED else "status"
+        return PlatformError(
+            f"the process that reads the data ({self.process})",
+            f"ended with {how} {status.si_status if status else 'unknown'}",
+            "if memory ran out: fewer --num-workers, or a smaller dataloader_param.prefetch_batches; --num-workers 0 "
+            "reads without such a process",
+        )
 
 
 class _Handed:
@@ -105,39 +161,3 @@ def _pickled(error: Exception) -> bytes:
     except Exception:
         found = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return found if len(found) < LONGEST_MESSAGE else pickle.dumps(RuntimeError(str(error)[:1000]))
-
-
-def _ask(pipe: socket.socket) -> None:
-    with suppress(BrokenPipeError):  # (the next answer tells of its end)
-        pipe.send(WANTED)
-
-
-def _receive(pipe: socket.socket, reader: int) -> Batch | None:
-    """Return the next batch, or None after the last one; raise what was raised where it was made."""
-    try:
-        message, handles, _, _ = socket.recv_fds(pipe, LONGEST_MESSAGE, 1)
-    except ConnectionResetError:
-        message, handles = b"", []
-    if not message:
-        raise _ended(reader)
-    found = pickle.loads(message)
-    if isinstance(found, Exception):
-        raise found
-    if found is None:
-        return None
-    (handle,) = handles
-    memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    os.close(handle)
-    return {name: np.ndarray(shape, dtype, memory, place) for name, dtype, shape, place in found}
-
-
-def _ended(reader: int) -> PlatformError:
-    """Return the error of a process that has gone, and leave its status to be read."""
-    status = os.waitid(os.P_PID, reader, os.WEXITED | os.WNOWAIT)
-    how = "signal" if status and status.si_code == os.CLD_KILLED else "status"
-    return PlatformError(
-        f"the process that reads the data ({reader})",
-        f"ended with {how} {status.si_status if status else 'unknown'}",
-        "if memory ran out: fewer --num-workers, or a smaller dataloader_param.prefetch_batches; --num-workers 0 reads "
-        "without such a process",
-    )

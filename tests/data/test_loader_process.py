@@ -1,4 +1,4 @@
-"""Batches made in a process of their own: the same arrays, errors at their batch, and no process left behind."""
+"""Batches made in processes of their own: the same arrays, errors at their batch, and no process left behind."""
 
 from __future__ import annotations
 
@@ -44,12 +44,13 @@ def apart(source, workers=2):
     return load_batches_apart(source, iter(INDICES), workers, 2)
 
 
-def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_be_kept_and_changed():
-    theirs, ours = list(apart(Drawn())), list(load_batches(Drawn(), iter(INDICES), 2, 2))
+@pytest.mark.parametrize(("workers", "processes"), [(2, 1), (4, 1), (5, 2), (9, 3)])
+def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_be_kept_and_changed(workers, processes):
+    theirs, ours = list(apart(Drawn(), workers)), list(load_batches(Drawn(), iter(INDICES), 2, 2))
     assert len(theirs) == len(ours) == len(INDICES)
     assert {int(batch.pop("process")) for batch in ours} == {os.getpid()}
-    (reader,) = {int(batch.pop("process")) for batch in theirs}
-    assert reader != os.getpid() and not lives(reader)
+    readers = {int(batch.pop("process")) for batch in theirs}
+    assert len(readers) == processes and os.getpid() not in readers and not any(map(lives, readers))
     for one, other in zip(theirs, ours):
         assert list(one) == list(other)
         for name in one:
@@ -59,6 +60,7 @@ def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_
             one[name][...] = 0
 
 
+@pytest.mark.parametrize("workers", [2, 9])
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
@@ -68,8 +70,8 @@ def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_
         (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),
     ],
 )  # fmt: skip
-def test_an_error_is_raised_at_its_batch_as_it_was_raised_there(error, kind, text):
-    batches = apart(Drawn(at=9, error=error))
+def test_an_error_is_raised_at_its_batch_as_it_was_raised_there(error, kind, text, workers):
+    batches = apart(Drawn(at=9, error=error), workers)
     assert [int(next(batches)["labels"][0]) for _ in range(3)] == [0, 3, 6]
     with pytest.raises(kind) as raised:
         next(batches)
@@ -77,8 +79,9 @@ def test_an_error_is_raised_at_its_batch_as_it_was_raised_there(error, kind, tex
     assert list(batches) == []
 
 
-def test_a_process_that_is_ended_from_outside_is_named_with_its_signal():
-    batches = apart(Drawn())
+@pytest.mark.parametrize("workers", [2, 9])
+def test_a_process_that_is_ended_from_outside_is_named_with_its_signal(workers):
+    batches = apart(Drawn(), workers)
     reader = int(next(batches)["process"])
     os.kill(reader, signal.SIGKILL)
     with pytest.raises(
@@ -109,16 +112,16 @@ def test_a_loader_that_is_closed_ends_its_process_in_the_middle_of_a_batch():
     assert not lives(reader)
 
 
-def test_a_process_does_not_outlive_the_one_that_reads_from_it():
+def test_processes_do_not_outlive_the_one_that_reads_from_it():
     code = (
         "import os, signal; from tests.data.test_loader_process import *\n"
-        "batches = apart(Drawn()); print(int(next(batches)['process']), flush=True)\n"
+        "batches = apart(Drawn(), 9); print(*(int(next(batches)['process']) for _ in range(3)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == -signal.SIGKILL
     until = time.monotonic() + 30
-    while lives(int(ended.stdout)):
+    while any(lives(int(reader)) for reader in ended.stdout.split()):
         assert time.monotonic() < until
         time.sleep(0.01)
 
