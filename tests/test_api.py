@@ -76,6 +76,20 @@ def test_it_draws_the_bytes_of_mm_dit_sample(trained, tmp_path):
     assert samples.save(tmp_path / "s.png") and samples._repr_png_()[1:4] == b"PNG"
 
 
+def test_it_is_guided_by_a_weaker_model_at_any_size_as_mm_dit_sample_is(trained, digits_folder, tmp_path):
+    folder = tmp_path / "weaker"
+    configs = Configs.create(tmp_path, digits_folder, hidden_size=16, num_layers=1, num_heads=2)
+    assert configs.run(f"--train-iters 1 --micro-batch-size 8 --lr 1e-2 --save {folder}").code == 0
+    flags = ["--guidance-checkpoint", str(folder), "--size", "8x16", "--cfg-rescale", "sample", "--weights", "model"]
+    assert main(["sample", "--checkpoint", str(trained), *DRAW.split(), *flags, "--output", f"{tmp_path}/s.npz"]) == 0
+    asked = {"num": 2, "sampler": "ddim", "steps": 3, "guidance": 2.0, "seed": 5, "size": (8, 16), "rescale": "sample"}
+    pipe, other = dit.load(trained, weights="model"), dit.load(folder, weights="model")
+    samples = pipe.sample(["3", 7], **asked, weaker=other)
+    with np.load(tmp_path / "s.npz") as file:
+        assert samples.arrays.tobytes() == file["arr_0"].tobytes()
+    assert samples.arrays.tobytes() != pipe.sample(["3", 7], **asked).arrays.tobytes()
+
+
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors", "w.ckpt", "folder"])
 def test_every_format_draws_the_same_samples(trained, tmp_path, name):
     to = ["--to", "diffusers"] if name == "folder" else []
@@ -156,6 +170,8 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
         ({"options": ["eta"]}, r"options = \['eta'\]: are no options by name"),
         ({"sampler": 3}, "--sampler = 3: is no name of a sampler"),
         ({"frames": 9}, "--frames = 9: this model draws images, not videos"),
+        ({"rescale": "x"}, "--cfg-rescale = 'x': must be 'token' or 'sample'"),
+        ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is no model"),
         ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model reads no text"),
     ],
 )
@@ -190,7 +206,7 @@ VALUES = [
     np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(), Path("x"), "\ud800",
 ]  # fmt: skip
 NAMES = ("classes", "prompts", "vectors", "num", "steps", "guidance", "sampler", "seed", "negative_prompt", "frames",
-         "size", "channels", "interval", "batch_size", "bf16", "options", "path")  # fmt: skip
+         "size", "channels", "interval", "rescale", "weaker", "batch_size", "bf16", "options", "path")  # fmt: skip
 
 
 def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch, every):

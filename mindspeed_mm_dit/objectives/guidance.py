@@ -47,6 +47,8 @@ class Guidance:
         object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE))
         if not isinstance(self.channels, str) or self.channels not in get_args(GuidedChannels):
             raise ConfigError(f"--cfg-channels = {shown(self.channels)}", "must be '3' or 'all'")
+        if self.rescale is not None and self.rescale not in get_args(Rescale):
+            raise ConfigError(f"--cfg-rescale = {shown(self.rescale)}", "must be 'token' or 'sample'")
         try:
             low, high = (number("--cfg-interval", end, 0.0, 1.0) for end in self.interval)
         except (TypeError, ValueError, ConfigError):

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_f
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.files import content_of
-from mindspeed_mm_dit.configs.limits import check_path
+from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -153,13 +153,26 @@ def weaker_network(
 
     Raises a UserError if it cannot guide that model: both must take the same inputs and have learned the same task.
     """
-    flag = f"--guidance-checkpoint = {checkpoint}"
+    flag = f"--guidance-checkpoint = {shown(checkpoint)}"
     if "model" not in of_newest(checkpoint, "--guidance-checkpoint", _facts):
         raise ConfigError(flag, "does not say what model it belongs to", "name a checkpoint of a run of mm-dit")
-    there = describe(checkpoint, None).config
+    check_weaker(flag, describe(checkpoint, None).config, config)
+
+    def load() -> Any:
+        model, _ = load_model(checkpoint, None, use_ema, bf16=bf16, torch_compile=torch_compile, encodes=False)
+        return model.predictor
+
+    return cache(load)
+
+
+def check_weaker(name: str, there: ModelConfig, config: ModelConfig) -> None:
+    """Raise ConfigError if what ``name`` says, a model of ``there``, cannot guide one of ``config``.
+
+    config: of the size that is drawn.
+    """
     learned = (*_LEARNED["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
-        "other latents": lambda c: (c.ae.model_id, c.latent_shape if len(c.latent_shape) == 3 else c.latent_shape[0]),
+        "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
         "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],
         "another objective": lambda c: [vars(c.diffusion).get(name) for name in learned],
         "other text encoders": lambda c: [{**vars(text), "from_pretrained": ""} for text in c.text_encoders],
@@ -167,15 +180,13 @@ def weaker_network(
     for words, part in parts.items():
         if part(there) != part(config):
             raise ConfigError(
-                flag, f"is of a model with {words}: {part(there)} there, {part(config)} here",
+                name, f"is of a model with {words}: {part(there)} there, {part(config)} here",
                 "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
             )  # fmt: skip
-
-    def load() -> Any:
-        model, _ = load_model(checkpoint, None, use_ema, bf16=bf16, torch_compile=torch_compile, encodes=False)
-        return model.predictor
-
-    return cache(load)
+    try:
+        there.predictor.resized(config.latent_shape)
+    except ConfigError as error:
+        raise ConfigError(name, f"does not draw this size: {error.reason}", error.cure) from None
 
 
 def experts(

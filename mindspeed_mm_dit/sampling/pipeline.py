@@ -25,13 +25,20 @@ from mindspeed_mm_dit.models.data import check_text_widths
 from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.text_encoder import check_captions
-from mindspeed_mm_dit.objectives.guidance import GuidedChannels
+from mindspeed_mm_dit.objectives.guidance import GuidedChannels, Rescale
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
 from mindspeed_mm_dit.sampling.grid import image_of
 from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
-from mindspeed_mm_dit.sampling.load import describe, experts, load_adapters, load_model, other_expert
+from mindspeed_mm_dit.sampling.load import (
+    check_weaker,
+    describe,
+    experts,
+    load_adapters,
+    load_model,
+    other_expert,
+)
 from mindspeed_mm_dit.sampling.outputs import Output
 from mindspeed_mm_dit.sampling.request import (
     Asked,
@@ -215,6 +222,8 @@ class Pipeline:
         channels: GuidedChannels | None = None,
         cfg_channels: GuidedChannels | None = None,
         interval: tuple[float, float] = (0.0, 1.0),
+        rescale: Rescale | None = None,
+        weaker: Pipeline | None = None,
         batch_size: int = 64,
         bf16: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -228,8 +237,9 @@ class Pipeline:
         image, last_image: what a video begins and ends with, if the model takes it: a file, a PIL image, or an array
         (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is none, larger follows
         the condition more closely; None is 4, or 1 if the network takes the strength of guidance as an input;
-        ``channels`` and ``interval`` limit it; ``low_noise_guidance``: that of the expert. cfg_scale, cfg_channels:
-        ``guidance`` and ``channels`` under the names of the flags.
+        ``channels`` and ``interval`` limit it, ``rescale`` ("token" or "sample") gives what is guided its norm back;
+        ``low_noise_guidance``: that of the expert. weaker: autoguidance, away from what this model says.
+        cfg_scale, cfg_channels: ``guidance`` and ``channels`` under the names of the flags.
         frames, size (H, W) or "HxW": draw another size. options: further options of the sampler, by name. path: number
         of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
         after every step with the number of samples it worked on.
@@ -241,8 +251,9 @@ class Pipeline:
         guidance = _one_of("guidance", guidance, "cfg_scale", cfg_scale)
         channels = _one_of("channels", channels, "cfg_channels", cfg_channels)
         settings = settings_for(
-            config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, seed=seed,
-            batch_size=batch_size, options=options, bf16=bf16, experts=self.experts, low_scale=low_noise_guidance,
+            config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, rescale=rescale,
+            seed=seed, batch_size=batch_size, options=options, bf16=bf16, weaker=self._weaker(weaker, config),
+            experts=self.experts, low_scale=low_noise_guidance,
         )  # fmt: skip
         values = self._values(classes, prompts, vectors)
         if note := note_of_words(config, self.words, values.get("caption", ())):
@@ -317,6 +328,17 @@ class Pipeline:
             for name, null in kind_of(condition).null(condition, None, tokenizers).items():
                 given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
         return given
+
+    def _weaker(self, other: Any, config: ModelConfig) -> Callable[[], Any] | None:
+        """Return what gives the network that guidance leads away from; raises ConfigError if it cannot guide this."""
+        if other is None:
+            return None
+        if not isinstance(other, Pipeline):
+            raise ConfigError(f"weaker = {shown(other)}", "is no model", "pass what mindspeed_mm_dit.load returns")
+        if self.experts is not None or other.experts is not None:
+            raise ConfigError("weaker", "does not go with two experts", "leave it out")
+        check_weaker("weaker", other.config, config)
+        return lambda: other.predictor
 
     def _instead(self, negative_prompt: Any) -> dict[str, str]:
         """Return what guidance leads away from, by item; raises ConfigError if the model reads no such text."""
