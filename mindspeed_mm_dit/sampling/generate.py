@@ -107,9 +107,7 @@ def settings_for(
     )  # fmt: skip
     guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
     if rescale is not None and len(config.latent_shape) != 3:
-        raise ConfigError(
-            f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag"
-        )
+        raise ConfigError(f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag")
     if channels == "3" and config.predictor.latent_channels < 3:
         reason = f"the latents of this model have {config.predictor.latent_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")

@@ -41,7 +41,7 @@ TABLE = "y_embedder.embedding_table.weight"
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
-_NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
+NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
 LARGEST_FILE = 10_000_000_000
 """Bytes of weights in one file, as in diffusers; more are in several, and an index says which has what."""
 
@@ -104,7 +104,7 @@ def read(path: Path) -> State:
         return replace(whole, config={})
     if (joint := described_by(config, f"{folder}/config.json")) is not None:
         shapes = {name: array.shape for name, array in arrays.items()}
-        check_names(parameters_of(joint).shapes(), shapes, str(folder), *_NOT_ITS_OWN)
+        check_names(parameters_of(joint).shapes(), shapes, str(folder), *NOT_ITS_OWN)
         return whole
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers as files
 from mindspeed_mm_dit.configs.flux import FluxConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
@@ -67,8 +68,10 @@ def compare_against(place: str, seed: int) -> Comparison:
     config, said = _that_fits(our_config(name, section, place), place)
     own = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**own), network_of(config)
-    begun = initial_weights(parameters_of(config), seed)
-    begun |= weights() if weights is not None and not said else {}
+    said = said or ("" if weights else f"drawn from seed {seed}")
+    begun = initial_weights(parameters_of(config), seed) if said or weights is None else weights()
+    shapes = {key: array.shape for key, array in begun.items()}
+    check_names(parameters_of(config).shapes(), shapes, f"--against {place}", *files.NOT_ITS_OWN)
     runtime.load_arrays(mine, begun)
     shared = dict(theirs.named_parameters())
     room_of(theirs).load(theirs, {key: array for key, array in begun.items() if key in shared})
@@ -79,7 +82,10 @@ def compare_against(place: str, seed: int) -> Comparison:
         their_inputs=asked_of(config, asked, theirs), their_output=tensor_of(config, asked),
     )  # fmt: skip
     versions = {"diffusers": diffusers.__version__, **found.facts[0]}
-    about = {"model": f"our {type(mine).__name__} against diffusers' {name}", "weights": said or _source(place, seed)}
+    about = {
+        "model": f"our {type(mine).__name__} against diffusers' {name}",
+        "weights": said or place.partition(":")[2],
+    }
     return dataclasses.replace(found, facts=(versions, found.facts[1]), about=found.about | about)
 
 
@@ -127,10 +133,6 @@ def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
     same = {key: own[key] for key in section if key in own and key not in (*OURS, "in_channels")}
     wide = {"caption_projection_dim": config.hidden_size} if "caption_projection_dim" in section else {}
     return {**section, **same, **wide}
-
-
-def _source(place: str, seed: int) -> str:
-    return f"drawn from seed {seed}" if place.partition(":")[2] in SMALL else place.partition(":")[2]
 
 
 def inputs_of(config: Any, size: tuple[int, ...] = (), length: int = 9, samples: int = 2) -> dict[str, np.ndarray]:

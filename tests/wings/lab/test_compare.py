@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.formats import diffusers
+from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
@@ -213,6 +215,25 @@ def test_our_networks_are_those_of_diffusers(place, tmp_path, capsys, framework)
     pytest.importorskip("diffusers")
     assert main(["compare", "--against", f"diffusers:{place}", "--output", f"{tmp_path}/r.html"]) == 0
     assert "verdict: PASS" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
+def test_weights_that_are_not_those_of_config_json_are_named(tmp_path, capsys, framework):
+    pytest.importorskip("diffusers")
+    name = "transformer_blocks.0.attn.to_q.bias"
+    (tmp_path / "config.json").write_bytes((GOLDEN / "sd35_tiny/config.json").read_bytes())
+    for change, said in (
+        ({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo is not in this model"),
+        ({name: np.ones(2)}, f"{name} is (2,), this model has"),
+    ):  # fmt: skip
+        arrays = diffusers.read_arrays(GOLDEN / "sd35_tiny") | change
+        kept = {key: array for key, array in arrays.items() if array is not None}
+        write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", kept, {})
+        assert main(["compare", "--against", f"diffusers:{tmp_path}"]) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "diffusion_pytorch_model.safetensors").unlink()
+    assert main(["compare", "--against", f"diffusers:{tmp_path}", "--output", f"{tmp_path}/r.html"]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["about"]["weights"] == "drawn from seed 1234"
 
 
 def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
