@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ class Watch:
     """Records the inputs, outputs and gradients of each module of ``network`` in its first step, by sample.
 
     The values of a step's micro-batches are concatenated. If a module is called several times for a micro-batch, the
-    first call is recorded; recomputation calls it again with the same result.
+    first call is recorded, and of the gradients those of the call from which the first ones come; recomputation calls
+    it again with the same result.
 
     Args:
         is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
@@ -40,10 +42,11 @@ class Watch:
         room = room_of(network)
         self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
         self._taken, self._micro_batch = taken or room.host, -1
+        self._calls, self._summed = count(), dict[tuple[int, str], int]()
         self._hooks: list[Any] = []
         for name, module in room.named(network):
             if is_watched(name):
-                self._hooks += room.observe(module, name, partial(self._now, self._keep), partial(self._now, self._add))
+                self._hooks += room.observe(module, name, partial(self._now, self._keep), self._next_sum)
 
     def next(self) -> None:
         """Begin the next micro-batch."""
@@ -80,9 +83,13 @@ class Watch:
         if tensor.ndim and micro_batch not in self._found[name]:
             self._found[name][micro_batch] = self._taken(tensor)
 
-    def _add(self, micro_batch: int, name: str, tensor: Any) -> None:
-        so_far = self._found[name].get(micro_batch, 0.0)
-        self._found[name][micro_batch] = so_far + self._taken(tensor)
+    def _next_sum(self) -> Callable[[str, Any], None]:
+        return self._now(partial(self._add, next(self._calls)))
+
+    def _add(self, call: int, micro_batch: int, name: str, tensor: Any) -> None:
+        if self._summed.setdefault((micro_batch, name), call) == call:
+            so_far = self._found[name].get(micro_batch, 0.0)
+            self._found[name][micro_batch] = so_far + self._taken(tensor)
 
 
 def room_of(network: Any) -> Any:

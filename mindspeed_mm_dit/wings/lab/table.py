@@ -109,7 +109,7 @@ class Finding:
 
     name: str
     error: float
-    """Relative error; infinite for a different shape, and for numbers that are not finite."""
+    """Relative error; infinite for a different shape, and for numbers that are not finite on one side."""
     tolerance: float
     """Largest error that passes."""
     ours: float = math.nan
@@ -121,8 +121,8 @@ class Finding:
 
     @property
     def good(self) -> bool:
-        """Whether the error is within tolerance."""
-        return self.error <= self.tolerance
+        """Whether the error is within tolerance; an infinite one, of numbers that are not finite, allows nothing."""
+        return self.error <= self.tolerance < math.inf
 
     @property
     def tells(self) -> bool:
@@ -185,14 +185,23 @@ def judge(
 
 def worst(findings: Iterable[Finding]) -> Finding:
     """Return the finding that is furthest past its tolerance, or if none is, closest to it."""
-    return max(findings, key=lambda finding: finding.error / finding.tolerance if finding.tolerance else finding.error)
+
+    def share(finding: Finding) -> float:
+        return finding.error / finding.tolerance if 0 < finding.tolerance < math.inf else finding.error
+
+    return max(findings, key=lambda finding: (not finding.good, share(finding)))
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
-    """Norm of the difference over norm of the reference; infinite for other shapes or numbers that are not finite."""
+    """Norm of the difference over norm of the reference; infinite for other shapes or numbers that are not finite.
+
+    Where both have the same infinity, as masks that are added do, it counts as no difference.
+    """
     if ours.shape != reference.shape:
         return math.inf
     wanted = reference.astype(np.float64)
+    if (same := np.isinf(wanted) & (ours == wanted)).any():
+        ours, wanted = ours[~same], wanted[~same]
     difference, norm = np.linalg.norm((ours - wanted).ravel()), np.linalg.norm(wanted.ravel())
     return float(difference / (norm or 1.0)) if np.isfinite(difference) else math.inf
 

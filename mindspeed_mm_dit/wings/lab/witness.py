@@ -67,7 +67,7 @@ class Witness:
     def step(self, loss: Any = None) -> None:
         """End a step: call it after the optimizer's. Calls after the last recorded step do nothing.
 
-        loss: the number that was differentiated.
+        loss: the number that was differentiated; of several, the mean is recorded.
 
         Raises:
             ConfigError: no call of the model was seen, or the optimizer took no step.
@@ -75,17 +75,17 @@ class Witness:
         if not self._hooks:
             return
         if not self._calls or not any(name.startswith("gradient/") for name in self._found):
-            what = "the optimizer took no step" if self._calls else "the model was not called"
+            what = "the optimizer took no step after backward()" if self._calls else "the model was not called"
             raise ConfigError("w.step()", f"since the block began, {what}",
-                              "give dit.witness the module and the optimizer that the loop calls, not compiled to a "
-                              "graph on MindSpore")  # fmt: skip
+                              "give dit.witness the module and the optimizer that the loop calls, without a closure, "
+                              "and not compiled to a graph on MindSpore")  # fmt: skip
         after, found, name = self._weights(), self._found, f"loss/{self._step}"
         found |= {f"start/{key}": value for key, value in self._start.items()}
         found |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}
         found |= {f"moved/{key}": value for key, value in self._moved.items()}
         if loss is not None:
-            found[name] = np.atleast_1d(self._room.host(self._room.tensor(loss))).astype(np.float64)
-            self._noise[name] = self._noise.pop("loss") / max(abs(float(found[name].mean())), 1e-30)
+            found[name] = np.atleast_1d(self._room.host(self._room.tensor(loss)).astype(np.float64).mean())
+            self._noise[name] = self._noise.pop("loss") / max(abs(float(found[name][0])), 1e-30)
         shapes = {name: list(p.shape) for name, p in self._room.parameters(self._model).items()}
         write(self._place, self._step, self._room.rank(), found, self._noise,
               {"unit": self._unit, "shapes": shapes, "settings": self._room.settings(),
@@ -109,12 +109,16 @@ class Witness:
         self._hooks = []
 
     def _drifted(self, after: Mapping[str, np.ndarray]) -> None:
-        """Add up by how much of itself another right machine's weight may be off after this step."""
+        """Add up by how much of itself another right machine's weight may be off after this step.
+
+        What is not finite adds nothing: the comparison names it.
+        """
         for name in (each for each in self._moved if f"gradient/{each}" in self._found):
-            gradient = np.abs(self._found[f"gradient/{name}"])
+            gradient = np.abs(self._found[f"gradient/{name}"].astype(np.float64))
             share = np.minimum(self._moved[name] / np.maximum(gradient, 1e-300), MOST_TURNED)
             off, size = np.linalg.norm(share * self._found[f"step/{name}"]), np.linalg.norm(after[f"step/{name}"])
-            self._drift[name] = self._drift.get(name, 0.0) + math.sqrt(3) * float(off) / max(float(size), 1e-30)
+            more = math.sqrt(3) * float(off) / max(float(size), 1e-30)
+            self._drift[name] = self._drift.get(name, 0.0) + (more if math.isfinite(more) else 0.0)
 
     def _weights(self) -> dict[str, np.ndarray]:
         trees = {"step": self._model, "average": self._average}

@@ -20,8 +20,8 @@ MEASURED = Bound(
     f"gradient moved at random by up to {ROUNDINGS} roundings. Twice the larger of the two distances is the bound; at "
     f"least twice {ROUNDINGS} roundings. A weight's change may differ as its gradient may, and by its own rounding."
 )
-_MAY_LACK = ("average/", *(f"{kind}/" for kind in MODULES))
-"""What only one machine may have seen: no average was given, or the modules are compiled."""
+_MAY_LACK = ("loss/", "average/", *(f"{kind}/" for kind in MODULES))
+"""What only one machine may have seen: no loss or average was given, or the modules are compiled."""
 KINDS = dict.fromkeys((*MODULES, *JUDGED), MEASURED)
 
 
@@ -87,7 +87,7 @@ def _of_steps(name: str, moved: np.ndarray, own: dict, reference: dict, unit: fl
     if gradient is None or gradient.shape != moved.shape:
         return {}
     mask = settled[name] = decided(gradient, moved) & settled.get(name, True)
-    share = (moved / np.maximum(np.abs(gradient), 1e-300))[mask]
+    share = (moved / np.maximum(np.abs(gradient.astype(np.float64)), 1e-300))[mask]
     for kind in ("step", "average"):
         key = f"{kind}/{name}"
         if key in reference:

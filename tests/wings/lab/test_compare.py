@@ -29,7 +29,7 @@ from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.first_wrong_module import first_wrong
 from mindspeed_mm_dit.wings.lab.page import write_comparison
 from mindspeed_mm_dit.wings.lab.processes import batch_size_of, find_python
-from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_error
+from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_error, worst
 from mindspeed_mm_dit.wings.lab.task import Task
 from tests.conftest import FRAMEWORK, GOLDEN
 from tests.training.launch import Configs
@@ -140,6 +140,10 @@ def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
     assert relative_error(np.array([1.0, 1.1]), np.array([1.0, 1.0])) == pytest.approx(0.1 / 2**0.5)
     assert relative_error(np.array([np.nan]), np.array([1.0])) == np.inf
     assert relative_error(np.zeros(2), np.zeros(3)) == np.inf
+    masks = np.array([0.0, -np.inf, 2.0])
+    assert relative_error(masks, masks) == 0 and relative_error(-masks, masks) == np.inf
+    lost, far = Finding("gradient/a", np.inf, np.inf), Finding("gradient/b", 0.5, 1e-6)
+    assert not lost.good and not Finding("gradient/c", 0.5, np.inf).good and worst([far, lost]) is lost
 
 
 def test_a_step_that_one_side_lacks_is_an_infinite_difference():

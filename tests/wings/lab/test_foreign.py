@@ -331,6 +331,61 @@ def test_mistakes_of_recording_are_named_with_what_to_record_again(framework, ri
         )
 
 
+def odd():
+    """A network that uses an activation twice, on other shapes, and few rows of a table."""
+    import torch
+    from torch import nn
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.act, self.a, self.b = nn.Embedding(9, 8), nn.SiLU(), nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x, y):
+            return self.b(self.act(self.a(x))) + self.act(self.table(y))[:, None]
+
+    torch.manual_seed(0)
+    return Odd(), [torch.randn(3, 5, 8), torch.tensor([1, 2, 2])]
+
+
+def recorded_odd(place, told=lambda each: each.mean(), factor=1.0, closure=False):
+    import torch
+
+    made, asked = odd()
+    made.b.register_forward_hook(lambda module, given, output: output * factor)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    with dit.witness(made, optimizer, place) as w:
+        for _ in range(2):
+
+            def losses():
+                optimizer.zero_grad()
+                each = made(*asked).square().mean((1, 2))
+                each.mean().backward()
+                return each
+
+            w.step(told(optimizer.step(losses) if closure else (losses(), optimizer.step())[0]))
+    return place
+
+
+@on_pytorch
+@pytest.mark.parametrize(("told", "factor", "where"), [
+    (lambda each: each, 1.0, ""), (lambda each: None, 1.0, ""),
+    (lambda each: each.mean(), math.nan, "step 1, forward: module b"),
+])  # fmt: skip
+def test_two_machines_are_compared_by_what_both_told_and_a_nan_of_one_is_named(tmp_path, told, factor, where):
+    found = compare_witnesses(recorded_odd(tmp_path / "a"), recorded_odd(tmp_path / "b", told, factor))
+    assert (found.good, found.where) == (not where, where), str(found)
+    found.save(tmp_path / "r.html")
+
+
+@on_pytorch
+def test_an_activation_that_is_used_twice_is_proved_and_a_closure_is_refused_as_one(tmp_path):
+    (mine, given), (theirs, _) = odd(), odd()
+    assert dit.prove(mine, theirs, given).good
+    with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
+        recorded_odd(tmp_path, closure=True)
+
+
 def test_pairs_that_do_not_fit_are_listed_first(framework, given):
     shallow = network(framework, depth=1)
     with pytest.raises(UserError, match=r"(?s)find no partner.*mine blocks\.1\.attn.*theirs has no"):
