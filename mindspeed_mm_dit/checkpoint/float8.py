@@ -50,8 +50,8 @@ def _fitted(scale: np.ndarray, shape: tuple[int, ...], what: str) -> np.ndarray:
     scale = scale.astype(np.float32)
     if scale.size == 1:
         return scale.reshape(())
-    if scale.size == shape[0]:
-        return scale.reshape(shape[0], *(1 for _ in shape[1:]))
     if len(shape) == 2 and scale.shape == tuple(-(-side // _BLOCK) for side in shape):
         return scale.repeat(_BLOCK, 0)[: shape[0]].repeat(_BLOCK, 1)[:, : shape[1]]
+    if scale.size == shape[0]:
+        return scale.reshape(shape[0], *(1 for _ in shape[1:]))
     raise CheckpointError(what, f"has a scale of shape {scale.shape} for a weight of {shape}", "copy the file again")

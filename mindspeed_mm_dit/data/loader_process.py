@@ -12,6 +12,7 @@ import itertools
 import mmap
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -46,6 +47,8 @@ def load_batches_apart(
         PlatformError: a process was ended from outside.
     """
     count = -(-num_workers // THREADS)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a batch keeps a file open
     sys.stdout.flush(), sys.stderr.flush()  # else the other processes would write the same again
     readers: list[_Reader] = []
     try:
@@ -83,7 +86,7 @@ class _Reader:
         if not message:
             raise self._ended()
         found = pickle.loads(message)
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         if found is None:
             return None
@@ -96,8 +99,9 @@ class _Reader:
     def end(self) -> None:
         """End the process, also in the middle of a batch."""
         self._pipe.close()
-        os.kill(self.process, signal.SIGKILL)
-        os.waitpid(self.process, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # (where SIGCHLD is ignored nobody waits for it)
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
 
     def _ask(self) -> None:
         with suppress(BrokenPipeError):  # (the next answer tells of its end)
@@ -105,7 +109,9 @@ class _Reader:
 
     def _ended(self) -> PlatformError:
         """Return the error of a process that has gone, and leave its status to be read."""
-        status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
+        status = None
+        with suppress(ChildProcessError):
+            status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
         how = "signal" if status and status.si_code == os.CLD_KILLED else "status"
         return PlatformError(
             f"the process that reads the data ({self.process})",
@@ -146,14 +152,15 @@ def _serve(pipe: socket.socket, batches: Any) -> NoReturn:
             socket.send_fds(pipe, [pickle.dumps(described)], [] if handle is None else [handle])
             if handle is not None:
                 os.close(handle)
-    except Exception as error:
-        pipe.send(_pickled(error))
+    except BaseException as error:  # (a tokenizer's panic is no Exception)
+        with suppress(OSError):  # (nobody asks any more)
+            pipe.send(_pickled(error))
     finally:
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(0)
 
 
-def _pickled(error: Exception) -> bytes:
+def _pickled(error: BaseException) -> bytes:
     """Return an error of any kind as bytes that can be read back; what cannot be is told in words."""
     try:
         found = pickle.dumps(error)

@@ -19,6 +19,8 @@ from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 IMAGE_COLUMNS = ("image", "img")
 KEPT_BYTES = 256 * 2**20
 """Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
+OPEN_FILES = 16
+"""Files that a thread keeps open."""
 
 
 def scan(path: Path, sought: Sought) -> Scanned:
@@ -139,10 +141,13 @@ class ParquetReader:
 
     def _read_group(self, path: Path, group: int) -> Any:
         check_file(path)
-        files = self._of_thread.__dict__
-        if str(path) not in files:
-            files[str(path)] = _open(path)
-        parquet = files[str(path)]
+        files: OrderedDict[Path, Any] = self._of_thread.__dict__.setdefault("files", OrderedDict())
+        if path not in files:
+            files[path] = _open(path)
+        files.move_to_end(path)
+        if len(files) > OPEN_FILES:
+            files.popitem(last=False)
+        parquet = files[path]
         name = _image_column(path, parquet.schema_arrow)
         column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
         return column.field("bytes") if hasattr(column.type, "num_fields") and column.type.num_fields else column

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.loader import load_batches
@@ -69,8 +70,14 @@ class BatchStream:
         # A step takes all its micro-batches at once, so that many are prefetched in the step before; no thread idles.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
         apart = self._num_workers > 0 and runtime.device_type() != "cpu" and sys.platform == "linux"
+        apart = apart and not _offloads(self._args)
         load = load_batches_apart if apart else load_batches
         return load(self._samples, sample_indices, self._num_workers, prefetch)
+
+
+def _offloads(args: RunConfig) -> bool:
+    """Return whether the state is in the machine's memory, of which a forked process would keep what a step changes."""
+    return args.use_torch_fsdp2 and load_fsdp2_config(args.fsdp2_config_path).offload_to_cpu
 
 
 def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream | None]:

@@ -84,7 +84,11 @@ class Progress:
 
     def keep_if_best(self, loss: float, check: Callable[[], object] = lambda: None) -> None:
         """Save this iteration if ``loss``, of its validation, is the smallest so far; it stays until a smaller one."""
-        if not math.isfinite(loss) or (self._best is not None and loss >= self._best["loss"]):
+        if not math.isfinite(loss):
+            return
+        if self._best is not None and self._best["iteration"] == self._saved_iteration:
+            self._settle()  # its write may fail, and then another is the best so far
+        if self._best is not None and loss >= self._best["loss"]:
             return
         self._settle()
         self._best_before, self._best = self._best, {"iteration": self.iteration, "loss": loss}

@@ -271,6 +271,9 @@ def test_nothing_is_replaced_unless_asked(tmp_path):
     convert(tmp_path / "a.pt", tmp_path / "b.ckpt", overwrite=True)
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore", overwrite=True)
+    (tmp_path / "link").symlink_to("run")
+    for _ in range(2):  # (the first takes the place of the link and leaves what it leads to)
+        convert(tmp_path / "a.pt", tmp_path / "link", "mindspore", overwrite=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.jpg").write_text("mine")
     with pytest.raises(CheckpointError, match="a folder and no checkpoint"):
@@ -279,7 +282,7 @@ def test_nothing_is_replaced_unless_asked(tmp_path):
         convert(tmp_path / "a.pt", tmp_path / "a.pt", overwrite=True)
     with pytest.raises(CheckpointError, match="overlaps with SOURCE"):
         convert(tmp_path / "run", tmp_path / "run", "mindspore", overwrite=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "b.ckpt", "photos", "run"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pt", "b.ckpt", "link", "photos", "run"]
 
 
 def test_a_disk_that_does_not_take_a_safetensors_file_is_no_error_of_its_library(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -155,6 +156,7 @@ def test_diffusers_draws_our_picture_from_a_whole_pipeline_and_from_adapters(fra
     ("change", "words"),
     [
         ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null: is not how ZImagePipeline samples"),
+        ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096: shifts times by the size of an image"),
         ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel': is not what ZImagePipeline has"),
         ({"text_encoder": {"model_id": "words"}}, "text_encoder: words: is not what ZImagePipeline has: qwen3"),
     ],
@@ -172,3 +174,21 @@ def test_a_model_that_the_pipeline_would_sample_otherwise_is_refused(change, wor
     given = ["--to", "pipeline", "--model", str(tmp_path / "model.json")]
     assert main(["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "other"), *given]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image"])
+def test_times_that_are_shifted_by_the_tokens_of_an_image_are_so_in_the_pipeline(name):
+    from diffusers.pipelines.flux.pipeline_flux import calculate_shift
+
+    from mindspeed_mm_dit.checkpoint.formats.image_pipeline import _scheduler
+    from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+    from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
+
+    flow = FlowMatchingConfig(dynamic_shift=name, data_time=0)
+    told = _scheduler(SimpleNamespace(diffusion=flow, latent_shape=(16, 64, 64)))
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**told)
+    ends = (told[key] for key in ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift"))
+    line = dict(zip(("base_seq_len", "max_seq_len", "base_shift", "max_shift"), ends))
+    for side in (128, 32):
+        scheduler.set_timesteps(sigmas=np.linspace(1, 1 / 4, 4), mu=calculate_shift(side * side // 4, **line))
+        np.testing.assert_allclose(scheduler.sigmas.numpy(), 1 - sampling_times(flow, 4, (16, side, side)), atol=1e-6)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint.float8 import unscaled
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
@@ -139,3 +141,10 @@ def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, p
             save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
             with pytest.raises(CheckpointError, match="is in float8, and its scale is missing"):
                 safetensors.read_stored([path], path)
+
+
+def test_scales_of_as_many_blocks_as_a_weight_has_rows_are_those_of_blocks():
+    scale = np.arange(1, 129, dtype=np.float32).reshape(1, 128)
+    stored = {"a.weight": np.ones((128, 128 * 128), np.float32), "a.weight_scale_inv": scale}
+    found, _ = unscaled(stored, {"a.weight": "F8_E4M3"}, "low.safetensors")
+    np.testing.assert_array_equal(found["a.weight"], np.broadcast_to(scale.repeat(128, 1), (128, 128 * 128)))

@@ -66,6 +66,7 @@ def test_the_batches_are_those_of_threads_in_their_order_made_elsewhere_and_may_
     [
         (DataError("x.png", "cannot be read", "remove it"), DataError, "x.png: cannot be read\n    Cure: remove it"),
         (UnusableFile("is empty"), UnusableFile, "is empty"),
+        (type("Panic", (BaseException,), {})("of a tokenizer"), RuntimeError, "Panic: of a tokenizer"),
         (ValueError("of another shape"), ValueError, "of another shape"),
         (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),
     ],
@@ -133,3 +134,16 @@ def lives(process):
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_many_batches_are_kept_and_errors_told_whatever_the_process_inherited():
+    """Few files at once, and nobody who waits for children."""
+    code = (
+        "import resource, signal; from tests.data.test_loader_process import *\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        "source, held = Drawn(at=300, error=DataError('x.png', 'cannot be read')), []\n"
+        "for batch in load_batches_apart(source, (np.arange(n, n + 3) for n in range(303)), 9, 2): held.append(batch)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stderr.strip().endswith("DataError: x.png: cannot be read")

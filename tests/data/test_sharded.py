@@ -16,7 +16,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data import shards
+from mindspeed_mm_dit.data import parquet_rows, shards
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -360,3 +360,13 @@ def test_hidden_shards_are_left_out_and_a_split_that_no_shard_has_is_named(tmp_p
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"\.tar(?!, and)"):
         open_rows(dataclasses.replace(param, data_folder=str(tmp_path / "empty")))
+
+
+def test_a_thread_keeps_few_parquet_files_open(tmp_path, monkeypatch):
+    write_parquets(tmp_path)
+    index = open_rows(param(tmp_path, "parquet"), 2)
+    monkeypatch.setattr(parquet_rows, "OPEN_FILES", 2)
+    monkeypatch.setattr(parquet_rows, "KEPT_BYTES", 0)
+    before, numbers = len(os.listdir("/proc/self/fd")), np.arange(ROWS)[::-1]
+    assert np.array_equal(read(index, numbers), read(index)[::-1])
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 * 2  # (two readers)

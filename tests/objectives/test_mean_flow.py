@@ -11,7 +11,7 @@ import torch
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.pytorch import linear
+from mindspeed_mm_dit.framework.pytorch import linear, ops
 from mindspeed_mm_dit.objectives.mean_flow.draws import draws, draws_at
 from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
@@ -104,3 +104,13 @@ def test_settings_beyond_their_bounds_are_named():
     for settings in ({"kappa": 1.0}, {"t_start": 0.8, "t_end": 0.2}, {"data_proportion": math.nan}):
         with pytest.raises(ConfigError, match="diffusion"):
             MeanFlowConfig(**settings)
+
+
+@pytest.mark.parametrize("asked", [ops.without_gradient, lambda f, x: ops.derivative_along(f, (x,), (x,))])
+def test_a_network_that_was_asked_without_a_gradient_learns_afterwards_under_autocast(asked):
+    """PyTorch 2.7 keeps the weights that autocast casts, without a gradient too."""
+    layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        asked(layer, x)
+        layer(x).sum().backward()
+    torch.testing.assert_close(layer.weight.grad, torch.full((4, 4), 2.0))

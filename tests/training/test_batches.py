@@ -64,19 +64,22 @@ def batches_of(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "workers", "prefetch", "loader"),
-    [("cpu", 2, 4, "load_batches"), ("npu", 2, 4, "load_batches_apart"), ("cuda", 12, 12, "load_batches_apart"),
-     ("npu", 0, 4, "load_batches")],
+    ("device", "workers", "offloads", "prefetch", "loader"),
+    [("cpu", 2, False, 4, "load_batches"), ("npu", 2, False, 4, "load_batches_apart"),
+     ("cuda", 12, False, 12, "load_batches_apart"), ("npu", 0, False, 4, "load_batches"),
+     ("npu", 2, True, 4, "load_batches")],
 )  # fmt: skip
-def test_threads_work_beside_an_accelerator_in_a_process_of_their_own_and_none_idles(
-    monkeypatch, device, workers, prefetch, loader
+def test_threads_work_beside_an_accelerator_in_other_processes_that_copy_no_state_and_none_idles(
+    tmp_path, monkeypatch, device, workers, offloads, prefetch, loader
 ):
     taken = []
+    (tmp_path / "fsdp2.yaml").write_text(f"offload_to_cpu: {json.dumps(offloads)}")
+    sharding = {"use_torch_fsdp2": True, "fsdp2_config_path": str(tmp_path / "fsdp2.yaml")}
     for name in ("load_batches", "load_batches_apart"):
         monkeypatch.setattr(stream, name, lambda *given, name=name: taken.append((name, *given[2:])) or iter(()))
     monkeypatch.setattr(runtime, "device_type", lambda: device)
     data = SimpleNamespace(data=SimpleNamespace(dataloader_param=DataloaderParam()))
-    args = run_config(mm=data, micro_batch_size=2, global_batch_size=4)
+    args = run_config(mm=data, micro_batch_size=2, global_batch_size=4, **sharding)
     samples = SimpleNamespace(order=SimpleNamespace(micro_batches=lambda *of: iter(())))
     assert list(stream.BatchStream(args, samples, 0, workers)) == []
     assert taken == [(loader, workers, prefetch)]

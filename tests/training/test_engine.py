@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -185,13 +186,15 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(engine, gro
         state = {name: whole(value) for name, value in asking.state()[tree].items()}
         return ones @ state["linear.weight"].T + state["linear.bias"]
 
-    for _ in range(2):
+    for number in range(3):
         results = [each.train_step(forward_step, tensors(batches(3, 9.0)), 0.1) for each in (asking, plain)]
         assert whole(results[0].loss) == whole(results[1].loss)
         asking.eval_step(forward_step, tensors(batches(3, 9.0)))  # leaves weights gathered
         averages, weights = answers("ema").clone(), answers("model").clone()
-        with asking.averaged(True) as model, torch.no_grad():
+        with suppress(ArithmeticError), asking.averaged(True) as model, torch.no_grad():
             torch.testing.assert_close(model.predictor(ones), averages, rtol=1e-6, atol=1e-7)
+            if number == 1:
+                raise ArithmeticError  # (as where samples are not finite, and the run goes on)
         with torch.no_grad():
             torch.testing.assert_close(asking.model.predict(ones), weights, rtol=1e-6, atol=1e-7)
         assert torch.equal(answers("model"), weights) and torch.equal(answers("ema"), averages)

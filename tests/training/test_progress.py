@@ -95,3 +95,12 @@ def test_a_resumed_run_knows_the_best_of_its_folder_and_of_no_other(progress, tm
     progress.restore(start)
     validated(progress, 0.6)
     assert find_checkpoint(tmp_path / "best").name == "iter_0000003"
+
+
+def test_the_next_best_one_is_kept_if_the_best_could_not_be_written(progress, tmp_path):
+    validated(progress, 0.9)
+    Writer.broken = True
+    validated(progress, 0.5)
+    Writer.broken = False
+    validated(progress, 0.6)
+    assert find_checkpoint(tmp_path / "best") == CheckpointStore(tmp_path).path(3)

@@ -52,10 +52,13 @@ _DYNAMIC: dict[str, Any] = {
     "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
     "max_image_seq_len": 4096,
 }  # fmt: skip
+_BY_TOKENS = {"flux": _DYNAMIC, "qwen_image": {**_DYNAMIC, "max_shift": 0.9, "max_image_seq_len": 8192}}
 _SCHEDULES = {
-    "flux": _DYNAMIC, "sd3_dynamic": _DYNAMIC, "flux2": _DYNAMIC,
-    "qwen_image": {**_DYNAMIC, "max_shift": 0.9, "max_image_seq_len": 8192, "shift_terminal": 0.02},
-}  # fmt: skip
+    "flux": _DYNAMIC,
+    "sd3_dynamic": _DYNAMIC,
+    "flux2": _DYNAMIC,
+    "qwen_image": {**_BY_TOKENS["qwen_image"], "shift_terminal": 0.02},
+}
 _ENCODERS = {"t5": "T5EncoderModel", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3Model",
              "mistral3": "Mistral3ForConditionalGeneration"}  # fmt: skip
 _PROCESSORS = {"mistral3": "PixtralProcessor"}
@@ -104,6 +107,11 @@ def _checked(model: ModelConfig) -> tuple[Kind, Any, Any]:
         walks = " or ".join(map(json.dumps, kind.schedules))
         raise _refused(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
                        f"is not how {kind.name} samples: it walks {walks}, linearly")  # fmt: skip
+    by_size = "shift_base" if flow.shift_base is not None else "dynamic_shift" if flow.dynamic_shift else None
+    told = by_size == "dynamic_shift" and flow.sample_schedule is None
+    if by_size and flow.sample_shift is None and flow.sample_schedule not in _SCHEDULES and not told:
+        raise _refused(f"diffusion.{by_size} = {json.dumps(getattr(flow, by_size))}",
+                       f"shifts times by the size of an image, which {kind.name} cannot be told")  # fmt: skip
     return kind, model.ae, model.text_encoders
 
 
@@ -118,8 +126,11 @@ def _class_of(encoder: Any) -> str:
 
 
 def _scheduler(model: ModelConfig) -> dict[str, Any]:
-    shifted = {"shift": model.diffusion.shift_of(model.latent_shape, sampling=True)}
-    return {"num_train_timesteps": 1000, **_SCHEDULES.get(model.diffusion.sample_schedule, shifted)}
+    flow = model.diffusion
+    shifted = {"shift": flow.shift_of(model.latent_shape, sampling=True)}
+    if flow.dynamic_shift and flow.sample_shift is None:
+        shifted = _BY_TOKENS[flow.dynamic_shift]
+    return {"num_train_timesteps": 1000, **_SCHEDULES.get(flow.sample_schedule, shifted)}
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from torch import (
     cat,
     chunk,
     clamp,
+    clear_autocast_cache,
     compiler,
     complex,
     cos,
@@ -96,7 +97,9 @@ def stop_gradient(x: Tensor) -> Tensor:
 def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """Return the result of ``function`` on ``inputs``, through which no gradient flows."""
     with no_grad():
-        return function(*inputs)
+        result = function(*inputs)
+    _forget_casts()
+    return result
 
 
 def derivative_along(
@@ -108,7 +111,14 @@ def derivative_along(
     """
     with no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         result = function(*(forward_ad.make_dual(x, tangent) for x, tangent in zip(inputs, tangents)))
-        return forward_ad.unpack_dual(result).tangent
+        derivative = forward_ad.unpack_dual(result).tangent
+    _forget_casts()
+    return derivative
+
+
+def _forget_casts() -> None:
+    """Drop the weights that autocast has cast without a gradient: PyTorch 2.7 would learn through them, so nothing."""
+    clear_autocast_cache()
 
 
 def to_float32(x: Tensor) -> Tensor:

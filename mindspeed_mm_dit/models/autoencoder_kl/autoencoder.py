@@ -35,12 +35,12 @@ class AutoencoderKL(Autoencoder):
         return read_autoencoder_kl(self.config)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with ops.no_grad():
+        with ops.no_grad(), runtime.low_precision(False):  # (``ae.dtype`` says the precision, not --bf16)
             mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
             return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        with ops.no_grad():
+        with ops.no_grad(), runtime.low_precision(False):
             return ops.to_float32(self._decoded(self.raw(scaled_latents)))
 
     def _decoded(self, raw: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ def dopri5(
             step = np.minimum(h, end - t)
             reached, slopes = _stages(velocity, x, t, step, slope)
             error = step * _rms(_combined(_ERROR, slopes)) / (atol + rtol * np.maximum(_rms(x), _rms(reached)))
-            good = error <= 1
+            good = ~(error > 1)  # (a sample that is not finite goes on to its end, as with other solvers)
             x, slope = _chosen(good, reached, x), _chosen(good, slopes[-1], slope)
             t = np.where(good, np.where(step == end - t, end, t + step), t)
-            wanted = step * np.clip(_SAFETY * np.maximum(error, 1e-10) ** -0.2, _SHRINK, _GROW)
+            wanted = step * np.clip(_SAFETY * np.fmax(error, 1e-10) ** -0.2, _SHRINK, _GROW)
             h = np.where(good & (step < h), np.maximum(h, wanted), wanted)  # a step cut short by ``end`` tells little
         yield x
 

@@ -97,8 +97,10 @@ class Engine(Trained):
 
         reshard(self.model)  # a validation may have left the weights gathered
         with self.ema.in_place_of_the_weights():
-            yield AveragedModel.of(composite, predict)
-            reshard(self.model)
+            try:
+                yield AveragedModel.of(composite, predict)
+            finally:
+                reshard(self.model)  # else what was gathered of the average would be trained
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)

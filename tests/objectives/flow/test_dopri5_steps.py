@@ -76,3 +76,13 @@ def test_a_step_is_never_cut_to_less_than_a_fifth(attempts):
 def test_a_step_cut_short_by_a_time_that_is_asked_for_does_not_shorten_the_next(attempts):
     found = attempts(0.5, times=(0.0, FIRST / 1000, 1.0), most=2)
     np.testing.assert_allclose(found, [(0, FIRST / 1000), (FIRST / 1000, FIRST)], rtol=1e-3, atol=1e-6)
+
+
+def test_a_sample_that_is_not_finite_arrives_too_and_does_not_hold_up_the_others(framework):
+    from mindspeed_mm_dit.objectives.flow import ode
+
+    start = framework.ops.tensor(np.array([[np.nan, 1], [1, 2]], np.float32))
+    *_, end = ode.dopri5(lambda x, t: -x, start, np.array([0.0, 1.0]))
+    lost, found = framework.ops.numpy(end)
+    assert np.isnan(lost[0])
+    np.testing.assert_allclose(found, np.exp(-1) * np.array([1, 2]), rtol=1e-3)
