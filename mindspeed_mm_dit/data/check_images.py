@@ -61,11 +61,6 @@ class Look(NamedTuple):
         """Shorter side of the image, in pixels."""
         return min(self.height, self.width)
 
-    @property
-    def longer_side(self) -> int:
-        """Longer side of the image, in pixels."""
-        return max(self.height, self.width)
-
 
 def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
     """Check each image, only its header unless ``decode``; in threads, with a progress bar if it takes long."""

@@ -53,11 +53,6 @@ class KLArchitecture:
     mid_block_add_attention: bool = True
     """Whether the middle blocks of encoder and decoder have self-attention over all pixels."""
 
-    @property
-    def downsample_factor(self) -> int:
-        """Height of an image over height of its latent."""
-        return int(2 ** (len(self.block_out_channels) - 1))
-
 
 def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
     """Read architecture and weights (by diffusers' names) from the folder or weight file ``from_pretrained``.
