@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, of_newest
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.autoencoder import SCALE
-from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.parameters import Parameters
@@ -125,14 +125,12 @@ def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
 
 
 def _assumed(state: State, target_format: str) -> list[str]:
-    """Return a note on the setting of an image transformer that no tensor shows, if its width is not the published."""
+    """Return a note on the settings of config.json that no tensor shows."""
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
     network = predictor_of(_shapes(state.weights), {})
-    turned = getattr(network, "axes_dims_rope", None)
-    if not isinstance(network, JointConfig) or turned is None or network.head_dim == type(network).attention_head_dim:
-        return []
-    return [f"config.json: axes_dims_rope = {list(turned)} is assumed, in the published proportions (--model sets it)"]
+    said = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.assumed)
+    return [f"config.json: assumed, as in the published networks: {said} (--model MODEL_JSON tells)"] if said else []
 
 
 def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:

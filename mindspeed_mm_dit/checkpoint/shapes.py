@@ -13,6 +13,7 @@ from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_of
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
+from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.paper.binding import on_paper
@@ -35,21 +36,21 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig
         )  # fmt: skip
 
 
-def joint_kinds() -> dict[str, type[JointConfig]]:
-    """Return the kinds of image transformers whose ``config.json`` of diffusers is read, by the name of its class."""
-    return {kind.diffusers_class: kind for kind in PREDICTOR_CONFIGS.values() if issubclass(kind, JointConfig)}
+def named_kinds() -> dict[str, Any]:
+    """Return the kinds of networks that have diffusers' names, by the name of their class there."""
+    return {kind.diffusers_class: kind for kind in PREDICTOR_CONFIGS.values() if kind.diffusers_class}
 
 
-def described_by(config: Mapping[str, Any], what: str) -> JointConfig | None:
-    """Return the image transformer that ``config``, a config.json of diffusers, describes; None if it is no such one.
+def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfig | None:
+    """Return the network with diffusers' names that ``config``, its config.json, describes; None if it is none.
 
     Raises CheckpointError, naming the key of ``what``, for settings that no network has or this machine cannot hold.
     """
-    kind = joint_kinds().get(str(config.get("_class_name")))
+    kind = named_kinds().get(str(config.get("_class_name")))
     if kind is None:
         return None
     try:
-        found: JointConfig = from_mapping(kind, kind.of_diffusers(config), what)
+        found: JointConfig | WanConfig = from_mapping(kind, kind.of_diffusers(config), what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:

@@ -36,8 +36,6 @@ class JointConfig(PredictorConfig):
     latent_size: tuple[int, int] = (128, 128)
     """[height, width] of the latents in latent pixels; no weight depends on it."""
 
-    diffusers_class: ClassVar[str]
-    """Name of the network's class in diffusers."""
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Further keys of diffusers' config.json -> the values that are supported."""
     published_texts: ClassVar[Mapping[str, Any]] = {}
@@ -101,6 +99,11 @@ class JointConfig(PredictorConfig):
     def head_dim(self) -> int:
         """Width of a head."""
         return self.attention_head_dim
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        turns = hasattr(self, "axes_dims_rope") and self.head_dim != type(self).attention_head_dim
+        return ("axes_dims_rope",) if turns else ()
 
     @property
     def hidden_size(self) -> int:

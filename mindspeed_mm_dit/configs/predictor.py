@@ -50,6 +50,8 @@ class PredictorConfig(ABC):
     """Names this kind of network."""
     network: ClassVar[str]
     """Where its network is, "package.module:Class", a module of ``framework.nn``; it is imported when it is built."""
+    diffusers_class: ClassVar[str] = ""
+    """Name of the network's class in diffusers, if its settings and tensors have the names there."""
     in_channels: int
     num_heads = 1  # without attention
     hidden_size: Any = 1  # width of a token; without tokens
@@ -85,6 +87,11 @@ class PredictorConfig(ABC):
     @abstractmethod
     def num_tokens(self) -> int:
         """Sequence length N."""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Settings for diffusers' config.json that :meth:`of_shapes` takes as published, as no shape shows them."""
+        return ()
 
     def resized(self, shape: Shape) -> PredictorConfig:
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only its own shape."""

@@ -73,6 +73,10 @@ class SD3Config(JointConfig):
         return JointConfig.narrowed(replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        return () if self.qk_norm else ("num_attention_heads", "attention_head_dim")
+
+    @property
     def conditions(self) -> Conditions:
         """What CLIP, a larger CLIP and T5 make of a text, as one condition."""
         widths = self.joint_attention_dim, self.pooled_projection_dim

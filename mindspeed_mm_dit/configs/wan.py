@@ -64,6 +64,7 @@ class WanConfig(VideoTransformerConfig):
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
     network = "mindspeed_mm_dit.models.video_transformer:Wan"
+    diffusers_class = "WanTransformer3DModel"
     affine_norms = ("norm2",)
 
     def __post_init__(self) -> None:
@@ -154,10 +155,20 @@ class WanConfig(VideoTransformerConfig):
         zeros = np.zeros((len(offer.value), missing, *offer.shape[2:]), offer.value.dtype)
         return Begun(np.concatenate([offer.value, zeros], 1), f"zeros for the {missing} channels of the given frames")
 
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return self.heads_key, self.head_dim_key
+
+    @classmethod
+    def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Return section ``predictor`` for the config.json of a diffusers folder, for the smallest latents."""
+        found = {key: value for key, value in section.items() if not key.startswith("_")}
+        return found | {"latent_size": found.get("patch_size", cls.patch_size)}
+
     def to_diffusers(self) -> dict[str, Any]:
         """Return the config.json of a WanTransformer3DModel."""
         kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OURS}
-        return {"_class_name": "WanTransformer3DModel", **kept}
+        return {"_class_name": self.diffusers_class, **kept}
 
     def settings_of_width(self, width: int) -> dict[str, Any]:
         return {"added_kv_proj_dim": width} if self.image_dim else {}

@@ -1,8 +1,9 @@
-"""Weights of FLUX, SD3, Qwen-Image and Z-Image: diffusers' folders and single files under their authors' names."""
+"""Weights of FLUX, SD3, Qwen-Image, Z-Image and Wan: diffusers' folders and single files under their authors' names."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ FAMILIES = {
     "flux_tiny": "double_blocks.1.txt_attn.qkv.bias", "flux_schnell_tiny": "single_blocks.1.linear1.weight",
     "flux2_tiny": "double_blocks.1.img_mlp.2.weight", "sd3_tiny": "joint_blocks.1.x_block.attn.qkv.weight",
     "sd35_tiny": "joint_blocks.0.context_block.attn.ln_q.weight", "zimage_tiny": "layers.1.attention.qkv.weight",
-    "qwenimage_tiny": "transformer_blocks.0.img_mod.1.bias",
+    "qwenimage_tiny": "transformer_blocks.0.img_mod.1.bias", "wan22_ti2v_tiny": "blocks.0.self_attn.q.weight",
+    "wan21_i2v_tiny": "blocks.1.cross_attn.k_img.weight",
 }  # fmt: skip
 """Folder -> a tensor in a file of the authors."""
 
@@ -63,12 +65,16 @@ def test_a_folder_of_diffusers_becomes_any_file_and_a_folder_again_bit_by_bit(na
     assert_same(weights_of(tmp_path / "parts"), theirs)
 
 
-def test_what_no_tensor_of_a_single_file_shows_is_assumed_and_said(tmp_path, capsys):
-    arrays = weights_of(GOLDEN / "flux_schnell_tiny")
-    safetensors.write_arrays(tmp_path / "a.safetensors", arrays, {})
+@pytest.mark.parametrize(
+    ("name", "key", "assumed"),
+    [("flux_schnell_tiny", "axes_dims_rope", [2, 4, 6]), ("sd3_tiny", "num_attention_heads", 1),
+     ("wan21_i2v_tiny", "attention_head_dim", 28)],
+)  # fmt: skip
+def test_what_no_tensor_of_a_single_file_shows_is_assumed_and_said(name, key, assumed, tmp_path, capsys):
+    safetensors.write_arrays(tmp_path / "a.safetensors", weights_of(GOLDEN / name), {})
     convert(tmp_path / "a.safetensors", tmp_path / "folder", "--to", "diffusers")
-    assert "axes_dims_rope = [2, 4, 6] is assumed" in capsys.readouterr().out
-    assert config_of(GOLDEN / "flux_schnell_tiny")["axes_dims_rope"] == [4, 6, 2]
+    assert re.search(f"assumed, as .*{key} = {re.escape(str(assumed))}", capsys.readouterr().out)
+    assert config_of(tmp_path / "folder")[key] == assumed != config_of(GOLDEN / name)[key]
 
 
 @pytest.mark.parametrize(("name", "tensor"), FAMILIES.items())

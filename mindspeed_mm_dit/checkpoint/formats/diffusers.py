@@ -13,7 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint import dit_names, frequencies
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, described_by, joint_kinds, predictor_of, vae_config
+from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, described_by, named_kinds, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS
 from mindspeed_mm_dit.configs.dit import DiTConfig
@@ -39,7 +39,6 @@ CHANGES = "changed_for_diffusers.json"
 TABLE = "y_embedder.embedding_table.weight"
 """Published name of the class embedding table, (classes + 1, D); its last row is the null class."""
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
-_WAN = "WanTransformer3DModel"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
 LARGEST_FILE = 10_000_000_000
@@ -100,20 +99,18 @@ def read(path: Path) -> State:
     whole = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
     if config.get("_class_name") == _VAE:
         return whole.with_trees({"model": with_new_names(arrays)})
-    if config.get("_class_name") == _WAN:  # (its names are ours, as are those of image transformers)
-        return replace(whole, config={})
-    if (joint := described_by(config, f"{folder}/config.json")) is not None:
+    if (network := described_by(config, f"{folder}/config.json")) is not None:  # (its names are ours)
         shapes = {name: array.shape for name, array in arrays.items()}
-        check_names(parameters_of(joint).shapes(), shapes, str(folder), *NOT_ITS_OWN)
+        check_names(parameters_of(network).shapes(), shapes, str(folder), *NOT_ITS_OWN)
         return whole
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
             f"{folder}/config.json: _class_name = {shown(config.get('_class_name'))}",
-            f"is none of {', '.join((_DIT, _WAN, *joint_kinds()))} and {_VAE}",
+            f"is none of {', '.join((_DIT, *named_kinds()))} and {_VAE}",
         )
-    network = dit_of(config, folder)
-    _check_claims(network, arrays, folder)
-    weights = dit_names.from_diffusers(arrays, network, str(folder))
+    dit = dit_of(config, folder)
+    _check_claims(dit, arrays, folder)
+    weights = dit_names.from_diffusers(arrays, dit, str(folder))
     if (folder / CHANGES).is_file():
         changes = from_mapping(Changes, read_json(folder / CHANGES, "SOURCE"), f"{folder}/{CHANGES}")
         weights = undone(weights, changes)

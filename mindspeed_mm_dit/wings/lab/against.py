@@ -28,15 +28,15 @@ from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
 from mindspeed_mm_dit.wings.lab.proof import TRUTH_BYTES
 
 Inputs = dict[str, Any]
-_WAN = "WanTransformer3DModel"
 KINDS: Mapping[str, type[PredictorConfig]] = {
-    _WAN: WanConfig, **{kind.diffusers_class: kind for kind in (FluxConfig, SD3Config, QwenImageConfig)}
+    kind.diffusers_class: kind for kind in (WanConfig, FluxConfig, SD3Config, QwenImageConfig)
 }  # fmt: skip
 """diffusers' classes that take their inputs as told below."""
 _HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
 SMALL: Mapping[str, Mapping[str, Any]] = {
-    _WAN: {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 18, "text_dim": 10, "ffn_dim": 40,
-           "freq_dim": 16, "in_channels": 4, "out_channels": 4, "cross_attn_norm": True, "rope_max_seq_len": 32},
+    "WanTransformer3DModel": {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 18, "text_dim": 10,
+                              "ffn_dim": 40, "freq_dim": 16, "in_channels": 4, "out_channels": 4,
+                              "cross_attn_norm": True, "rope_max_seq_len": 32},
     "FluxTransformer2DModel": {**_HEADS, "axes_dims_rope": [4, 6, 6], "in_channels": 16, "num_single_layers": 2,
                                "pooled_projection_dim": 24, "guidance_embeds": True},
     "SD3Transformer2DModel": {**_HEADS, "in_channels": 4, "out_channels": 4, "pooled_projection_dim": 24,
@@ -111,11 +111,7 @@ def _described(place: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
 def our_config(name: str, section: Mapping[str, Any], place: str) -> Any:
     """Return our settings for those of diffusers' class ``name``, which stand in ``place``."""
     kind: Any = KINDS[name]
-    if name != _WAN:
-        return from_mapping(kind, kind.of_diffusers(section), f"--against {place}: config.json")
-    said = {key: value for key, value in section.items() if not key.startswith("_")}
-    said["latent_size"] = said.get("patch_size", (1, 2, 2))
-    return from_mapping(kind, said, f"--against {place}: config.json")
+    return from_mapping(kind, kind.of_diffusers(section), f"--against {place}: config.json")
 
 
 def _that_fits(config: Any, place: str) -> tuple[Any, str]:
