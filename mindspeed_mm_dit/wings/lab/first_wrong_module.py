@@ -88,8 +88,8 @@ class Watch:
 
     def _add(self, call: int, micro_batch: int, name: str, tensor: Any) -> None:
         if self._summed.setdefault((micro_batch, name), call) == call:
-            so_far = self._found[name].get(micro_batch, 0.0)
-            self._found[name][micro_batch] = so_far + self._taken(tensor)
+            sums = self._found[name] = self._found.pop(name, {})  # (a sum is computed when its last part is)
+            sums[micro_batch] = sums.get(micro_batch, 0.0) + self._taken(tensor)
 
 
 def room_of(network: Any) -> Any:

@@ -13,8 +13,8 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.wings.lab.table import MODULES, Computed, relative_error
 
 Names = Mapping[str, "str | Sequence[str] | None"]
-"""Parameter or module of mine -> theirs; several of theirs are stacked in mine; None: theirs has none. ``*`` is any
-part of a name, the same on both sides."""
+"""Parameter or module of mine -> theirs; several of theirs are stacked in mine. None: the other program has none, of a
+name of either. ``*`` is any part of a name, the same on both sides."""
 Shapes = Mapping[str, Shape]
 BY_PARAMETER = ("gradient/", "step/", "average/", "start/step/", "start/average/", "moved/")
 """Beginnings of names that end in a parameter's."""
@@ -59,13 +59,16 @@ def _filled(name: str, parts: Iterable[str]) -> str:
 
 def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
     """Pair the parameters; raises ConfigError that lists all that do not fit, or a name that names nothing."""
-    for rule in names:
-        if not any(map(_pattern(rule).fullmatch, mine)):
-            raise ConfigError(f"names: {rule!r}", "names no parameter of mine", nearest(rule, mine).strip())
+    alone = [_pattern(rule) for rule, found in names.items() if found is None]
+    for rule, found in names.items():
+        sides, said = ([*mine, *theirs], " or theirs") if found is None else (mine, "")
+        if not any(map(_pattern(rule).fullmatch, sides)):
+            raise ConfigError(f"names: {rule!r}", f"names no parameter of mine{said}", nearest(rule, sides).strip())
     wanted = {name: theirs_of(name, names) for name in mine}
     pairs = [Pair(name, others) for name, others in wanted.items() if others is not None]
     wrong = [line for pair in pairs if (line := _misfit(pair, mine, theirs))]
     known = {name for pair in pairs for name in pair.theirs}
+    known |= {name for name in theirs if any(rule.fullmatch(name) for rule in alone)}
     wrong += [f"nothing of mine is theirs {name} {theirs[name]}" for name in theirs if name not in known]
     if wrong:
         more = [f"and {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else []
@@ -73,7 +76,7 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         raise ConfigError(
             "names", f"{len(wrong)} parameters find no partner:{lines}",
             'build both alike, with as many blocks, and say which is which: names={"blocks.*.attn.qkv": '
-            '("layers.*.q", "layers.*.k", "layers.*.v")}',
+            '("layers.*.q", "layers.*.k", "layers.*.v")}, or None of one that the other side lacks',
         )  # fmt: skip
     return pairs
 
@@ -118,9 +121,10 @@ def _owners(modules: Collection[str], known: Mapping[str, tuple[str, ...]]) -> d
 
 
 def values_paired(mine: Computed, theirs: Computed, modules: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a watched value of mine -> theirs: of the same module and shape, the closest one.
+    """Return name of a watched value of mine -> theirs, in their order: of the same module and shape, the closest one.
 
-    Programs give a module's tensors in another order, and by other keywords; what has another shape is left out.
+    Programs give a module's tensors in another order, and by other keywords; what has another shape is left out. A
+    gradient that never came to or from a module of mine is not.
     """
     by_module: dict[str, list[str]] = {}
     for name in theirs:
@@ -134,7 +138,11 @@ def values_paired(mine: Computed, theirs: Computed, modules: Mapping[str, str]) 
             own = by_module.get(f"{kind}/{modules[module]}", [])
             if alike := [each for each in own if theirs[each].shape == values.shape]:
                 found[name] = min(alike, key=lambda each: relative_error(values, theirs[each]))
-    return found
+    for module, other in modules.items():
+        ways = [(f"{kind}/{module}", f"{kind}/{other}") for kind in ("given", "back")]
+        found |= {name: there for name, there in ways if name not in mine and there in theirs}
+    order = {name: place for place, name in enumerate(theirs)}
+    return dict(sorted(found.items(), key=lambda item: order[item[1]]))
 
 
 def _module(rest: str) -> str:

@@ -8,17 +8,19 @@ arithmetic plays no part, so an error in it cannot widen its own bound.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.data.draws import philox
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.compare import Comparison
 from mindspeed_mm_dit.wings.lab.examples import nudged
-from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, moved_weights, room_of
+from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, first_wrong, moved_weights, room_of
 from mindspeed_mm_dit.wings.lab.layouts import UNITS
 from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, Pairing, parameters_paired
 from mindspeed_mm_dit.wings.lab.prove import DRAWS, MEASURED, ROUNDINGS, asked_of
@@ -94,7 +96,8 @@ def prove(
     shapes, their_shapes = ({name: array.shape for name, array in found.items()} for found in (own.parameters, weights))
     pairs = parameters_paired(shapes, their_shapes, names)
     with own.room.kept_as_it_is(mine), other.room.kept_as_it_is(theirs):
-        weights = {name: nudged(name, array, SEED) for name, array in weights.items()}
+        shared = {name for pair in pairs for name in pair.theirs}  # (a table that mine computes stays as it is)
+        weights = {name: nudged(name, array, SEED) if name in shared else array for name, array in weights.items()}
         other.room.load(theirs, weights)
         own.room.load(mine, {pair.mine: pair.join(weights) for pair in pairs})
         return _compared(own, other, pairs, names, precision or _precision(own))
@@ -105,16 +108,18 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
     found, is_theirs = own.measure(), own.room is other.room or other.room.HAS_FLOAT64
     truth, *noisy = _truth(other if is_theirs else own, precision)
     reference = truth if is_theirs else other.measure()
+    _check_form(found[OUTPUT].shape, reference[OUTPUT].shape)
     pairing = Pairing(found, reference, pairs, names)
     named = pairing.named
     judged, exact = (found, named(truth)) if is_theirs else (named(reference), truth)
     noise = noise_of([named(each) for each in noisy] if is_theirs else noisy, exact)
     asked, kinds = asked_of(precision), {**dict.fromkeys(MODULES, MEASURED), **JUDGED}
     findings = judge_steps(judged, exact, kinds, asked, noise)
+    sides = (type(other.module).__name__, type(own.module).__name__)
+    _check_tells(findings, sides[0 if is_theirs else 1])
     within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT and "//" not in each.name]
     right = {each.which for each in findings if each.kind == "output" and each.good}
-    within = [each for each in within if each.good or not _ends(each, right)]
-    sides = (type(other.module).__name__, type(own.module).__name__)
+    within = [each for each in within if each.noise != math.inf and (each.good or not _ends(each, right))]
     return Comparison(
         labels=("theirs", "mine"), facts=(other.room.settings(), own.room.settings()),
         about={"model": " against ".join(reversed(sides)), "precision": precision,
@@ -123,6 +128,21 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
         bounds=JUDGED,
         their_names={name: theirs for name, theirs in pairing.modules.items() if name != theirs},
     )  # fmt: skip
+
+
+def _check_form(mine: Shape, theirs: Shape) -> None:
+    if mine != theirs:
+        raise ConfigError("output", f"mine gives {mine}, theirs {theirs}",
+                          "output= and their_output= are functions that bring both into one form")  # fmt: skip
+
+
+def _check_tells(findings: Sequence[Finding], said: str) -> None:
+    """Raise ConfigError if the truth is not finite, or rounding moves its output by its own size: all would pass."""
+    judged = [each for each in findings if each.kind not in MODULES or each.name == OUTPUT]
+    if any(each.noise == math.inf or (each.name == OUTPUT and each.tolerance >= 1) for each in judged):
+        lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
+        raise ConfigError(said, f"gives what is not finite, or rounding alone, and proves nothing; {first_wrong(lost)}",
+                          "give inputs and weights of usual sizes")  # fmt: skip
 
 
 def _ends(finding: Finding, right: Collection[str]) -> bool:

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
 from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
 from tests.conftest import FRAMEWORK, ROOT
 from tests.mindspore.launch import needs_mindspore, run_script
-from tests.wings.lab.foreign import PLAIN, Loop, Wrapped, attention, inputs, network, ops, places, train
+from tests.wings.lab.foreign import PLAIN, C, Loop, N, Wrapped, attention, inputs, network, nn, ops, places, train
 
 on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
 
@@ -384,6 +384,46 @@ def test_an_activation_that_is_used_twice_is_proved_and_a_closure_is_refused_as_
     assert dit.prove(mine, theirs, given).good
     with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
         recorded_odd(tmp_path, closure=True)
+
+
+@on_pytorch
+@pytest.mark.parametrize("place", ["blocks.0.mlp.fc2", "proj_out"])
+def test_a_module_that_sends_no_gradient_back_is_named(framework, given, place):
+    made = network(framework)
+    made.get_submodule(place).register_forward_pre_hook(lambda module, asked: asked[0].detach())
+    found = dit.prove(made, network(framework), given)
+    assert found.where == f"backward: module {place}", str(found)
+
+
+@pytest.mark.parametrize(("change", "other", "words"), [
+    (math.nan, {}, "not finite, or rounding alone, and proves nothing; forward: the data: input x of the network"),
+    pytest.param(1e30, {}, "not finite, or rounding alone, and proves nothing; forward: module", marks=on_pytorch),
+    (1.0, {"output": lambda x: ops.permute(x, (0, 2, 1)), "loss": lambda x: (x * x).mean()},
+     r"output: mine gives \(3, 4, 6\), theirs \(3, 6, 4\)"),
+])  # fmt: skip
+def test_what_proves_nothing_is_refused(framework, given, change, other, words):
+    with pytest.raises(UserError, match=words):
+        dit.prove(network(framework), network(framework), given | {"x": given["x"] * np.float32(change)},
+                  **({"their_output": lambda x: x} | other))  # fmt: skip
+
+
+class Tabled(nn.Module):
+    """A network that adds a table, which others compute, to what it takes."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.table = net, nn.parameter((N, C), trained=False)
+
+    def forward(self, x, *given):
+        return self.net(x + self.table, *given)
+
+
+def test_a_table_that_one_side_computes_has_no_partner_and_stays_as_it_is(framework, given):
+    plain, tabled, asked = network(framework), Tabled(network(framework)), list(given.values())
+    assert dit.prove(plain, tabled, asked, names={"": "net", "table": None}).good
+    assert dit.prove(tabled, plain, asked, names={"net": "", "table": None}).good
+    with pytest.raises(UserError, match="'tabel': names no parameter of mine or theirs"):
+        dit.prove(plain, tabled, asked, names={"": "net", "tabel": None})
 
 
 def test_pairs_that_do_not_fit_are_listed_first(framework, given):
