@@ -41,9 +41,7 @@ class Sizes:
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Sizes:
         """Collect the sizes from looks at good images."""
-        shorter, longer = (
-            np.array([getattr(look, f"{side}_side") for look in looks]) for side in ("shorter", "longer")
-        )
+        shorter, longer = np.sort(np.array([(look.height, look.width) for look in looks]).reshape(-1, 2)).T
         return cls(np.sort(shorter), sum(look.is_grey for look in looks), float(np.median(1 - shorter / longer)))
 
     @property
