@@ -213,6 +213,18 @@ def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, t
         compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "array"),
+    [("muon_tiny", "ns_coefficients", np.ones(2)), ("flux_tiny", "pooled", np.ones(3)),
+     ("wan22_ti2v_tiny", "x", np.float32(1))],
+)  # fmt: skip
+def test_what_no_operator_takes_is_one_error_that_names_file_and_part(framework, tmp_path, name, key, array):
+    with np.load(GOLDEN / f"{name}.npz") as file:
+        np.savez(tmp_path / "odd.npz", **{**file, key: array})
+    with pytest.raises(CheckpointError, match=r"odd.npz: [\w/. ]+: cannot be computed: \w+Error: "):
+        compare(tmp_path / "odd.npz", None if name == "muon_tiny" else GOLDEN / name, 1e-5, 1e-12)
+
+
 def single_array(path):
     with open(path, "wb") as file:
         np.save(file, np.zeros(3))
@@ -223,6 +235,7 @@ def single_array(path):
     [
         (single_array, "is not an .npz of arrays"),
         (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
+        (np.savez, "holds no arrays"),
         (lambda path: path.write_bytes(b""), "is not an .npz of arrays"),
         (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
         (os.mkfifo, "is a named pipe, not a file"),

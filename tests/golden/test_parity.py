@@ -146,11 +146,16 @@ def test_ours_may_be_twice_as_far_from_float64_as_the_published_float32(
     assert found.noise == pytest.approx(published_off_by, rel=0.01, abs=1e-15)
 
 
-@pytest.mark.parametrize("published", [np.zeros(3, np.float32), np.full((4, 4, 8, 8), np.nan, np.float32)])
-def test_a_published_value_that_cannot_be_its_float64_is_an_error(compare, tmp_path, golden, published):
+@pytest.mark.parametrize(
+    ("published", "reason"),
+    [(np.zeros(3, np.float32), "differ in shape, or are not finite"),
+     (np.full((4, 4, 8, 8), np.nan, np.float32), "differ in shape, or are not finite"),
+     (np.zeros((4, 4, 8, 8), np.float32), r"are 1.0e\+00 apart, which is no rounding")],
+)  # fmt: skip
+def test_a_published_value_that_cannot_be_its_float64_is_an_error(compare, tmp_path, golden, published, reason):
     part = {key: golden[key] for key in ("config", "x0", "noise", "t", "y", "float64/x_t")}
     np.savez(tmp_path / "part.npz", **part, x_t=published)
-    with pytest.raises(CheckpointError, match="x_t and float64/x_t: differ in shape, or are not finite"):
+    with pytest.raises(CheckpointError, match=f"x_t and float64/x_t: {reason}"):
         compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
 
 
@@ -174,6 +179,12 @@ def test_the_newest_checkpoint_of_a_folder_is_taken(compare, tmp_path, golden):
 def test_a_tolerance_that_is_no_number_is_an_error(capsys):
     assert main(["parity", "--reference", "x", *CHOSEN, "--tolerance", "nan"]) == 2
     assert "--tolerance = nan" in capsys.readouterr().err
+
+
+def test_a_tolerance_of_zero_is_a_tolerance(tmp_path, golden, capsys):
+    np.savez(tmp_path / "part.npz", **{key: golden[key] for key in ("config", "x0", "noise", "t", "y", "x_t")})
+    assert main(["parity", "--reference", str(tmp_path / "part.npz"), *CHOSEN, "--tolerance", "0"]) in (0, 1)
+    assert "closest to its bound: x_t, " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("key", ["table/none", "grad_norm/none", "nonsense", "timestep_map/x"])

@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     activate(args.ai_framework)
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.wings.lab.parity import compare
+    from mindspeed_mm_dit.wings.lab.table import worst
 
     given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder, "--lora": args.lora}
     parts = {flag: path for flag, path in given.items() if path}
@@ -83,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
         )
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     bad = [f for f in findings if not f.good]
-    worst = max(findings, key=lambda f: f.error / f.tolerance)
+    last = worst(findings)
     say(
         f"{len(findings) - len(bad)} of {len(findings)} quantities within tolerance; "
-        f"closest to its bound: {worst.name}, {worst.error:.2e} of {worst.tolerance:.1e}"
+        f"closest to its bound: {last.name}, {last.error:.2e} of {last.tolerance:.1e}"
     )
     if left_out:
         say(f"not checked: {'; '.join(f'{group}/ ({why})' for group, why in left_out.items())}")

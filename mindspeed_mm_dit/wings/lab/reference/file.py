@@ -72,7 +72,8 @@ def read_arrays(path: str | Path) -> Given:
         check_file(path)
         if not zipfile.is_zipfile(path):
             raise UnusableFile("is not an .npz of arrays, or is cut short")
-        given = Given(read_npz(path))
+        if not (given := Given(read_npz(path))):
+            raise UnusableFile("holds no arrays")
     except UnusableFile as problem:
         words = str(problem) if os.path.lexists(path) else "there is no such file"
         raise CheckpointError(f"--reference = {path}", words, FORMAT) from None
