@@ -241,6 +241,7 @@ class Keeping:
         native="training.save_retain_interval",
         added_key=True,
         needs=("save", "save_interval"),
+        when_quiet=False,
     )
     log_interval: int = flag("steps between log lines", 1, _of(positive_int, "N"), native="training.log_interval")
     profile: bool = flag(

@@ -27,7 +27,7 @@ DOWN, UP = "lora_A", "lora_B"
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 LARGEST_RANK = 4096
 SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
-"""Sets of the linear layers in a network's blocks, by what the first part of their names inside a block has."""
+"""Sets of the layers in a network's blocks, by what the first part of their names inside a block has."""
 _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
@@ -65,8 +65,12 @@ class Tuning:
 
     def spelled_out(self, parameters: Parameters) -> Tuning:
         """Return this tuning with patterns in place of the names of SETS; raises ConfigError for one without layers."""
-        found = [_members(own, parameters) if own in SETS else [own] for own in self.targets]
-        return dataclasses.replace(self, targets=tuple(dict.fromkeys(pattern for some in found for pattern in some)))
+
+        def spelled(flag: str, given: Sequence[str]) -> tuple[str, ...]:
+            found = [_members(flag, own, parameters) if own in SETS else [own] for own in given]
+            return tuple(dict.fromkeys(pattern for some in found for pattern in some))
+
+        return dataclasses.replace(self, targets=spelled(TARGETS, self.targets), freeze=spelled(FREEZE, self.freeze))
 
     def layers(self, parameters: Parameters) -> list[str]:
         """Return the names of the layers that have an adapter.
@@ -163,17 +167,19 @@ class TunedModel(ModelConfig):
         return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
 
 
-def _members(name: str, parameters: Parameters) -> list[str]:
-    """Return a pattern for each layer of a set, which takes it in every block."""
+def _members(flag: str, name: str, parameters: Parameters) -> list[str]:
+    """Return a pattern for each layer of a set, which takes it in every block; what is frozen is a whole part."""
+    linear = [own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p)]
     found = []
-    for layer in (own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p)):
+    for layer in linear if flag == TARGETS else parameters:
         block = parameters.block_of(layer)
         inside = layer.removeprefix(f"{block}.")
-        if block and re.search(SETS[name], inside.partition(".")[0]):
-            found.append(f"{block.rpartition('.')[0]}.{{*}}.{inside}")
+        part = inside.partition(".")[0]
+        if block and re.search(SETS[name], part):
+            found.append(f"{block.rpartition('.')[0]}.{{*}}.{inside if flag == TARGETS else part}")
     if not found:
-        there = _ends(own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p))
-        raise ConfigError(f"{TARGETS} = {name}", "names no linear layer in a block of this model", _there_are(there))
+        reason = "names no linear layer in a block of this model"
+        raise ConfigError(f"{flag} = {name}", reason, _there_are(_ends(linear)))
     return list(dict.fromkeys(found))
 
 

@@ -141,7 +141,7 @@ def _items(
     words = [str(clip.entry.label).strip() for clip in clips]
     place = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
     labels = labels_of(words, param.json_path, place, kept=wanted.classes)
-    check_labels(labels.numbers, wanted.num_classes, place)
+    check_labels(labels.numbers, wanted.num_classes, place, labels.classes)
     return items | {"label": labels.numbers}, named_to_the_last(labels.classes, labels.numbers), labels.notes
 
 

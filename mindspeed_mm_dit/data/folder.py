@@ -38,7 +38,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     rows, classes, notes, told = list_images(param, labelled, wanted.classes)
     labels = np.array([label for _, label in rows], np.int64)
     if labelled:
-        check_labels(labels, wanted.num_classes, lambda row: str(folder / rows[row][0]))
+        check_labels(labels, wanted.num_classes, lambda row: str(folder / rows[row][0]), classes)
     decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.sample_size, decode)
     told = checked(told, wanted.caption_problems)
@@ -101,7 +101,7 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     labelled = wants_labels(param, wanted)
     rows, labels, classes, notes, digest, told = list_shards(param, labelled, wanted.classes)
     if labelled:
-        check_labels(labels, wanted.num_classes, rows.__getitem__)
+        check_labels(labels, wanted.num_classes, rows.__getitem__, classes)
     classes = named_to_the_last(classes, labels)
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)

@@ -70,13 +70,26 @@ def composed(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
-def check_labels(labels: np.ndarray, num_classes: int | None, place: Callable[[int], str]) -> None:
-    """Raise DataError if a label (N,) is not a class of a model of ``num_classes``; None: of any model."""
-    classes = ANY_CLASSES if num_classes is None else num_classes
-    for row in np.flatnonzero((labels < 0) | (labels >= classes))[:1].tolist():
+def check_labels(
+    labels: np.ndarray, num_classes: int | None, place: Callable[[int], str], classes: Sequence[str] = ()
+) -> None:
+    """Raise DataError if a label (N,) is not a class of a model of ``num_classes``; None: of any model.
+
+    classes: name of every label, if they are names.
+    """
+    end = ANY_CLASSES if num_classes is None else num_classes
+    for row in np.flatnonzero((labels < 0) | (labels >= end))[:1].tolist():
+        label, told = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
+        if 0 <= label < len(classes) and classes[label] != str(label):
+            names = ", ".join(classes[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
+            raise DataError(
+                f"{place(row)}: class {classes[label]}",
+                f"is one of {len(classes)}: {names}; the model has {end}{told}",
+                "take it out of the images, or begin a new run with this num_classes in model.json",
+            )
         raise DataError(
-            f"{place(row)}: label {labels[row]}",
-            f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})",
+            f"{place(row)}: label {label}",
+            f"is outside 0 ... {end - 1}{told}",
             "correct the label, or num_classes in model.json; a name that is a number is the label",
         )
 

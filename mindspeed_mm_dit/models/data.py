@@ -223,5 +223,6 @@ def _checked(opened: Opened) -> Opened:
     opened.feeds(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:
-        check_labels(opened.rows.labels, label.num_classes, opened.rows.paths.__getitem__)
+        rows = opened.rows
+        check_labels(rows.labels, label.num_classes, rows.paths.__getitem__, rows.classes)
     return opened

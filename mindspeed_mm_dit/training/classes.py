@@ -62,9 +62,14 @@ def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
     held_out = f", {len(valid)} held out" if len(valid) else ""
     line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
     tell(line + ", ".join(shown))
+    say_empty(labels, train.classes, num_classes, noun)
+
+
+def say_empty(labels: np.ndarray, classes: Sequence[str], num_classes: int, noun: str = "image") -> None:
+    """Warn if some of ``num_classes`` are not among the ``labels`` that there are (each once)."""
     if len(labels) < num_classes:
         without = num_classes - len(labels)
-        empty = [name for label, name in enumerate(train.classes) if label not in labels and name != str(label)]
+        empty = [_named(label, classes) for label in range(min(num_classes, len(classes))) if label not in labels]
         named = f" ({_short(empty)})" if empty else ""
         tell(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "

@@ -106,6 +106,17 @@ def test_a_set_names_the_same_layers_of_every_network(family, named, patterns):
     assert all(parameters.block_of(layer) for layer in every.layers(parameters))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("named", ["attention", "mlp", "all"])
+def test_a_set_that_is_frozen_has_the_layers_that_it_has_elsewhere(family, named):
+    parameters = parameters_of(FAMILIES[family])
+    tuning = Tuning(freeze=(named,)).spelled_out(parameters)
+    left, before = (set(trained(p)) for p in (tuning.applied(parameters), parameters))
+    layers = Tuning((named,)).spelled_out(parameters).layers(parameters)
+    assert layers and not left & {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    assert left >= {name for name in before if not parameters.block_of(name)}
+
+
 @pytest.mark.parametrize(
     ("tuning", "words"),
     [

@@ -124,8 +124,14 @@ def test_a_number_that_is_no_class_of_the_model_is_refused(tmp_path, source):
     param = SOURCES[source](tmp_path, ["1", "3", "2"])
     with pytest.raises(DataError, match=r"label 3: is outside 0 \.\.\. 2"):
         opened(param, 3)
-    with pytest.raises(DataError, match=r"label -1: is outside 0 \.\.\. 999999"):
+    with pytest.raises(DataError, match=r"label -1: is outside 0 \.\.\. 999999\n"):
         opened(SOURCES[source](tmp_path, ["-1"]))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_names_that_are_more_than_the_classes_of_the_model_are_listed(tmp_path, source):
+    with pytest.raises(DataError, match=r"class dog: is one of 3: bird, cat, dog; the model has 2 .*num_classes = 2"):
+        opened(SOURCES[source](tmp_path, ["cat", "dog", "bird"]), 2)
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -153,9 +153,10 @@ def _vae_of(source: GivenWeights, needed: list[Path]) -> str | None:
 
 def _predictor(starter: Starter, base: Base) -> dict[str, Any]:
     """Return section predictor: the network of the base, with the conditions and size of these images."""
-    own = {key: value for key, value in starter.model_json["predictor"].items() if key in _OF_IMAGES}
+    of_images = _OF_IMAGES if base.vae else (*_OF_IMAGES, "in_channels")  # (weights of grey images learn colour)
+    own = {key: value for key, value in starter.model_json["predictor"].items() if key in of_images}
     usual = vars(DiTConfig(32, 1000)) | dict.fromkeys(("patch_size", "hidden_size", "num_layers", "num_heads"))
-    passed_over = (*_OF_IMAGES, "z_dims", "projector_dim", "encoder_depth")
+    passed_over = (*of_images, "z_dims", "projector_dim", "encoder_depth")
     theirs = {key: value for key, value in vars(base.predictor).items() if key not in passed_over}
     return {"model_id": "dit"} | own | {key: value for key, value in theirs.items() if value != usual[key]}
 

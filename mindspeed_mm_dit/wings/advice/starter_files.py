@@ -55,7 +55,7 @@ def _train_args(starter: Starter, found: str, outputs: str) -> str:
     for flag, choice in starter.flags.items():
         if choice.reason:
             lines.append(f"# {choice.reason}")
-        lines.append(flag if choice.value is None else f"{flag} {shown(choice.value)}")
+        lines.append(flag if choice.value is None else f"{flag} {shlex.quote(shown(choice.value))}")
     lines.append("# run the same command again to resume from the last checkpoint")
     lines += [f"{flag} {place}" for flag, place in places_in(outputs).items()]
     return "\n".join(lines) + "\n"

@@ -76,12 +76,13 @@ class ImageSet:
 
 
 def open_image_set(
-    flag: str, path: str | Path, image_size: int | Size | None = None, skip_bad: bool = False
+    flag: str, path: str | Path, image_size: int | Size | None = None, skip_bad: bool = False, by_class: bool = True
 ) -> ImageSet:
     """Open an npz or a folder of images; no image is decoded yet, except to find damaged ones.
 
     image_size: (H, W), or the side of a square, to which images of a folder are brought, as DiT prepares ImageNet;
-    None if all have the same size. skip_bad: leave out the damaged images of a folder, as a run may do.
+    None if all have the same size. skip_bad: leave out the damaged images of a folder, as a run may do. by_class:
+    folders are classes; if not, images beside them are as good as those in them.
 
     Raises:
         ConfigError, DataError: nothing is there, or it cannot be scored; the error tells what is wrong.
@@ -89,7 +90,7 @@ def open_image_set(
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(path)
     if path.is_dir():
-        return _open_folder(what, path, image_size, skip_bad)
+        return _open_folder(what, path, image_size, skip_bad, by_class)
     try:
         check_file(path)
     except UnusableFile as problem:
@@ -217,13 +218,13 @@ def _are_real(*arrays: np.ndarray) -> bool:
 # --- a folder --------------------------------------------------------------------------------------------------
 
 
-def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_bad: bool) -> ImageSet:
+def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_bad: bool, by_class: bool) -> ImageSet:
     """Return the images below ``folder``, sorted by name; folders in it are classes, as in training."""
     images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
     found = sorted(path for path in images if not path.name.startswith("."))
     paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
     in_folders = [path for path in paths if path.parent != folder]
-    paths = in_folders or paths
+    paths = in_folders if by_class and in_folders else paths
     if not paths:
         raise DataError(what, "holds no images", "name a folder of images, or an .npz")
     size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
@@ -238,7 +239,7 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     if off and image_size is None:
         square = " x ".join(map(str, size))
         raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
-    labels, classes = _labels_of(folder, paths)
+    labels, classes = _labels_of(folder, paths) if by_class else (None, ())
     return ImageSet(
         what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),

@@ -42,6 +42,9 @@ def fetched(tmp_path_factory):
     model = described(hidden_size=32, num_layers=2, num_heads=2)
     facts = {"model": model, "classes": ["tench, Tinca tinca", "goldfish", *map(str, range(2, 1000))]}
     FORMATS["safetensors"].write(here / "run.safetensors", State({"model": weights_of(model)}, facts))
+    grey = described(hidden_size=32, num_layers=2, num_heads=2, in_channels=1)
+    grey["ae"] = {"model_id": "pixel", "channels": 1}
+    FORMATS["safetensors"].write(here / "grey.safetensors", State({"model": weights_of(grey)}, {"model": grey}))
     model["ae"]["from_pretrained"] = str(vae)
     FORMATS["safetensors"].write(here / "full.safetensors", State({"model": weights_of(model)}, facts))
     convert(here / "full.safetensors", here / "weights/DiT-XL-2-256", to="pipeline")
@@ -103,10 +106,22 @@ def test_where_the_whole_does_not_fit_adapters_are_trained_and_flow_stays_flow(h
 
 
 def test_a_run_of_ones_own_says_all_of_itself(here, capsys):
-    assert init("--from run.safetensors --image-size 32") == 0
+    (here / "my run").mkdir()
+    (here / "run.safetensors").rename(here / "my run/it.safetensors")
+    assert init("--from 'my run/it.safetensors' --image-size 32") == 0
+    words = read_train_args(here / "config/train.args")
+    assert words[words.index("--init-from") + 1] == "my run/it.safetensors"
     model = load_model_config(here / "config/model.json")
     assert (model.predictor.input_size, model.ae.from_pretrained) == (16, "weights/sd-vae-ft-ema")
     assert "what to expect" not in capsys.readouterr().out
+
+
+def test_grey_weights_learn_images_in_colour(here, capsys):
+    assert init("--from grey.safetensors") == 0
+    model, words = load_model_config(here / "config/model.json"), read_train_args(here / "config/train.args")
+    assert model.predictor.in_channels == model.ae.channels == 3
+    done = run(Configs(here / "config").command(" ".join([*words, "--train-iters 1"])), here)
+    assert done.code == 0 and "grey" in done.output, done.output
 
 
 def test_captions_begin_with_a_network_of_captions_by_adapters(tmp_path, monkeypatch, capsys):

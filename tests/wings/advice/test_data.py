@@ -60,7 +60,7 @@ def test_classes_sizes_and_doubtful_files_are_said(pets, capsys):
         "image; 13 in colour, 1 grey" in said.out
     )
     assert "left out: 1 .heic" in said.err and "1 image is byte for byte another image with another label" in said.err
-    assert "warning: 1 class(es) have no images" in said.err
+    assert "num_classes = 3, and 1 class has no images" in said.err
 
 
 def test_a_class_of_few_images_is_said(pets, capsys):

@@ -106,6 +106,15 @@ def test_a_class_whose_name_is_no_text_is_learned_too(here, capsys):
     assert words[words.index("--save") + 1] == "outputs/c?nfig/checkpoints"
 
 
+def test_numbers_that_no_folder_has_are_no_classes_of_few_images(here, capsys):
+    for name, number in (("china", "1"), ("flower", "10")):
+        (here / "images" / name).rename(here / "images" / number)
+    assert init("images", "--output", "config") == 0
+    said = capsys.readouterr()
+    assert "Expect less here: 30 images a class. Samples" in said.out
+    assert "num_classes = 11, and 9 classes have no images (0, 2, 3" in said.err
+
+
 def test_images_without_folders_are_one_class(here, capsys):
     assert init("images/china", "--output", "config") == 0
     assert dataset(here / "config")["single_class"] is True

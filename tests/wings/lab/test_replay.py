@@ -45,7 +45,7 @@ def head(iteration, line):
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "ck"
-    outcome = tiny.run(FLAGS + f"--train-iters 5 --lr 1e-3 --save-interval 3 --save {folder}")
+    outcome = tiny.run(FLAGS + f"--train-iters 5 --lr 1e-3 --save-interval 3 --save-retain-interval 3 --save {folder}")
     assert outcome.code == 0, outcome.output
     return outcome, folder
 

@@ -109,6 +109,8 @@ def test_classes_of_a_folder_are_those_that_training_finds_there_and_what_is_lef
     images = open_image_set("--reference", tmp_path)
     assert images.classes == ("pears", "\u00c4pfel") and images.count == 2
     assert "3 image(s) beside the folders of the classes, or in hidden ones, are left out" in str(cautions(images))
+    whole = open_image_set("--reference", tmp_path, by_class=False)
+    assert (whole.count, whole.labels, whole.classes, whole.left_out) == (3, None, (), 2)
 
 
 def test_all_images_that_cannot_be_scored_are_counted(tmp_path):

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.models.data import check_sizes, fitted
 from mindspeed_mm_dit.sampling.grid import PICTURES, draw_grid
 from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.terminal import say
-from mindspeed_mm_dit.training.classes import say_copies_among, say_notes
+from mindspeed_mm_dit.training.classes import say_copies_among, say_empty, say_notes
 from mindspeed_mm_dit.wings.advice.overview import (
     bucket_table,
     counts_of,
@@ -172,9 +172,8 @@ def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -
         say(uneven, file=sys.stderr)
     if rows.cached is None and noun == "image":
         say_copies_among(rows)
-    without = (num_classes or len(rows.classes)) - len(np.unique(rows.labels))
-    if without:
-        say(f"warning: {without:,} class(es) have no {noun}s: nothing is learned of them", file=sys.stderr)
+    if num_classes:
+        say_empty(np.unique(rows.labels), rows.classes, num_classes, noun)
 
 
 def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int) -> None:

@@ -328,7 +328,7 @@ def _print_commands(
         if starter.design["text_encoder"].value == "words":
             say(EXPECT_NO_OTHER_WORDS)
     elif not machine.accelerators and not args.vae and not args.base:
-        _print_expectation(starter.flags["--train-iters"].value, len(index) // len(index.classes))
+        _print_expectation(starter.flags["--train-iters"].value, len(index) // len(np.unique(index.labels)))
     if "caption" not in index.items:
         _print_test_of_scores(index)
     say(f"see what it will see:  {mm_dit} data {output} --output sheet.png")

@@ -47,11 +47,11 @@ def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
 
 def _spelled_out(flags: RunConfig) -> RunConfig:
     """Return ``flags`` with patterns in place of sets of layers, which the engine does not know."""
-    if not SETS.keys() & set(flags.lora_target_modules):
+    if not SETS.keys() & {*flags.lora_target_modules, *flags.freeze}:
         return flags
     parameters = parameters_of(load_model_config(str(flags.mm_model)))
-    targets = Tuning(flags.lora_target_modules).spelled_out(parameters).targets
-    return dataclasses.replace(flags, lora_target_modules=targets)
+    tuning = Tuning(flags.lora_target_modules, freeze=flags.freeze).spelled_out(parameters)
+    return dataclasses.replace(flags, lora_target_modules=tuning.targets, freeze=tuning.freeze)
 
 
 def yaml_of_config(folder: str | Path, world_size: int) -> str:

@@ -170,7 +170,9 @@ def _make_statistics(args: argparse.Namespace) -> int:
 def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
     """Return the judge that the flags name, after it has checked the images, those to be generated included."""
     images = _candidates(args, work, samples)
-    judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, args.image_size or images.shape[:2])
+    by_class = work is None or images.num_labels > 0  # (folders mean nothing to a model of captions)
+    size = args.image_size or images.shape[:2]
+    judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, size, by_class)
     judge.check(images)
     return judge
 
@@ -185,9 +187,9 @@ def _candidates(args: argparse.Namespace, work: Work | None, samples: ImageSet |
     return Candidates(what, shape_of(work.config), args.num, f"--num = {args.num}", num_labels, classes)
 
 
-def _judge_by_images(args: argparse.Namespace, image_size: int | Size) -> Judge:
+def _judge_by_images(args: argparse.Namespace, image_size: int | Size, by_class: bool) -> Judge:
     """Return the judge that compares with real images: through Inception features, or without them."""
-    reference = open_image_set("--reference", args.reference, image_size, skip_bad=True)
+    reference = open_image_set("--reference", args.reference, image_size, skip_bad=True, by_class=by_class)
     if not args.inception:
         return ImagesJudge(reference)
     from mindspeed_mm_dit.wings.scores.inception import Inception
