@@ -103,6 +103,7 @@ def test_a_plan_of_clips_says_what_it_leaves_out(capsys):
         ),
         ("fashion_mnist", ["44.85 M multiply-adds", "0.269 GFLOP", ": under a second if", " 122.12 MiB of 80 GiB"]),
         ("digits_flow", ["13.34 M multiply-adds", "80.019 MFLOP", ": under a second if", "  50.93 MiB of 80 GiB"]),
+        ("flux_lora", ["trained          18,677,760 of them", " GiB of 80 GiB"]),
     ],
 )
 def test_a_plan_counts_in_units_that_fit(config, said, capsys):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of
@@ -52,33 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
     parser.add_argument("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
     parser.add_argument("--device-memory-gib", type=float, default=80.0, metavar="M", help="GiB of each (default 80)")
-    of_config = "default: that of the train.args beside --model, or"
-    parser.add_argument("--global-batch-size", type=int, metavar="N", help=f"images per step ({of_config} 256)")
-    parser.add_argument("--train-iters", type=int, metavar="N", help=f"steps of the run ({of_config} 7000000)")
     parser.add_argument(
         "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
     )
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
-    parser.add_argument(
-        "--context-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="ranks that share the tokens of a sample (default 1)",
-    )
-    parser.add_argument(
-        "--power-ema-stds",
-        type=std,
-        nargs="+",
-        default=(),
-        metavar="STD",
-        help="power-function EMAs kept beside the plain EMA",
-    )
-    optimizer = next(row for row in rows() if row.name == "optimizer")
-    for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
-        group = parser.add_argument_group(title)
-        for add in adds:
-            add(group)
+    own = set(parser._actions)
+    add_run_flags(parser)
+    for action in set(parser._actions) - own:
+        action.default = argparse.SUPPRESS  # (take_from_config sets those that are not given)
     parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
     parser.add_argument("--offload-to-cpu", action="store_true", help="weights, gradients, optimizer state and EMA are "
                         "in the machine's memory (fsdp2.yaml: offload_to_cpu)")  # fmt: skip
@@ -97,14 +79,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
 
 
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of a run that change its plan."""
+    of_config = "default: that of the train.args beside --model, or"
+    for flag, published, words in (
+        ("--global-batch-size", 256, "images per step"),
+        ("--train-iters", 7_000_000, "steps of the run"),
+        ("--context-parallel-size", 1, "ranks that share the tokens of a sample"),
+    ):
+        words = f"{words} ({of_config} {published})"
+        parser.add_argument(flag, type=int, default=published, metavar="N", help=words)
+    parser.add_argument("--power-ema-stds", type=std, nargs="+", default=(), metavar="STD",
+                        help="power-function EMAs kept beside the plain EMA")  # fmt: skip
+    optimizer = next(row for row in rows() if row.name == "optimizer")
+    for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
+        group = parser.add_argument_group(title)
+        for add in adds:
+            add(group)
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the plan."""
+    take_from_config(args)
     check_arguments(args)
     run = RunConfig.of(vars(args))
     check_flags(run.optimizer, run.parts)
     if args.write_native:
         return write_native(args)
-    take_from_config(args)
     model = tuned(load_model_config(args.model), tuning_of(run))
     if args.data:
         model = dearest_of_data(model, args.data)
@@ -179,13 +180,17 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def take_from_config(args: argparse.Namespace) -> None:
-    """Set the steps and the batch that no flag says: those of the train.args beside model.json, or as published."""
-    file, beside = Path(args.model).with_name(FLAGS_FILE), argparse.ArgumentParser(allow_abbrev=False)
-    for flag, published in (("--train-iters", 7_000_000), ("--global-batch-size", 256)):
-        beside.add_argument(flag, type=int, default=published)
-    own, _ = beside.parse_known_args(read_train_args(file) if file.is_file() else [])
+    """Set what no flag of a run says: as in the train.args beside model.json, or the defaults."""
+    file, beside = (
+        Path(args.model or "./model.json").with_name(FLAGS_FILE),
+        Parser(prog="mm-dit plan", allow_abbrev=False),
+    )
+    add_run_flags(beside)
+    own, _ = beside.parse_known_args(read_train_args(file) if args.model and file.is_file() else [])
+    if args.world_size % max(own.context_parallel_size, 1):  # (the config is for more devices)
+        own.context_parallel_size = 1
     for name, value in vars(own).items():
-        if getattr(args, name) is None:
+        if name not in args:
             setattr(args, name, value)
 
 
