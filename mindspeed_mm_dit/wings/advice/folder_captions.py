@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import posixpath
+import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.image_captions import captions_beside
-from mindspeed_mm_dit.data.labels_csv import IMAGE_NAMES, JSONL, columns_of
-from mindspeed_mm_dit.data.listing import list_images
+from mindspeed_mm_dit.data.labels_csv import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, read_labels
+from mindspeed_mm_dit.data.listing import class_folders, list_images
 from mindspeed_mm_dit.data.parquet_rows import columns_of_texts
 from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.data.tar_rows import members
@@ -52,6 +55,34 @@ def captions_of_folder(images: str, wanted: str | None = None) -> FolderClasses 
         raise ConfigError(f"--captions = {wanted}", f"{images} has no captions there", "name a column, or an ending "
                           'such as .txt or .json:caption; "none" learns classes')  # fmt: skip
     return found
+
+
+def check_tables(images: str) -> None:
+    """Raise ConfigError if ``images`` is a folder without classes whose table names its images and cannot be read."""
+    folder = Path(images)
+    if not is_folder(folder) or len(class_folders(folder)) > 1:
+        return
+    with suppress(DataError, OSError):
+        names = {posixpath.basename(path) for path, _ in list_images(DatasetParam(images, 8, single_class=True)).rows}
+        for file in _indices(folder):
+            if names & _words_of(file):
+                _check_table(file)
+
+
+def _check_table(file: Path) -> None:
+    try:
+        read_labels(file, labelled=False, captions=COLUMNS[:1])
+    except DataError as error:
+        cure = f"{error.cure}; --captions names another column of captions, or none to leave the table out"
+        raise ConfigError(error.what, f"names the images, and {error.reason}", cure) from None
+
+
+def _words_of(file: Path) -> set[str]:
+    """Return the names of files that fields of a table may be, whatever its letters and separators are."""
+    with open(file, "rb") as table:
+        content = table.read(MOST_OF_A_LINE)
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
+    return {posixpath.basename(word.strip()) for word in re.split(r'[,;|\t"\r\n]+', text)}
 
 
 def _indices(folder: Path) -> list[Path]:

@@ -125,6 +125,35 @@ def test_images_without_folders_are_one_class(here, capsys):
     assert "--cfg-scale 1 " in said and "Expect less here: 30 images a class. Samples will be" in said
 
 
+@pytest.mark.parametrize(
+    ("head", "line", "letters", "message"),
+    [
+        ("file_name;text", '{};"a temple, ünter"', "utf-8", "columns are separated by semicolons: save it with commas"),
+        ("file_name\ttext", "{}\ta temple", "utf-8", "its columns are separated by tabs"),
+        ("file_name;text", "{};ein café", "cp1252", "line 2: names the images, and is not UTF-8: byte 0xe9"),
+        ("file_name,text", "{},a temple", "utf-16", "line 1: names the images, and is not UTF-8"),
+        (
+            "Filename,Caption",
+            "{},a temple",
+            "utf-8-sig",
+            "names the images, and has the columns ['Filename', 'Caption']",
+        ),
+        ("file_name,blurb", "{},a temple", "utf-8", "must name file_name,caption, each once; --captions names another"),
+        ("file_name,width", "elsewhere/other.jpg,12", "utf-8", ""),
+    ],
+)
+@pytest.mark.parametrize("folder", ["images/china", "images"])
+def test_captions_in_a_table_that_cannot_be_read_are_not_lost_in_silence(
+    here, capsys, head, line, letters, message, folder
+):
+    (here / "images/flower").rename(here / "flower")
+    lines = [head, *(line.format(f"{number:02d}.png") for number in range(30))]
+    (here / folder / "told.csv").write_bytes("\n".join(lines).encode(letters))
+    assert init(folder, "--output", "config") == (2 if message else 0)
+    assert message in capsys.readouterr().err
+    assert init(folder, "--output", "config", "--overwrite", "--captions", "none") == 0
+
+
 @pytest.mark.parametrize("named", ["images", "images/labels.csv"])
 def test_an_index_is_used_where_there_is_one(here, named):
     rows = [f"china/{n:02d}.png,temple" for n in range(30)] + [f"flower/{n:02d}.png,blossom" for n in range(20)]

@@ -37,7 +37,7 @@ from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say
 from mindspeed_mm_dit.wings.advice.begin import Base, base_of, begun
 from mindspeed_mm_dit.wings.advice.example import WEIGHTS, adapted, example_of
 from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
-from mindspeed_mm_dit.wings.advice.folder_captions import captions_of_folder
+from mindspeed_mm_dit.wings.advice.folder_captions import NONE, captions_of_folder, check_tables
 from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
 from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED
@@ -235,6 +235,8 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     """Return the settings of the images, the images that can be used, and how their layout was recognized."""
     layout = captions_of_folder(args.images, args.captions) or classes_of_folder(args.images)
+    if args.captions != NONE and layout.index is layout.captions is None and layout.dataset_type == "image_folder":
+        check_tables(args.images)
     if args.text_encoder is not None and layout.captions is None:
         raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
     size = args.image_size or 32
