@@ -116,7 +116,7 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
     asked, kinds = asked_of(precision), {**dict.fromkeys(MODULES, MEASURED), **JUDGED}
     findings = judge_steps(judged, exact, kinds, asked, noise)
     sides = (type(other.module).__name__, type(own.module).__name__)
-    _check_tells(findings, sides[0 if is_theirs else 1])
+    _check_tells(findings, sides[0 if is_theirs else 1], precision)
     within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT and "//" not in each.name]
     right = {each.which for each in findings if each.kind == "output" and each.good}
     within = [each for each in within if each.noise != math.inf and (each.good or not _ends(each, right))]
@@ -136,10 +136,11 @@ def _check_form(mine: Shape, theirs: Shape) -> None:
                           "output= and their_output= are functions that bring both into one form")  # fmt: skip
 
 
-def _check_tells(findings: Sequence[Finding], said: str) -> None:
-    """Raise ConfigError if the truth is not finite, or rounding moves its output by its own size: all would pass."""
+def _check_tells(findings: Sequence[Finding], said: str, precision: str) -> None:
+    """Raise ConfigError if the truth is not finite, or float32 moves its output by its own size: all would pass."""
+    moved = {OUTPUT} if precision == "float32" else set()  # (bfloat16 may well, in a sine of large angles)
     judged = [each for each in findings if each.kind not in MODULES or each.name == OUTPUT]
-    if any(each.noise == math.inf or (each.name == OUTPUT and each.tolerance >= 1) for each in judged):
+    if any(each.noise == math.inf or (each.name in moved and each.tolerance >= 1) for each in judged):
         lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
         raise ConfigError(said, f"gives what is not finite, or rounding alone, and proves nothing; {first_wrong(lost)}",
                           "give inputs and weights of usual sizes")  # fmt: skip
