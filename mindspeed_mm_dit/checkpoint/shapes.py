@@ -52,7 +52,8 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
     try:
         found: JointConfig | WanConfig = from_mapping(kind, kind.of_diffusers(config), what)
     except ConfigError as error:
-        raise CheckpointError(error.what, error.reason, error.cure) from None
+        where = "" if error.what.startswith(what) else f"{what}: "
+        raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:
         reason = f"does not have the sizes of a {kind.diffusers_class}: {shown(str(error))}"
         raise CheckpointError(what, reason, "copy or download the folder again") from None

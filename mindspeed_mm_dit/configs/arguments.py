@@ -26,6 +26,10 @@ _TYPED = re.compile(r"[-\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+([a-z][a-z0-9-]*)
 """A word that was meant as a flag: dashes of any kind, its name, and what follows: nothing, "=", or an odd space."""
 
 
+_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
+"""A number, which argparse takes for a flag where it has an exponent."""
+
+
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds to the help of a flag that it is required, or its default unless that is nothing or the help names it."""
 
@@ -38,6 +42,10 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError and suggests the nearest flag."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._negative_number_matcher = _NEGATIVE
 
     @property
     def help_command(self) -> str:

@@ -8,10 +8,19 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.condition import Conditions, TextStates
-from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive
+from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive, shown
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
+
+
+def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has none of its values there."""
+    for key, values in fixed.items():
+        if key in section and section[key] not in values:
+            words = " or ".join(map(shown, values))
+            raise ConfigError(f"{key} = {shown(section[key])}", f"is not supported, only {words}")
+    return {key: value for key, value in section.items() if key not in fixed}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,13 +146,10 @@ class JointConfig(PredictorConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         """Return section ``predictor`` for the config.json of a diffusers folder.
 
-        There ``in_channels`` counts channels of a token. Keys that only one value is supported of are left out if they
-        have it; all other unknown keys stay, for the reader of the section to refuse.
+        There ``in_channels`` counts channels of a token. Unknown keys stay, for the reader of the section to refuse.
+        Raises ConfigError for another value of a key that only one is supported of.
         """
-        found = {key: value for key, value in section.items() if not key.startswith("_")}
-        for key, values in cls.fixed.items():
-            if key in found and found[key] in values:
-                del found[key]
+        found = without_fixed({key: value for key, value in section.items() if not key.startswith("_")}, cls.fixed)
         return {**found, "in_channels": found["in_channels"] // cls.token_channels}
 
     def to_diffusers(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.joint import JointConfig, without_fixed
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 
@@ -38,7 +38,7 @@ class QwenImageConfig(JointConfig):
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         found = super().of_diffusers(section)
-        return {key: value for key, value in found.items() if key != "out_channels" or value != found["in_channels"]}
+        return without_fixed(found, {"out_channels": (found["in_channels"],)})
 
     def to_diffusers(self) -> dict[str, Any]:
         return super().to_diffusers() | {"out_channels": self.in_channels}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.joined_text import JoinedText
-from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.joint import JointConfig, without_fixed
 from mindspeed_mm_dit.configs.limits import check_between, require_positive
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import count_of, shape_of
@@ -86,10 +86,10 @@ class SD3Config(JointConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         found = super().of_diffusers(section)
         width = found.get("num_attention_heads", 0) * found.get("attention_head_dim", 0)
-        repeated = {"out_channels": found["in_channels"], "caption_projection_dim": width}
+        repeated = {"out_channels": (found["in_channels"],), "caption_projection_dim": (width,)}
         side = min(found.get("sample_size", cls.sample_size), cls.patch_size * found.get("pos_embed_max_size", 96))
         found["latent_size"] = [side, side]
-        return {key: value for key, value in found.items() if repeated.get(key, object()) != value}
+        return without_fixed(found, repeated)
 
     def to_diffusers(self) -> dict[str, Any]:
         return super().to_diffusers() | {"out_channels": self.in_channels, "caption_projection_dim": self.hidden_size}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.joint import JointConfig, without_fixed
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import check_shareable, count_of, shape_of
@@ -75,8 +75,7 @@ class ZImageConfig(JointConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         found = {_OUR_KEYS.get(key, key): value for key, value in super().of_diffusers(section).items()}
         heads, width = found["num_attention_heads"], found.pop("dim")
-        repeated = {"n_kv_heads": heads, "axes_lens": found.get("axes_lens")}
-        rest = {key: value for key, value in found.items() if repeated.get(key, object()) != value}
+        rest = without_fixed(found, {"n_kv_heads": (heads,), "axes_lens": (found.get("axes_lens"),)})
         return {**rest, "attention_head_dim": width // heads}
 
     def to_diffusers(self) -> dict[str, Any]:

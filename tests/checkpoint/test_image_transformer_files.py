@@ -77,6 +77,18 @@ def test_what_no_tensor_of_a_single_file_shows_is_assumed_and_said(name, key, as
     assert config_of(tmp_path / "folder")[key] == assumed != config_of(GOLDEN / name)[key]
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("flux_tiny", "out_channels", 32), ("sd3_tiny", "patch_size", 1), ("sd3_tiny", "out_channels", 8),
+     ("qwenimage_tiny", "out_channels", 9), ("zimage_tiny", "n_kv_heads", 7)],
+)  # fmt: skip
+def test_a_value_that_is_not_supported_is_called_so(name, key, value, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(GOLDEN / name) | {key: value}))
+    (tmp_path / "diffusion_pytorch_model.safetensors").symlink_to(*(GOLDEN / name).glob("*.safetensors"))
+    with pytest.raises(CheckpointError, match=f"{key} = {value}: is not supported, only "):
+        diffusers.read(tmp_path)
+
+
 @pytest.mark.parametrize(("name", "tensor"), FAMILIES.items())
 def test_a_file_has_the_names_of_its_authors(name, tensor, tmp_path):
     convert(GOLDEN / name, tmp_path / "a.safetensors", "--to", "original")

@@ -129,6 +129,7 @@ BAD = {
     "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "more samples than a run can count"),
     "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "holds 2 training images", "use a smaller batch"),
     "rate": (dict(flags="--lr 1e308"), "--lr", "that float32 holds"),
+    "negative rate": (dict(flags="--lr -4e-3"), "--lr", "'-4e-3' is not a positive number"),
     "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
     "bf16": (dict(flags="--bf16", fsdp2={"param_dtype": "fp32"}), "--bf16: contradicts fsdp2.yaml", "drop --bf16"),
     "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),

@@ -36,7 +36,7 @@ def test_a_folder_of_another_network_or_with_another_setting_is_refused(compare,
     shutil.copytree(GOLDEN / "flux_tiny", tmp_path / "flux")
     config = json.loads((tmp_path / "flux/config.json").read_text())
     for changed, words in (
-        ({"patch_size": 2}, "patch_size = 2: unknown key"),
+        ({"patch_size": 2}, "flux/config.json: patch_size = 2: is not supported, only 1"),
         ({"_class_name": "UNet2DModel"}, "_class_name = 'UNet2DModel': is none of .* FluxTransformer2DModel"),
         ({"num_layers": 3}, "is not the network of its config.json"),
         ({"in_channels": None}, "does not have the sizes of a FluxTransformer2DModel"),
