@@ -5,9 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import CheckpointError
+
+LEARNED = {
+    "predictor": ("model_id", "num_heads", "num_attention_heads"),
+    "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
+}
+"""Settings that no tensor shows, and without which weights mean nothing."""
+
+
+def learned_apart(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
+    """Return the first setting of LEARNED in which two models differ, with its value in each, or None."""
+    for section, names in LEARNED.items():
+        ours, theirs = vars(getattr(here, section)), vars(getattr(there, section))
+        for name in names:
+            if ours.get(name) != theirs.get(name):
+                return f"{section}.{name}", ours.get(name), theirs.get(name)
+    return None
 
 
 def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:

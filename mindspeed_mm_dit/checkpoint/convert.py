@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.configs.tuning import tuning_in
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
@@ -150,7 +151,10 @@ def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
     """Return ``state`` with adapters merged into its weights and EMAs, and notes on what that costs."""
     if not loras:
         return state, []
-    adapters = read_all(loras, _shapes(state.weights), "--merge-lora")
+    model = None
+    with suppress(KeyError, UserError):  # (of another program, or of parts that are not here)
+        model = model_config_from_mapping(state.facts["model"], "SOURCE: its model.json")
+    adapters = read_all(loras, _shapes(state.weights), "--merge-lora", model)
     trees = {name: merged(arrays, adapters) for name, arrays in state.trees.items() if name != "optimizer"}
     notes = [note for adapter, _ in adapters for note in adapter.notes]
     if "optimizer" in state.trees:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
+from mindspeed_mm_dit.checkpoint.compatibility import LEARNED, check_names, learned_apart
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, of_source, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
@@ -76,33 +76,21 @@ def _described(path: Path, model_json: str | Path | None) -> Described:
     return Described(path, config, *told)
 
 
-_LEARNED = {
-    "predictor": ("model_id", "num_heads", "num_attention_heads"),
-    "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
-}
-"""Settings that no tensor shows, and without which weights mean nothing."""
-
-
 def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if a model.json, ``what``, contradicts the settings that the weights were trained with."""
     try:
         own = model_config_from_mapping(facts["model"], str(path))
     except (KeyError, UserError):  # unknown or unreadable: that is what --model is for
         return
-    for section, names in _LEARNED.items():
-        here, there = vars(getattr(config, section)), vars(getattr(own, section))
-        for name in names:
-            if here.get(name) != there.get(name):
-                raise ConfigError(
-                    f"{what}: {section}.{name} = {here.get(name)!r}",
-                    f"{path} was trained with {there.get(name)!r}",
-                    "leave out --model: the checkpoint has its own",
-                )
+    if apart := learned_apart(config, own):
+        name, here, there = apart
+        raise ConfigError(f"{what}: {name} = {here!r}", f"{path} was trained with {there!r}",
+                          "leave out --model: the checkpoint has its own")  # fmt: skip
 
 
 def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
     """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``."""
-    return read_all(given, parameters_of(config).shapes(), "--lora") if given else []
+    return read_all(given, parameters_of(config).shapes(), "--lora", config) if given else []
 
 
 def load_model(
@@ -170,7 +158,7 @@ def check_weaker(name: str, there: ModelConfig, config: ModelConfig) -> None:
 
     config: of the size that is drawn.
     """
-    learned = (*_LEARNED["diffusion"], "data_time")
+    learned = (*LEARNED["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
         "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
         "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],

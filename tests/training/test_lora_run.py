@@ -111,6 +111,44 @@ def test_samples_with_adapters_are_alike_from_every_form_and_without_them_the_ba
     assert drawn("merged.safetensors") == adapted
 
 
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        (
+            "diffusion",
+            {"model_id": "flow_matching"},
+            "diffusion.model_id 'flow_matching' there, 'gaussian_diffusion' here",
+        ),
+        ("predictor", {"num_heads": 4}, "predictor.num_heads 4 there, 2 here"),
+    ],
+)
+def test_adapters_of_another_model_whose_shapes_happen_to_fit_are_refused(
+    base, whole, tmp_path, capsys, section, change, words
+):
+    other = tmp_path / "other"
+    shutil.copytree(whole[1].path(6), other)
+    (other / "checksums.json").unlink()
+    facts = json.loads((other / "run.json").read_text())
+    facts["model"][section] = change if section == "diffusion" else facts["model"][section] | change
+    (other / "run.json").write_text(json.dumps(facts))
+    for command in (
+        [
+            "sample",
+            "--checkpoint",
+            str(base),
+            "--lora",
+            str(other),
+            "--classes",
+            "0",
+            "--output",
+            str(tmp_path / "x.npz"),
+        ],
+        ["convert", str(base), str(tmp_path / "x.safetensors"), "--merge-lora", str(other)],
+    ):
+        assert main(command) == 2
+        assert f"{other}: was trained beside another model: {words}" in capsys.readouterr().err
+
+
 def test_a_base_that_has_moved_or_changed_is_named(base, whole, tmp_path, capsys):
     moved = tmp_path / "run"
     shutil.copytree(whole[1].root, moved)

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mindspeed_mm_dit.checkpoint.compatibility import learned_apart
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
 from mindspeed_mm_dit.checkpoint.lora.names import layers_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path, shown
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError, UserError
 
 Shapes = Mapping[str, tuple[int, ...]]
 STRONGEST = 1000.0
@@ -27,18 +29,34 @@ class Strong(NamedTuple):
     strength: float
 
 
-def read_all(given: Sequence[str], shapes: Shapes, flag: str) -> list[Strong]:
-    """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``.
+def read_all(given: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig | None = None) -> list[Strong]:
+    """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``, that of ``model`` if it is known.
 
-    Raises a UserError about ``flag`` if adapters cannot be read, or are those of another network.
+    Raises a UserError about ``flag`` if adapters cannot be read, or are those of another network or objective.
     """
     found = []
     for text in given:
         path, strength = parse(text, flag)
+        if model is not None:
+            _check_learned(path, model, flag)
         adapter = named(read(path, layers_of(shapes)), f"{flag} = {path}")
         adapter.check_fits(shapes)
         found.append(Strong(adapter, strength))
     return found
+
+
+def _check_learned(path: Path, model: ModelConfig, flag: str) -> None:
+    """Raise ConfigError if a run trained the adapters beside a model that learned something else than ``model``."""
+    facts = of_newest(path, flag, read_facts) if path.is_dir() else {}
+    try:
+        own = model_config_from_mapping(facts["model"], str(path))
+    except (KeyError, UserError):  # of another program, or of parts that are not here
+        return
+    channels = ("channels of latents", model.latent_shape[0], own.latent_shape[0])
+    apart = learned_apart(model, own) or (channels if channels[1] != channels[2] else None)
+    if apart:
+        reason = "was trained beside another model: {0} {2!r} there, {1!r} here".format(*apart)
+        raise ConfigError(f"{flag} = {path}", reason, "name the adapters of this base")
 
 
 def parse(text: str, flag: str) -> tuple[Path, float]:
