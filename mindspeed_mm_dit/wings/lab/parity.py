@@ -59,7 +59,7 @@ def kind_of(names: Collection[str]) -> Kind:
 Found = tuple[Quantity, tuple[str, ...]]
 """The row of a name, and the matches of its groups."""
 _FLOAT64 = "float64/"
-ROUNDED, NOTHING = 1e-3, 1e-6
+ROUNDED, NOTHING = 1e-2, 1e-6
 """How far float32 may be from float64 in a file, relative (the published files: 8e-5) or in all, where it is nothing
 but rounding: what is further away is another quantity, and would widen its own bound."""
 
