@@ -173,7 +173,7 @@ class DataSet:
         words = samples.words(sample_indices)
         return [
             Sample(
-                sample_index, path, ", ".join(word for word, _ in of_sample), any(dropped for _, dropped in of_sample)
+                sample_index, path, ", ".join({word: None for word, _ in of_sample}), any(drop for _, drop in of_sample)
             )
             for sample_index, path, *of_sample in zip(sample_indices.tolist(), paths, *words)
         ]
