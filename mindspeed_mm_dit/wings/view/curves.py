@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
+from mindspeed_mm_dit.sampling.fonts import drawable
 from mindspeed_mm_dit.wings.view.logs import Curve, read_scalar, read_validation
 
 _HELD_OUT: dict[str, Any] = {"color": "tab:orange", "marker": "o", "markersize": 3}
@@ -86,6 +87,17 @@ def _finish(axes: Any, curves: Sequence[Curve]) -> None:
     axes.legend()
 
 
+def _write_out(names: Sequence[Any]) -> None:
+    """Give each name of a run a font that has its letters; a note says which none has."""
+    from matplotlib.font_manager import FontProperties
+
+    for name in names:
+        text, font = drawable(name.get_text())
+        name.set_text(text)
+        if isinstance(font.path, str):  # (else plain letters, which every font has)
+            name.set_font(FontProperties(fname=font.path, size=name.get_fontsize()))
+
+
 def _span(curve: Curve) -> int:
     return max(1, len(curve.losses) // 40)
 
@@ -111,5 +123,6 @@ def draw_losses(
         for mean in validation[:1]:
             axes.plot(mean.steps, mean.losses, "--o", color=color, markersize=3, label=f"{curve.label}, {mean.label}")
     _finish(axes, [*curves, *(mean for validation in validations for mean in validation[:1])])
+    _write_out(axes.legend().get_texts())
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

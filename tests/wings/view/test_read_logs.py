@@ -8,7 +8,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
-from mindspeed_mm_dit.wings.view.logs import parse_losses, read_curve
+from mindspeed_mm_dit.wings.view.curves import draw_losses
+from mindspeed_mm_dit.wings.view.logs import Curve, parse_losses, read_curve
 
 OURS = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "
@@ -77,3 +78,10 @@ def test_runs_of_every_kind_are_drawn_over_each_other(tmp_path, capsys):
 def test_a_mistake_is_named(flags, message, capsys):
     assert main(["plot", "log", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_whose_name_has_other_letters_is_drawn(tmp_path):
+    curves = [Curve(name, np.arange(4), np.full(4, 0.5)) for name in ("\u5bfa\u5e99", "\u00e9t\u00e9", "plain")]
+    draw_losses(tmp_path / "loss.png", curves, [()] * 3)
+    assert (tmp_path / "loss.png").is_file()
