@@ -255,13 +255,7 @@ class Pipeline:
             seed=seed, batch_size=batch_size, options=options, bf16=bf16, weaker=self._weaker(weaker, config),
             experts=self.experts, low_scale=low_noise_guidance,
         )  # fmt: skip
-        values = self._values(classes, prompts, vectors)
-        if note := note_of_words(config, self.words, values.get("caption", ())):
-            tell(note, sys.stderr)
-        if image is not None or last_image is not None or config.predictor.conditions.frames:
-            values["image"] = asked_images(config, image, last_image)
-        asked = Asked(together(values), self._instead(negative_prompt))
-        check_asked(asked, config)
+        asked = self._asked(config, self._values(classes, prompts, vectors), image, last_image, negative_prompt)
         num, path = whole_number("num", num, 1), whole_number("path", path, 1)
         total = len(asked) * num * path
         check_amount(f"num = {num}, path = {path}" if path > 1 else f"num = {num}", total, config, Path("as.npz"))
@@ -328,6 +322,18 @@ class Pipeline:
             for name, null in kind_of(condition).null(condition, None, tokenizers).items():
                 given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
         return given
+
+    def _asked(
+        self, config: ModelConfig, values: dict[str, list[Any]], image: Any, last_image: Any, negative_prompt: Any
+    ) -> Asked:
+        """Return what is asked for; raises ConfigError if the model of ``config`` cannot draw it."""
+        if note := note_of_words(config, self.words, values.get("caption", ())):
+            tell(note, sys.stderr)
+        if image is not None or last_image is not None or config.predictor.conditions.frames:
+            values["image"] = asked_images(config, image, last_image)
+        asked = Asked(together(values), self._instead(negative_prompt))
+        check_asked(asked, config)
+        return asked
 
     def _weaker(self, other: Any, config: ModelConfig) -> Callable[[], Any] | None:
         """Return what gives the network that guidance leads away from; raises ConfigError if it cannot guide this."""

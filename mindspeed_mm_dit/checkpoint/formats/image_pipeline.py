@@ -107,11 +107,12 @@ def _checked(model: ModelConfig) -> tuple[Kind, Any, Any]:
         walks = " or ".join(map(json.dumps, kind.schedules))
         raise _refused(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
                        f"is not how {kind.name} samples: it walks {walks}, linearly")  # fmt: skip
-    by_size = "shift_base" if flow.shift_base is not None else "dynamic_shift" if flow.dynamic_shift else None
-    told = by_size == "dynamic_shift" and flow.sample_schedule is None
-    if by_size and flow.sample_shift is None and flow.sample_schedule not in _SCHEDULES and not told:
-        raise _refused(f"diffusion.{by_size} = {json.dumps(getattr(flow, by_size))}",
-                       f"shifts times by the size of an image, which {kind.name} cannot be told")  # fmt: skip
+    has_own = flow.sample_shift is not None or flow.sample_schedule in _SCHEDULES
+    by_size = {"shift_base": flow.shift_base, "dynamic_shift": flow.sample_schedule and flow.dynamic_shift}
+    for name, value in by_size.items():
+        if value and not has_own:
+            raise _refused(f"diffusion.{name} = {json.dumps(value)}",
+                           f"shifts times by the size of an image, which {kind.name} cannot be told")  # fmt: skip
     return kind, model.ae, model.text_encoders
 
 
