@@ -16,16 +16,16 @@ BIN := $(VENV)/bin
 # A run of the other framework has a folder of its own.
 MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-mindspore/checkpoints \
   --tensorboard-dir outputs/digits-mindspore/tensorboard
-# What is tested on either framework, each in its own environment; so are tests/test_cross_product.py and test_single_key.py,
-# in processes of their own: after other models of a process MindSpore 2.10 fails at gradients of some products with an axis
-# of 1, and after such a product what it interprets has wrong gradients.
-SEAM_TESTS := tests/framework/test_framework_contract.py tests/objectives/gaussian/test_loss_in_float32.py tests/golden \
-  tests/objectives/flow/test_path.py tests/objectives/test_any_latents.py tests/objectives/test_outside_objective.py \
-  tests/models/test_autoencoder_kl.py tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py \
-  tests/models/test_video_transformer.py tests/models/test_lora.py \
-  tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py tests/mindspore/test_sharding.py \
-  tests/mindspore/test_step.py tests/training/test_rehearsal.py tests/sampling/test_autoguidance.py \
-  tests/models/test_dit_shapes.py
+# What is tested on either framework, each in its own environment; so are tests/test_cross_product.py, test_single_key.py and the
+# laboratory's, in processes of their own: after other models of a process MindSpore 2.10 fails at gradients of some products
+# with an axis of 1, and after such a product what it interprets has wrong gradients.
+SEAM_TESTS := tests/framework/test_framework_contract.py tests/framework/test_mindspore_file.py \
+  tests/objectives/gaussian/test_loss_in_float32.py tests/golden tests/objectives/flow/test_path.py \
+  tests/objectives/test_any_latents.py tests/objectives/test_outside_objective.py tests/models/test_autoencoder_kl.py \
+  tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py tests/models/test_video_transformer.py \
+  tests/models/test_lora.py tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py \
+  tests/mindspore/test_sharding.py tests/mindspore/test_step.py tests/training/test_rehearsal.py \
+  tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py tests/models/test_image_transformers.py
 # What is run on a device apart (tests/device_apart) beside what is written for it, but for two that are long and show nothing there.
 DEVICE_TESTS := --deselect tests/training/test_initial_weights.py::test_cat_dog_fine_tunes_published_weights \
   --deselect tests/wings/scores/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \
@@ -63,6 +63,8 @@ test-mindspore: $(MS_VENV)/.installed-dev
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 1 $(SEAM_TESTS)
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 0 tests/test_cross_product.py
 	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 0 tests/framework/test_single_key.py
+	MM_DIT_TEST_FRAMEWORK=mindspore GLOG_v=3 $(MS_VENV)/bin/python -m pytest -n 0 \
+	  tests/wings/lab/test_foreign.py tests/wings/lab/test_witness.py
 
 # The first time the device is compiled, which takes a minute or two of a core.
 test-device: $(VENV)/.installed-dev

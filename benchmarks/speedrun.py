@@ -234,8 +234,8 @@ def report(done: Lines, known: Mapping[str, Entry], args: Namespace) -> None:
 
 
 def middle(lines: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Return the median."""
-    return median(line[key] for line in lines)
+    """Return the median of what was measured."""
+    return median(line[key] for line in lines if line[key] is not None)
 
 
 def cells(lines: Sequence[Mapping[str, Any]], real: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -87,6 +87,11 @@ PARTS = {
         f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
         "mindspeed_mm_dit.configs.joined_text.JoinedText": "mindspeed_mm_dit.models.joined_text:JOINED",
     },
-}
+    **{kind: {} for kind in (
+        "function", "published weights", "dialect of data.json", "built-in images", "built-in clips", "test of scores",
+        "judge of a report", "picture of a report",
+    )},
+}  # fmt: skip
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
-class, a section of model.json its ``model_id``; watchers are called in this order."""
+class, a section of model.json its ``model_id``; watchers are called in this order. Of the last kinds only wings and
+plugins have any."""

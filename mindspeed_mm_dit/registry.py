@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mindspeed_mm_dit import parts
-from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
 
 GROUP = "mindspeed_mm_dit.plugins"
 Record = TypeVar("Record")
@@ -34,21 +34,42 @@ def join(kind: str, name: str, record: Any) -> None:
     """Add a part: its record, or "package.module:NAME", where that is.
 
     Raises:
-        ConfigError: another part of this kind has the name.
+        ConfigError: there is no such kind, or another part of it has the name.
     """
-    known = _JOINED.setdefault(kind, {})
-    if _found(known, name, record) != record:
+    if kind not in _JOINED:
+        cure = f"{nearest(kind, _JOINED)}The kinds are {', '.join(_JOINED)}"
+        raise ConfigError(f"join({kind!r}, {name!r}, ...)", "is of a kind that nobody asks for", cure)
+    if _found(kind, name, record) != record:
         cure = "choose another name, or uninstall one of the plugins"
         raise ConfigError(f"{kind} {name!r}", "is registered already", cure)
-    known[name] = record
+    _JOINED[kind][name] = record
 
 
-def _found(known: dict[str, Any], name: str, other: Any = None) -> Any:
+def imported(place: str, said: str) -> Any:
+    """Return what is at ``place``, "package.module:NAME".
+
+    Raises:
+        PlatformError: another package's fails; ``said`` is what it was asked for.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:  # (somebody else's code may raise anything)
+        if isinstance(error, UserError) or module.partition(".")[0] == __package__:
+            raise
+        raise _failed(f"{said} ({place})", error) from error
+
+
+def _failed(said: str, error: Exception) -> PlatformError:
+    reason = f"failed to load: {type(error).__name__}: {error}"
+    return PlatformError(said, reason, "fix it, or uninstall its package")
+
+
+def _found(kind: str, name: str, other: Any = None) -> Any:
     """Return the record of ``name``, imported if ``other``, with which it is compared, is no place."""
-    record = known.get(name, other)
+    record = _JOINED[kind].get(name, other)
     if isinstance(record, str) and not isinstance(other, str):
-        module, _, attribute = record.partition(":")
-        record = known[name] = getattr(importlib.import_module(module), attribute)
+        record = _JOINED[kind][name] = imported(record, f"{kind} {name!r}")
     return record
 
 
@@ -75,11 +96,7 @@ def load_plugins() -> tuple[str, ...]:
         except UserError:
             raise
         except Exception as error:  # (a plugin may raise anything)
-            raise PlatformError(
-                f"plugin {point.name} ({point.value})",
-                f"failed to load: {type(error).__name__}: {error}",
-                "fix it, or uninstall its package",
-            ) from error
+            raise _failed(f"plugin {point.name} ({point.value})", error) from error
     return tuple(point.name for point in found)
 
 
@@ -92,11 +109,11 @@ class Joined(MutableMapping[str, Record]):
     def __getitem__(self, name: str) -> Record:
         if name not in self:
             raise KeyError(name)
-        record: Record = _found(_JOINED[self._kind], name)
+        record: Record = _found(self._kind, name)
         return record
 
     def __contains__(self, name: object) -> bool:
-        known = _JOINED.setdefault(self._kind, {})
+        known = _JOINED[self._kind]
         for load in (load_wings, load_plugins):
             if name in known:
                 break
@@ -111,14 +128,14 @@ class Joined(MutableMapping[str, Record]):
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()
-        return iter(_JOINED.setdefault(self._kind, {}))
+        return iter(_JOINED[self._kind])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def brought(self) -> list[Record]:
         """Return the parts that are not ours, but of wings and plugins."""
-        return [self[name] for name in self if name not in parts.PARTS.get(self._kind, {})]
+        return [self[name] for name in self if name not in parts.PARTS[self._kind]]
 
 
 class Configs(Mapping[str, Any]):

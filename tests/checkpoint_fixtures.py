@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,10 +15,8 @@ from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
-HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "mindspore", "diffusers")}
-needs_mindspore = pytest.mark.skipif(not HAS["mindspore"], reason="MindSpore is not installed here")
-needs_torch = pytest.mark.skipif(not HAS["torch"], reason="PyTorch is not installed here")
-needs_diffusers = pytest.mark.skipif(not HAS["diffusers"], reason="diffusers is not installed here")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed here")
+needs_diffusers = pytest.mark.skipif(find_spec("diffusers") is None, reason="diffusers is not installed here")
 
 TINY = DiTConfig(input_size=8, num_classes=5, in_channels=4, hidden_size=16, num_layers=3, num_heads=2)
 TINY_VAE = KLArchitecture(

@@ -25,6 +25,7 @@ OFTEN = 20
 """So many answers of a small network that MindSpore interprets cost as much as to compile it."""
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup runs ignore it, as they should
+os.environ["CUDA_VISIBLE_DEVICES"] = GPUS  # before torch: on a machine with GPUs too, tests are of the CPU unless asked
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins while others work
 

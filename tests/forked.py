@@ -34,6 +34,8 @@ READ_BY_IMPORTS = (
     "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV",
 )  # fmt: skip
 """Beginnings of the names of variables that decide what an import finds or sets up."""
+PATIENCE_SECONDS = 1200
+"""What takes longer is taken to hang, on a slow or busy machine too; on a quiet one nothing takes a tenth of it."""
 
 
 class Process(Protocol):

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.conftest import FRAMEWORK, ROOT
+from tests.forked import PATIENCE_SECONDS
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -29,7 +30,9 @@ def test_a_notebook_runs_and_shows_pictures(name, tmp_path, monkeypatch):
     for cell in notebook.cells:
         for before, quick in QUICK.items():
             cell.source = re.sub(before, quick, cell.source)
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=PATIENCE_SECONDS, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     last = notebook.cells[-1]
     pictures = [kind for output in last.outputs for kind in output.get("data", {}) if kind.startswith("image/")]
     assert SHOWS[name] in last.source and pictures

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.conftest import ROOT
-from tests.forked import DEVICE, PATH, STARTED, Forked
-from tests.training.launch import PATIENCE_SECONDS
+from tests.forked import DEVICE, PATH, PATIENCE_SECONDS, STARTED, Forked
 
 
 @dataclass(frozen=True)

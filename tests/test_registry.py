@@ -16,6 +16,7 @@ from mindspeed_mm_dit.registry import Joined, join
 def colours(monkeypatch):
     """A kind of part that nobody else has."""
     monkeypatch.setitem(registry._JOINED, "colour", {})
+    monkeypatch.setitem(parts.PARTS, "colour", {})
     return Joined[object]("colour")
 
 
@@ -39,6 +40,13 @@ def test_a_name_is_taken_once_and_the_same_part_may_join_again(colours):
     join("colour", "hue", importlib.import_module("colorsys").rgb_to_hsv)
     with pytest.raises(ConfigError, match="colour 'hue': is registered already"):
         join("colour", "hue", "colorsys:hsv_to_rgb")
+
+
+def test_a_kind_that_nobody_asks_for_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"(?s)join\('predictr', 'mine', ...\): is of a kind .*Did you mean 'predictor'"
+    ):
+        join("predictr", "mine", "my_package:MineConfig")
 
 
 def test_what_nobody_brings_is_not_there(colours):

@@ -58,6 +58,11 @@ class CheckpointStore:
 
     def __init__(self, root: str | Path, keep_last: int | None = 2, retain_interval: int | None = None) -> None:
         self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
+        self._abandoned = set[int]()
+
+    def resumed_at(self, iteration: int) -> None:
+        """Take it that a run goes on from ``iteration``: later checkpoints, damaged perhaps, are none of its own."""
+        self._abandoned = {each for each in self.iterations() if each > iteration}
 
     def path(self, iteration: int) -> Path:
         """Return the path of the complete checkpoint of ``iteration``."""
@@ -86,8 +91,8 @@ class CheckpointStore:
         best = facts.get(BEST, {}).get("iteration")
         if best is not None and self.path(best).is_dir():
             write_durably(self.root / BEST_TRACKER, f"{best}")
-        # Later ones are from before the run was resumed from further back; what was just written is never deleted.
-        before = [i for i in self.iterations() if i <= iteration]
+        self._abandoned.discard(iteration)
+        before = [each for each in self.iterations() if each <= iteration and each not in self._abandoned]
         for old in before[: -self.keep_last] if self.keep_last else ():
             if old != best and (not self.retain_interval or old % self.retain_interval):
                 self._remove(old)

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
 from mindspeed_mm_dit.registry import Configs, Joined
 
 PREDICTOR_CONFIGS = Joined[type[PredictorConfig]]("predictor")
@@ -273,7 +273,18 @@ def _of_kind(section: Any, model_id: Any, kinds: Mapping[str, type], where: str)
             "unknown model_id",
             f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
         )
+    _check_class(kinds[model_id], f"{where}.model_id = {model_id!r}")
     return from_mapping(kinds[model_id], section, where)
+
+
+def _check_class(kind: type, said: str) -> None:
+    """Raise PlatformError if a plugin's class of sections lacks what it must have."""
+    is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
+    lacking = [] if is_frozen else ["@dataclass(frozen=True)"]
+    lacking += sorted(getattr(kind, "__abstractmethods__", ()))
+    if lacking:
+        raise PlatformError(f"{said}, {kind.__module__}.{kind.__qualname__}", f"lacks {', '.join(lacking)}",
+                            "complete it, or uninstall its package")  # fmt: skip
 
 
 def _several(section: Any) -> tuple[Any, ...]:

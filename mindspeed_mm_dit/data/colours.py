@@ -23,6 +23,10 @@ SRGB_CHROMATICITY = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 HEADER, LARGEST_PROFILE = 1 << 16, 1 << 22
 """Bytes of a file among which we look for codes of colours, and for a profile, that Pillow does not tell."""
 
+_NCLX = (b"colrnclx", ">HH")
+_CODES = {"PNG": (b"cICP", ">BB"), "AVIF": _NCLX, "HEIF": _NCLX}
+"""What precedes codes of colours in a file of each format, and how they are written."""
+
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 """Mode of the pixels that a profile speaks of, by its own name of the colour space."""
 
@@ -122,8 +126,8 @@ def _says_otherwise(image: Image.Image) -> bool:
 
 
 def _code_points(image: Image.Image) -> tuple[int, int] | None:
-    """Return primaries and transfer function by ITU-T H.273, as a PNG (cICP) or AVIF (nclx) may have them."""
-    mark, codes = {"PNG": (b"cICP", ">BB"), "AVIF": (b"colrnclx", ">HH")}.get(image.format or "", (b"", ""))
+    """Return primaries and transfer function by ITU-T H.273, as a PNG (cICP), AVIF or HEIF (nclx) may have them."""
+    mark, codes = _CODES.get(image.format or "", (b"", ""))
     if not mark or image.fp is None:
         return None
     _, found, rest = _beginning(image.fp, HEADER).partition(b"IDAT")[0].partition(mark)

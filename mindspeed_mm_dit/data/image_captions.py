@@ -22,6 +22,8 @@ from mindspeed_mm_dit.terminal import progress
 
 MOST_BYTES = 1 << 20
 """Largest size of a file of captions."""
+SAVE_AS_UTF_8 = "(save it as UTF-8)"
+"""The end of each problem with a caption in another encoding."""
 
 
 class Told(NamedTuple):
@@ -30,6 +32,11 @@ class Told(NamedTuple):
     captions: tuple[str, ...] = ()
     problem: str = ""
     """Why the image cannot be used, worded to follow its name; "" for a good one."""
+
+    @property
+    def other_encoding(self) -> bool:
+        """Whether there is a caption, but not in UTF-8."""
+        return self.problem.endswith(SAVE_AS_UTF_8)
 
 
 def joined(found: Sequence[Told], places: Sequence[str]) -> Told:
@@ -117,14 +124,15 @@ def told_by(name: str, content: bytes, place: str) -> Told:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        return Told(problem=f"has a caption that is not UTF-8: {name}, line {line}, byte {content[error.start]:#04x}")
+        where = f"{name}, line {line}, byte {content[error.start]:#04x}"
+        return Told(problem=f"has a caption that is not UTF-8: {where} {SAVE_AS_UTF_8}")
     key = place.partition(":")[2]
     captions = _in_json(text, key) if key else [line.strip() for line in lines_of(text)]
     if captions is None:
         return Told(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
     captions = [caption for caption in captions if caption.strip()]
     if any("\0" in caption for caption in captions):
-        return Told(problem=f"has a caption that is no text: {name} holds a NUL byte")
+        return Told(problem=f"has a caption that is no text: {name} holds a NUL byte {SAVE_AS_UTF_8}")
     return Told(tuple(captions), "" if captions else f"has no caption: {name} is empty")
 
 

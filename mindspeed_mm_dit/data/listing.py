@@ -14,7 +14,7 @@ from mindspeed_mm_dit.data.image_captions import captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
 from mindspeed_mm_dit.data.rows import note_of_left_out
-from mindspeed_mm_dit.data.transforms import readable_formats
+from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
 NAMES_SHOWN = 5
@@ -172,7 +172,7 @@ class _Remainder:
             return False
         if not _is_image(path.name):
             if not {path.suffix.lower(), "".join(path.suffixes).lower()} & self._captions:
-                self.add(path.suffix.lower() or "without suffix")
+                self.add(_kind(path.suffix.lower()))
             return False
         return True
 
@@ -191,6 +191,11 @@ class _Remainder:
     def notes(self) -> list[str]:
         """Return one note with the counts, if any."""
         return note_of_left_out(self._counts)
+
+
+def _kind(suffix: str) -> str:
+    hint = f" (to read them: pip install {READER_OF[suffix]})" if suffix in READER_OF else ""
+    return (suffix or "without suffix") + hint
 
 
 def _is_image(name: str) -> bool:

@@ -22,9 +22,12 @@ _MODES = {1: "L", 3: "RGB"}
 
 SUFFIXES = (
     *(".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".dib", ".webp", ".gif", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".heic", ".heif"),
 )
 """Endings of images. Some of Pillow's other formats start a program (EPS), some accept any bytes (TGA)."""
+
+READER_OF = {".heic": "pillow-heif", ".heif": "pillow-heif"}
+"""Package that reads images of an ending, if Pillow alone does not."""
 
 _MOVING = ("PNG", "WEBP", "AVIF")
 """Pillow's image formats that may be animated."""
@@ -38,11 +41,13 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 @lru_cache(maxsize=1)
 def readable_formats() -> dict[str, str]:
-    """Return Pillow's format name for each of SUFFIXES that it can read here (AVIF is optional)."""
+    """Return Pillow's format name for each of SUFFIXES that it can read here (AVIF and HEIF are optional)."""
     Image.preinit()  # PNG, JPEG, BMP, GIF and PPM; importing Pillow's forty other formats too would take a while
     for name in ("WebP", "Tiff", "Jpeg2K", "Avif"):
         with suppress(ImportError):
             importlib.import_module(f"PIL.{name}ImagePlugin")
+    with suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
     known = Image.EXTENSION
     return {suffix: known[suffix] for suffix in SUFFIXES if known.get(suffix) in Image.OPEN}
 

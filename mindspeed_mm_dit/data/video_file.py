@@ -110,8 +110,10 @@ def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
     av = pyav()
     if check_file(path) == 0:
         raise UnusableFile("is empty")
+    # PyAV before 19 stops at a title that is not in UTF-8; since then it reads any, and has no such setting.
+    tolerant = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
     try:
-        with av.open(str(path), metadata_errors="ignore") as container:
+        with av.open(str(path), **tolerant) as container:
             yield container, _film_of(container)
     except UnusableFile:
         raise

@@ -162,10 +162,14 @@ def _check_cache_begun(args: RunConfig, param: SourceParam) -> None:
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
     model_json = spelled_out(read_json(args.mm_model, host.mm_model), args.mm_model)
-    if args.timestep_window is not None:
-        model_json |= {"diffusion": {**model_json.get("diffusion", {}), "timestep_window": list(args.timestep_window)}}
-    ways, valid = host.ways_to_bf16, args.mm_valid_data
     model = model_config_from_mapping(model_json, args.mm_model)
+    if args.timestep_window is not None:
+        if not hasattr(model.diffusion, "timestep_window"):
+            raise ConfigError("--timestep-window", f"is not for diffusion.model_id = {model.diffusion.model_id} of "
+                              f"{args.mm_model}, which learns all noise levels", "leave it out")  # fmt: skip
+        model_json |= {"diffusion": {**model_json["diffusion"], "timestep_window": list(args.timestep_window)}}
+        model = model_config_from_mapping(model_json, args.mm_model)
+    ways, valid = host.ways_to_bf16, args.mm_valid_data
 
     def data_of(path: str, flag: str) -> DataConfig:
         found = load_data_config(path, flag)

@@ -6,7 +6,6 @@ name (``mindspeed_mm_dit.registry``). No framework is imported before something 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +27,7 @@ from mindspeed_mm_dit.models.teacher import TeacherKind
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Joined, imported
 
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
@@ -40,8 +39,7 @@ TEACHERS = Joined[TeacherKind]("teacher")
 
 def network_class(kind: type[PredictorConfig]) -> Any:
     """Return the class of the networks that a class of sections ``predictor`` describes."""
-    module, _, name = kind.network.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return imported(kind.network, f"the network of {kind.__name__}")
 
 
 def network_of(config: PredictorConfig) -> Any:

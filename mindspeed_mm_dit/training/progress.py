@@ -52,6 +52,8 @@ class Progress:
         path, iteration, facts = start
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
+        if self._args.save:
+            self._store.resumed_at(iteration)
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
         self._saved_iteration = iteration if same_folder(self._args.load, self._args.save) else None
         self._best = facts.get(BEST) if self._saved_iteration is not None else None

@@ -144,6 +144,20 @@ def test_what_was_just_written_is_kept_and_so_are_later_ones(tmp_path):
     assert store.iterations() == [10, 15, 30, 40]
 
 
+def test_a_damaged_checkpoint_that_was_passed_over_is_not_among_those_that_are_kept(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for iteration in (10, 20):  # the second is damaged: the run goes on from the first
+        write(store, iteration)
+    store.resumed_at(10)
+    for iteration, kept in ((15, [10, 15, 20]), (25, [15, 20, 25]), (30, [20, 25, 30])):
+        write(store, iteration)
+        assert store.iterations() == kept
+    store.resumed_at(10)
+    write(store, 20)  # again, and whole
+    write(store, 21)
+    assert store.iterations() == [20, 21, 25, 30]
+
+
 def test_what_reads_beside_a_run_finds_a_whole_checkpoint_or_the_next_one(tmp_path):
     """A run saves, and deletes what was the newest, while that is read."""
     store, seen = CheckpointStore(tmp_path, keep_last=1), []

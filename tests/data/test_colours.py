@@ -16,12 +16,18 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.data.transforms import load_pixels, load_still
+from mindspeed_mm_dit.data.transforms import load_pixels, load_still, readable_formats
 from tests.colour_fixtures import SRGB, WIDE, in_srgb, of_grey, of_inks, of_rgb
 
 COLOUR = (70, 190, 90)
+LOSSY = ("jpg", "heic")
 INKS = np.broadcast_to([[100, 0, 0], [0, 0, 0]], (2, 2, 2, 2, 3)).copy()  # black ink is black, and no ink white
 INKS[1, 0, 0, 0] = [50, -30, -40]
+
+
+def needs_heif():
+    pytest.importorskip("pillow_heif")
+    assert ".heic" in readable_formats()
 
 
 def learned(path, **how):
@@ -29,15 +35,17 @@ def learned(path, **how):
 
 
 @pytest.mark.parametrize(("ending", "mode"), [
-    ("png", "RGB"), ("png", "RGBA"), ("png", "P"), ("tif", "RGB"), ("webp", "RGB"), ("jpg", "RGB"),
+    ("png", "RGB"), ("png", "RGBA"), ("png", "P"), ("tif", "RGB"), ("webp", "RGB"), ("jpg", "RGB"), ("heic", "RGB"),
 ])  # fmt: skip
 def test_a_profile_is_followed_in_every_format(tmp_path, ending, mode):
+    if ending == "heic":
+        needs_heif()
     image = Image.new("RGB", (8, 8), COLOUR)
     image = image.quantize() if mode == "P" else image.convert(mode)
-    options = {"lossless": True} if ending == "webp" else {"quality": 100, "subsampling": 0} if ending == "jpg" else {}
+    options = {"lossless": True} if ending == "webp" else {"quality": 100, "subsampling": 0} if ending in LOSSY else {}
     image.save(tmp_path / f"a.{ending}", icc_profile=of_rgb(WIDE, 2.2), **options)
     found, right = learned(tmp_path / f"a.{ending}"), in_srgb(COLOUR, WIDE, 2.2)
-    assert np.abs(np.array(found) - right).max() <= (3 if ending == "jpg" else 1)
+    assert np.abs(np.array(found) - right).max() <= (3 if ending in LOSSY else 1)
     assert (load_still(tmp_path / f"a.{ending}", 8)[4, 4] == found).all()
     stored = learned(tmp_path / f"a.{ending}", color_profiles="ignore")
     assert np.abs(np.array(stored) - COLOUR).max() <= 2 and np.abs(np.array(found) - COLOUR).max() > 20
@@ -120,13 +128,22 @@ def test_what_a_png_says_is_followed_or_named(tmp_path, content, expected):
     assert (learned(tmp_path / "a.png") == list(COLOUR)) is (expected is not Colours.PROFILE)
 
 
+def test_a_heif_of_wide_colours_is_named(tmp_path):
+    needs_heif()
+    check_wide_colours_are_named(tmp_path / "a.heic")
+
+
 @pytest.mark.skipif(not features.check("avif"), reason="Pillow was built without AVIF")
 def test_an_avif_of_wide_colours_is_named(tmp_path):
-    Image.new("RGB", (8, 8), COLOUR).save(tmp_path / "a.avif")
-    content = (tmp_path / "a.avif").read_bytes()
+    check_wide_colours_are_named(tmp_path / "a.avif")
+
+
+def check_wide_colours_are_named(file):
+    Image.new("RGB", (8, 8), COLOUR).save(file)
+    content = file.read_bytes()
     for primaries, expected in ((1, Colours.SRGB), (12, Colours.UNCLEAR)):  # 12 is Display P3
-        (tmp_path / "a.avif").write_bytes(content.replace(b"colrnclx\0\1", b"colrnclx\0" + bytes([primaries])))
-        with Image.open(tmp_path / "a.avif") as image:
+        file.write_bytes(content.replace(b"colrnclx\0\1", b"colrnclx\0" + bytes([primaries])))
+        with Image.open(file) as image:
             assert colours_of(image) is expected
 
 

@@ -3,14 +3,15 @@ from __future__ import annotations
 import csv
 import dataclasses
 import shutil
+import sys
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.duplicates import find_copies
-from mindspeed_mm_dit.data.transforms import center_crop, load_pixels
+from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
 
@@ -76,14 +77,14 @@ def test_hidden_and_private_folders_and_files_are_no_data(folder):
 
 
 def test_what_is_left_out_is_counted(folder):
-    for name in ("a.heic", "b.HEIC", "notes.txt", "README", ".x.png", ".DS_Store", "._1.jpg"):
+    for name in ("a.cr2", "b.CR2", "notes.txt", "README", ".x.png", ".DS_Store", "._1.jpg"):
         (folder / "cat" / name).write_bytes(b"")
     for place in (".ipynb_checkpoints", "cat/__pycache__"):
         (folder / place).mkdir()
     (folder / "loose.png").write_bytes(b"")
     (folder / "labels.csv").write_text("image_path,label\n")
     assert open_rows(param(folder), 2).notes == (
-        "note: left out: 2 .heic, 2 hidden folder(s), 2 hidden image(s), 1 .txt, 1 image(s) in no class folder, "
+        "note: left out: 2 .cr2, 2 hidden folder(s), 2 hidden image(s), 1 .txt, 1 image(s) in no class folder, "
         "1 without suffix",
         f"note: {folder}/labels.csv is not used, the folders are the classes: dataset_param.index names none",
     )
@@ -100,6 +101,35 @@ def test_every_image_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder
     (folder / "cat/x.png").rename(folder / f"cat/x.{suffix}")
     index = open_rows(param(folder), 2)
     assert len(index) == 7 and not index.notes
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_of_a_telephone_are_upright_images_where_their_reader_is_installed(folder, orientation):
+    """A HEIF is turned by boxes of its own, which repeat the EXIF orientation: it is turned once."""
+    pytest.importorskip("pillow_heif")
+    assert ".heic" in readable_formats()
+    image = Image.new("RGB", (64, 32), "blue")
+    image.paste((200, 30, 30), (0, 0, 32, 8))
+    exif = image.getexif()
+    exif[ExifTags.Base.Orientation] = orientation
+    image.save(folder / "cat/x.heic", exif=exif.tobytes(), quality=-1)
+    (folder / "cat/x.heic").rename(folder / "cat/x.HEIC")
+    index = open_rows(param(folder), 2)
+    assert len(index) == 7 and not index.notes
+    upright = np.asarray(ImageOps.exif_transpose(image)).transpose(2, 0, 1).astype(int)
+    assert np.abs(load_pixels(folder / "cat/x.HEIC", upright.shape[1:], 3) - upright).max() <= 1
+
+
+def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_name(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(Image, "EXTENSION", {key: kind for key, kind in Image.EXTENSION.items() if kind != "HEIF"})
+    readable_formats.cache_clear()
+    try:
+        (folder / "cat/x.HEIC").write_bytes(b"")
+        notes = open_rows(param(folder), 2).notes
+        assert notes == ("note: left out: 1 .heic (to read them: pip install pillow-heif)",)
+    finally:
+        readable_formats.cache_clear()
 
 
 def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder):

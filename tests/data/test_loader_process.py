@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.loader_process import load_batches_apart
 from mindspeed_mm_dit.errors import DataError, PlatformError
+from tests.forked import PATIENCE_SECONDS
 
 INDICES = [np.arange(start, start + 3) for start in range(0, 30, 3)]
 
@@ -119,9 +120,9 @@ def test_processes_do_not_outlive_the_one_that_reads_from_it():
         "batches = apart(Drawn(), 9); print(*(int(next(batches)['process']) for _ in range(3)), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.returncode == -signal.SIGKILL
-    until = time.monotonic() + 30
+    until = time.monotonic() + PATIENCE_SECONDS
     while any(lives(int(reader)) for reader in ended.stdout.split()):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -145,5 +146,5 @@ def test_many_batches_are_kept_and_errors_told_whatever_the_process_inherited():
         "source, held = Drawn(at=300, error=DataError('x.png', 'cannot be read')), []\n"
         "for batch in load_batches_apart(source, (np.arange(n, n + 3) for n in range(303)), 9, 2): held.append(batch)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.stderr.strip().endswith("DataError: x.png: cannot be read")

@@ -14,14 +14,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.framework.launched import die_with_parent
 from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
-from tests.forked import STARTED
+from tests.forked import PATIENCE_SECONDS, STARTED
 from tests.training.launch import Configs, place_of
 
 MINDSPORE_PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
-PATIENCE_SECONDS = 240
-"""For a machine that does much else; nothing waits as long on a quiet one."""
 MARK = "MM_DIT_TEST_RUN"
 FLAGS = """
 --train-iters 100000
@@ -57,6 +56,7 @@ class Run:
         self.process = subprocess.Popen(
             ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # tests that are killed leave no rank
         )  # fmt: skip
         STARTED.append(self)
 

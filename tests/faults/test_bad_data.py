@@ -185,9 +185,9 @@ def flat(folder):
     shutil.rmtree(folder / "dog")
 
 
-def to_heic(folder):
+def to_raw(folder):
     for path in list(folder.rglob("*.png")):
-        path.rename(path.with_suffix(".heic"))
+        path.rename(path.with_suffix(".cr2"))
 
 
 def index_beside(folder):
@@ -205,7 +205,7 @@ FOLDERS = {
     "a NUL byte": (None, {"data_folder": "a\0b"}, "has a character that no path can have", "correct the path"),
     "a file": (None, {"data_folder": "{}/cat/0.png"}, "is not a folder", "correct the path"),
     "images without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
-    "images that are not read": (to_heic, {}, "left out: 6 .heic", "one folder of images per class"),
+    "images that are not read": (to_raw, {}, "left out: 6 .cr2", "one folder of images per class"),
     "an index that is not named": (index_beside, {}, "holds no images", 'set dataset_param.index to "labels.csv"'),
     "a class that is a broken link": (
         lambda folder: (folder / "bird").symlink_to("gone"), {}, "is a link to nothing", "restore what it links to",

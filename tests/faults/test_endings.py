@@ -17,7 +17,8 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
 from tests.data_fixtures import open_rows
-from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
+from tests.faults.launched import MINDSPORE_PYTHON, Ranks, Run, config_folder
+from tests.forked import PATIENCE_SECONDS
 from tests.training.launch import start
 
 pytestmark = pytest.mark.ranks

@@ -27,7 +27,8 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 from tests.contract import hosted, native_hosted
-from tests.faults.launched import MINDSPORE_PYTHON, PATIENCE_SECONDS, Ranks, Run, config_folder
+from tests.faults.launched import MINDSPORE_PYTHON, Ranks, Run, config_folder
+from tests.forked import PATIENCE_SECONDS
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks

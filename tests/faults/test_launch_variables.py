@@ -18,6 +18,7 @@ from mindspeed_mm_dit.framework.launched import LAUNCH_VARIABLES, without_launch
 from mindspeed_mm_dit.training.launch.variables import check_port, read_launch
 from tests.conftest import ROOT
 from tests.faults.launched import Run, config_folder, wait_until
+from tests.forked import PATIENCE_SECONDS
 
 NAMES = ("AI_FRAMEWORK", "NPUS_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MM_TOOL")
 BAD = ("abc", "-1", "1.5", "99999", "1 2", "\uff11", "9" * 5000)
@@ -86,8 +87,8 @@ def test_a_single_node_meets_on_the_loopback_address_at_a_port_of_its_own():
 
 def test_the_script_runs_no_command_out_of_a_variable(tmp_path):
     done = subprocess.run(
-        ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "NPUS_PER_NODE": "a[$(touch ran)]", "NNODES": "a[$(touch ran)]"},
+        ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, capture_output=True, text=True,
+        timeout=PATIENCE_SECONDS, env={**os.environ, "NPUS_PER_NODE": "a[$(touch ran)]", "NNODES": "a[$(touch ran)]"},
     )  # fmt: skip
     assert done.returncode == 2 and "a[$(touch ran)]: must be a whole number" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -107,7 +108,7 @@ def test_the_script_runs_no_command_out_of_a_variable(tmp_path):
 def test_what_a_launcher_left_in_the_shell_is_named_instead_of_waited_for(tmp_path, left, framework, message):
     done = subprocess.run(
         [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
         env={**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **left},
     )  # fmt: skip
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

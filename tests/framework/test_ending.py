@@ -11,6 +11,7 @@ import pytest
 
 from mindspeed_mm_dit.framework.ending import SECONDS_TO_SAY_IT
 from tests.conftest import ROOT
+from tests.forked import PATIENCE_SECONDS
 
 CODE = """
 import signal, sys, time
@@ -28,7 +29,11 @@ def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a process of its own."""
     environment = {"PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(
-        [sys.executable, "-c", CODE.format(code)], env=environment, text=True, capture_output=True, timeout=120
+        [sys.executable, "-c", CODE.format(code)],
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_SECONDS,
     )
 
 

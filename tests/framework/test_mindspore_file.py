@@ -7,13 +7,10 @@ import pytest
 
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
-from tests.checkpoint_fixtures import assert_same, needs_mindspore, random_arrays
+from tests.checkpoint_fixtures import assert_same, random_arrays
 
 
-@needs_mindspore
-def test_our_ckpt_is_mindspores_byte_for_byte(tmp_path):
-    import mindspore
-
+def test_our_ckpt_is_mindspores_byte_for_byte(mindspore, tmp_path):
     draw = np.random.default_rng(0)
     codes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
     arrays = {code: draw.integers(0, 2, (3, 4)).astype(code) for code in codes}

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.framework.paper.tensor import Tensor
 from mindspeed_mm_dit.framework.paper.trace import Trace, recording
 from tests.conftest import FRAMEWORK
 
-torch = pytest.importorskip("torch") if FRAMEWORK == "pytorch" else None
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
 
 size = st.integers(1, 6)

@@ -68,7 +68,7 @@ def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--timestep-window 0.5,1", "timestep_window = [0.5, 1.0]: unknown key"),
+        ("--timestep-window 0.5,1", "--timestep-window: is not for diffusion.model_id = gaussian_diffusion"),
         ("--report", "--report: is drawn from a checkpoint, and none is saved"),
         ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
         ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),

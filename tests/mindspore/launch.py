@@ -10,8 +10,8 @@ import pytest
 
 from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
-from tests.forked import STARTED, Forked
-from tests.training.launch import PATIENCE_SECONDS, Configs, Outcome, together
+from tests.forked import PATIENCE_SECONDS, STARTED, Forked
+from tests.training.launch import Configs, Outcome, together
 
 PYTHON = os.environ.get("MM_DIT_MINDSPORE_PYTHON", "")
 needs_mindspore = pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter")

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parame
 from tests.conftest import FRAMEWORK
 from tests.framework.test_paper import keep_as_a_gpu_does
 
-torch = pytest.importorskip("torch") if FRAMEWORK == "pytorch" else None
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
 
 SMALL = {"num_layers": 3, "hidden_size": 192, "num_heads": 3, "num_classes": 10}

@@ -18,13 +18,15 @@ from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.on_paper import forward_pass
 from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
+from mindspeed_mm_dit.registry import join
 from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
 from mindspeed_mm_dit.wings.lab.task import Task
 from tests.outside import plugin, predictor
@@ -54,6 +56,31 @@ def config(joined, model_json):
 def test_its_name_is_its_own(joined):
     with pytest.raises(ConfigError, match="'residual': is registered already"):
         register_predictor(dataclasses.make_dataclass("Other", (), bases=(predictor.ResidualConfig,), frozen=True))
+
+
+@dataclasses.dataclass
+class Thawed:
+    model_id: str = "mine"
+
+
+class Short(predictor.ResidualConfig):
+    num_tokens = PredictorConfig.num_tokens  # (abstract there)
+
+
+@pytest.mark.parametrize(("kind", "message"), [
+    (Short, "Short: lacks num_tokens"), (object, "object: lacks @dataclass"),
+    (Thawed, r"Thawed: lacks @dataclass\(frozen=True\)"),
+    ("broken_plugin:Config", r"predictor 'mine' \(broken_plugin:Config\): failed to load: SyntaxError"),
+])  # fmt: skip
+def test_what_a_faulty_plugin_lacks_is_said(model_json, tmp_path, monkeypatch, kind, message):
+    (tmp_path / "broken_plugin.py").write_text("class Config(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    join("predictor", "mine", kind)
+    try:
+        with pytest.raises(PlatformError, match=message):
+            model_config_from_mapping({**model_json, "predictor": {**PREDICTOR, "model_id": "mine"}}, "model.json")
+    finally:
+        del PREDICTOR_CONFIGS["mine"]
 
 
 @pytest.fixture

@@ -18,14 +18,10 @@ import pytest
 
 from mindspeed_mm_dit.training.launch.variables import free_port
 from tests.conftest import ROOT
-from tests.forked import GPUS, PATH, STARTED, launch
+from tests.forked import GPUS, PATH, PATIENCE_SECONDS, STARTED, launch
 
 MM_DIT = [sys.executable, "-m", "mindspeed_mm_dit.cli.main"]
 _NUMBERS = re.compile(r"iteration +(\d+)/.*learning rate: (\S+) .* loss: (\S+) .* grad norm: (\S+) ")
-
-
-PATIENCE_SECONDS = 1200
-"""For a machine that does much else; no run takes a tenth of it on a quiet one."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_f
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import random_arrays
 from tests.conftest import ROOT
+from tests.forked import PATIENCE_SECONDS
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
@@ -148,7 +149,9 @@ def test_cat_dog_fine_tunes_published_weights(tmp_path):
     command = ["bash", str(ROOT / "examples/dit/pretrain.sh"), "--host", "standalone", "--train-iters", "1"]
     command += ["--global-batch-size", "2", "--lr-warmup-iters", "0", "--report", "always", "--report-steps", "1"]
     environment = {**os.environ, "CONFIG": str(config), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     line = "y_embedder.embedding_table.weight (3, 32): 2 of 2 classes drawn anew, the null class kept"
     assert "31 of 32 tensors as they are" in done.stdout and line in done.stdout, done.stdout

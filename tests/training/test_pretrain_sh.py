@@ -13,14 +13,15 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.faults.launched import Run, config_folder
+from tests.forked import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.ranks
 
 
 def pretrain(folder: Path, flags: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, text=True, timeout=300,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, text=True,
+        timeout=PATIENCE_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "VIRTUAL_ENV": "this one",
              "CUDA_VISIBLE_DEVICES": "", **environment},
     )  # fmt: skip

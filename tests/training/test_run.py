@@ -11,6 +11,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint import checksums, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from tests.forked import PATIENCE_SECONDS
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
@@ -88,7 +89,7 @@ def test_sigterm_to_a_torchrun_of_the_users_own_saves_and_ends(tiny, tmp_path):
     process = tiny.start(LONG + f"--save {tmp_path}", ranks=2)
     wait_for(process, "iteration +3/")
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=120)
+    rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert "saving it" in rest and process.returncode != 0
     (saved,) = CheckpointStore(tmp_path).iterations()
     assert saved >= 3 and torch_dcp.problem_of(CheckpointStore(tmp_path).path(saved)) is None

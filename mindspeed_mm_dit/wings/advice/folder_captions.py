@@ -8,15 +8,16 @@ import posixpath
 import re
 from collections import Counter
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import is_folder
+from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, read_bytes
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.image_captions import captions_beside
 from mindspeed_mm_dit.data.labels_csv import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, read_labels
-from mindspeed_mm_dit.data.listing import class_folders, list_images
+from mindspeed_mm_dit.data.listing import class_folders, is_hidden, list_images
 from mindspeed_mm_dit.data.parquet_rows import columns_of_texts
 from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.data.tar_rows import members
@@ -30,6 +31,9 @@ ENDINGS = (".txt", ".caption", *(f".json:{name}" for name in COLUMNS))
 SOME, ENOUGH = 200, 0.5
 """Images whose captions are looked for, and the part of them that must have one with a letter."""
 NONE = "none"
+LISTS = (".txt", ".tsv", ".tab", ".json")
+SHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+"""Endings of files that hold captions elsewhere: one for all images, as text, or a spreadsheet."""
 
 
 def captions_of_folder(images: str, wanted: str | None = None) -> FolderClasses | None:
@@ -38,7 +42,7 @@ def captions_of_folder(images: str, wanted: str | None = None) -> FolderClasses 
     ``wanted``: the value of dataset_param.captions to look for, or NONE.
 
     Raises:
-        ConfigError: there are no captions at the place that is ``wanted``.
+        ConfigError: there are no captions at the place that is ``wanted``, or few images have one.
     """
     path = Path(images)
     if wanted == NONE or not path.exists():
@@ -58,15 +62,48 @@ def captions_of_folder(images: str, wanted: str | None = None) -> FolderClasses 
 
 
 def check_tables(images: str) -> None:
-    """Raise ConfigError if ``images`` is a folder without classes whose table names its images and cannot be read."""
+    """Raise ConfigError if a file in ``images``, a folder without classes, may hold captions and is not read."""
     folder = Path(images)
     if not is_folder(folder) or len(class_folders(folder)) > 1:
         return
     with suppress(DataError, OSError):
-        names = {posixpath.basename(path) for path, _ in list_images(DatasetParam(images, 8, single_class=True)).rows}
+        paths = [Path(path) for path, _ in list_images(DatasetParam(images, 8, single_class=True)).rows]
+        names, stems = {path.name for path in paths}, {path.stem for path in paths}
         for file in _indices(folder):
             if names & _words_of(file):
                 _check_table(file)
+        for file in _of_no_single_image(folder, names | stems):
+            if file.suffix.lower() in SHEETS or (file.suffix.lower() in LISTS and _tells_of(file, names, stems)):
+                raise ConfigError(
+                    f"IMAGES = {images}",
+                    f"{file.name} may hold the captions, but they are not read from such a file",
+                    "save it as captions.csv, in UTF-8, with a first line file_name,caption; or leave it out with "
+                    f"--captions {NONE}",
+                )
+
+
+def texts_beside(images: str) -> list[str]:
+    """Return the places, such as .json:tags, of texts in the .json beside most images: captions by another name."""
+    some = _some_of(Path(images))
+    there: set[str] = set()
+    for file in [file for image in some[:1] for file in (image.with_suffix(".json"), Path(f"{image}.json"))]:
+        with suppress(UnusableFile):
+            there |= _keys(read_bytes(file))
+    texts = [place for place, count in _counts(some[:1], sorted(there)).items() if count]
+    return [place for place, count in _counts(some, texts).items() if count >= ENOUGH * len(some)]
+
+
+def _of_no_single_image(folder: Path, of_images: set[str]) -> list[Path]:
+    """Return the files of a folder whose names do not begin as one of an image, up to a dot."""
+    files = (file for file in sorted(folder.iterdir()) if not is_hidden(file.name) and file.is_file())
+    return [file for file in files if of_images.isdisjoint(accumulate(file.name.split("."), "{}.{}".format))]
+
+
+def _tells_of(file: Path, names: set[str], stems: set[str]) -> bool:
+    """Return whether a file names images, or most of their stems, and says more of them than that."""
+    words = _words_of(file)
+    named = {word for word in words if word in names or posixpath.splitext(word)[0] in stems}
+    return (bool(words & names) or 2 * len(named) > len(stems)) and any(map(str.isalpha, "".join(words - named)))
 
 
 def _check_table(file: Path) -> None:
@@ -82,7 +119,8 @@ def _words_of(file: Path) -> set[str]:
     with open(file, "rb") as table:
         content = table.read(MOST_OF_A_LINE)
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
-    return {posixpath.basename(word.strip()) for word in re.split(r'[,;|\t"\r\n]+', text)}
+    words = (*re.split(r'[,;|\t"\r\n]+', text), *re.split(r'[\s,;:|"]+', text))  # (names may hold spaces)
+    return {posixpath.basename(word.strip()) for word in words}
 
 
 def _indices(folder: Path) -> list[Path]:
@@ -125,26 +163,46 @@ def _in_tar(file: Path) -> set[str]:
 
 def _keys(content: bytes) -> set[str]:
     try:
-        return {f".json:{key}" for key in json.loads(content)}
-    except (ValueError, TypeError, RecursionError):
+        return {f".json:{key}" for key in json.loads(content).keys()}  # noqa: SIM118 (of an object alone)
+    except (ValueError, AttributeError, RecursionError):
         return set()
 
 
 def _beside(folder: Path, places: tuple[str, ...], enough: float) -> FolderClasses | None:
-    """Return the ending of the files beside this part of some images; texts without a letter are no captions."""
+    """Return the ending of the files beside some images; texts without a letter are no captions.
+
+    Raises:
+        ConfigError: less than the part ``enough`` of the images has captions: those or the others would be lost.
+    """
+    some = _some_of(folder)
+    counts = _counts(some, [place for place in places if place.startswith(".")])
+    place, count = next(iter(counts.most_common(1)), ("", 0))
+    if not count:
+        return None
+    if count < enough * len(some):
+        raise ConfigError(
+            f"IMAGES = {folder}",
+            f"of {len(some)} images looked at, only {count} with a caption in a {place} beside it",
+            f"write the others, or learn those alone with --captions {place}, or classes with --captions {NONE}",
+        )
+    return FolderClasses(str(folder), None, False, f"each image has its caption in a {place} beside it", captions=place)
+
+
+def _some_of(folder: Path) -> list[Path]:
+    """Return images from all parts of a folder; none if it has none."""
     try:
         rows = list_images(DatasetParam(str(folder), 8, single_class=True)).rows
     except DataError:
-        return None
-    some = [folder / rows[int(n)][0] for n in np.linspace(0, len(rows) - 1, min(SOME, len(rows)))]
-    counts = Counter(
+        return []
+    return [folder / rows[int(n)][0] for n in np.linspace(0, len(rows) - 1, min(SOME, len(rows)))]
+
+
+def _counts(images: list[Path], places: list[str]) -> Counter[str]:
+    """Return how many of the ``images`` have a caption with a letter in each of the ``places``."""
+    told = {place: captions_beside(images, [place]) for place in places}
+    return Counter(
         {
-            place: sum(any(map(str.isalpha, " ".join(told.captions))) for told in captions_beside(some, [place]))
-            for place in places
-            if place.startswith(".")
+            place: sum(own.other_encoding or any(map(str.isalpha, " ".join(own.captions))) for own in found)
+            for place, found in told.items()
         }
     )
-    place, count = next(iter(counts.most_common(1)), ("", 0))
-    if not count or count < enough * len(some):
-        return None
-    return FolderClasses(str(folder), None, False, f"each image has its caption in a {place} beside it", captions=place)

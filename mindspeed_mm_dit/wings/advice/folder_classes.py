@@ -14,8 +14,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 LABELS = "labels.csv"
 """Name of the index to take if a folder has several CSV files."""
-SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))
-"""Names of folders that hold class folders but are not classes."""
+SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+"""Names of folders that hold images or class folders but are not classes; what is learned comes first."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def classes_of_folder(images: str) -> FolderClasses:
             "correct its first line or save it as UTF-8; to ignore it, rename it",
         )  # fmt: skip
     folders = class_folders(path)
-    splits = [folder.name for folder in folders if folder.name.lower() in SPLITS]
+    splits = sorted((folder.name for folder in folders if folder.name.lower() in SPLITS),
+                    key=lambda name: SPLITS.index(name.lower()))  # fmt: skip
     if splits and len(splits) == len(folders):
         raise ConfigError(
             f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"

@@ -31,6 +31,7 @@ class Watch:
     Args:
         is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
         taken: tensor -> what is recorded of it; None: all of it.
+        of_scalars: whether tensors without axes are recorded, too: they cannot be joined.
     """
 
     def __init__(
@@ -38,8 +39,9 @@ class Watch:
         network: Any,
         is_watched: Callable[[str], bool] = lambda name: True,
         taken: Callable[[Any], np.ndarray] | None = None,
+        of_scalars: bool = False,
     ) -> None:
-        room = room_of(network)
+        room, self._of_scalars = room_of(network), of_scalars
         self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
         self._taken, self._micro_batch = taken or room.host, -1
         self._calls, self._summed = count(), dict[tuple[int, str], int]()
@@ -66,9 +68,13 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
 
-    def parts(self, name: str) -> dict[int, Any]:
-        """Return a value by micro-batch, as it was taken."""
-        return dict(self._found[name])
+    def parts(self, begin: str) -> dict[int, dict[str, Any]]:
+        """Return the values whose names begin so, by micro-batch and the rest of the name, as they were taken."""
+        found: dict[int, dict[str, Any]] = defaultdict(dict)
+        for name in sorted(name for name in self._found if name.startswith(begin)):
+            for micro_batch, value in self._found[name].items():
+                found[micro_batch][name.removeprefix(begin)] = value
+        return dict(found)
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
@@ -80,7 +86,7 @@ class Watch:
         return partial(record, self._micro_batch)
 
     def _keep(self, micro_batch: int, name: str, tensor: Any) -> None:
-        if tensor.ndim and micro_batch not in self._found[name]:
+        if (tensor.ndim or self._of_scalars) and micro_batch not in self._found[name]:
             self._found[name][micro_batch] = self._taken(tensor)
 
     def _next_sum(self) -> Callable[[str, Any], None]:

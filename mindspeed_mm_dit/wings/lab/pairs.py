@@ -155,7 +155,8 @@ class Pairing:
     def __init__(self, mine: Computed, theirs: Computed, pairs: Sequence[Pair], names: Names) -> None:
         self.modules = modules_paired(_called(mine), _called(theirs), pairs, names)
         self._pairs, self._watched = pairs, values_paired(mine, theirs, self.modules)
-        self._whole = [name for name in mine if name in theirs and name.startswith(("loss/", "gradient norm/"))]
+        whole = ("loss/", "gradient norm/", *(() if "" in names.values() else ("output//",)))
+        self._whole = [name for name in mine if name in theirs and f"{name}/".startswith(whole)]
 
     def named(self, values: Computed) -> dict[str, np.ndarray]:
         """Return values of theirs by the names of mine; a module's by its number or keyword there."""

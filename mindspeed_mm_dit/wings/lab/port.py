@@ -3,6 +3,10 @@
 The truth is one of them in float64. How far rounding may move a quantity is measured there, with every number moved at
 random by ROUNDINGS roundings; and if both are on PyTorch, by that program in its own precision too. The other program's
 arithmetic plays no part, so an error in it cannot widen its own bound.
+
+What is as small as rounding, such as another eps, shows where both compute in float64: there one formula written twice
+agrees to ONE_FORMULA. A module that is past its bound there, though its inputs are right, is wrong if the output of the
+network has its difference, too.
 """
 
 from __future__ import annotations
@@ -23,13 +27,22 @@ from mindspeed_mm_dit.wings.lab.examples import nudged
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, first_wrong, moved_weights, room_of
 from mindspeed_mm_dit.wings.lab.layouts import UNITS
 from mindspeed_mm_dit.wings.lab.pairs import Names, Pair, Pairing, parameters_paired
-from mindspeed_mm_dit.wings.lab.prove import DRAWS, MEASURED, ROUNDINGS, asked_of
-from mindspeed_mm_dit.wings.lab.table import MODULES, Computed, Finding, judge_steps, noise_of
+from mindspeed_mm_dit.wings.lab.prove import DRAWS, ROUNDINGS, asked_of
+from mindspeed_mm_dit.wings.lab.table import MODULES, Bound, Computed, Finding, judge_steps, noise_of, relative_error
 
 SEED = 1234
 OUTPUT = "output/"
 """Name of what the whole network gives."""
+MEASURED = Bound(
+    f"Measured on the program that is the truth: twice the largest error of {DRAWS} passes in which the weights, and "
+    "the results and gradients of every module (on PyTorch, of every function, too), were moved at random by up to "
+    f"{ROUNDINGS} roundings, and of one without that; at least twice {ROUNDINGS} roundings."
+)
 JUDGED = {"output": MEASURED, "loss": MEASURED, "gradient": MEASURED}
+ONE_FORMULA = 1e-10
+"""Two programs of one formula differ by less in float64."""
+LEFT = 1e-3
+"""If less of a module's difference is left in what is around it, the difference ends there."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +133,44 @@ def _compared(own: Program, other: Program, pairs: list[Pair], names: Names, pre
     within = [each for each in findings if each.kind in MODULES and each.name != OUTPUT and "//" not in each.name]
     right = {each.which for each in findings if each.kind == "output" and each.good}
     within = [each for each in within if each.noise != math.inf and (each.good or not _ends(each, right))]
+    told, wrong = _in_float64(own, exact, findings) if is_theirs and precision == "float32" else ({}, [])
     return Comparison(
         labels=("theirs", "mine"), facts=(other.room.settings(), own.room.settings()),
         about={"model": " against ".join(reversed(sides)), "precision": precision,
-               "truth": f"{sides[0 if is_theirs else 1]} in float64"},
-        findings=[each for each in findings if each.kind not in MODULES or each.name == OUTPUT], watched=within,
-        bounds=JUDGED,
+               "truth": f"{sides[0 if is_theirs else 1]} in float64", **told},
+        findings=[*(each for each in findings if each.kind not in MODULES or each.name == OUTPUT), *wrong],
+        watched=within, bounds=JUDGED,
         their_names={name: theirs for name, theirs in pairing.modules.items() if name != theirs},
     )  # fmt: skip
+
+
+def _in_float64(own: Program, truth: Computed, findings: Sequence[Finding]) -> tuple[dict[str, str], list[Finding]]:
+    """Compute ``own`` in float64, too: return what is said of it, and the modules that are wrong there.
+
+    truth: of the other program, by names of own; findings: of float32, whose bounds hold for modules here as well.
+    """
+    if not own.room.HAS_FLOAT64:
+        return {}, []
+    try:
+        found = _exact(own)
+    except Exception as error:  # (an NPU, a kernel of its own, what cannot be copied)
+        return {"in float64": f"mine cannot compute: {str(error).partition(chr(10))[0]}"}, []
+    off = {name: relative_error(found[name], array) for name, array in truth.items() if name in found}
+    said = f"the outputs are {off[OUTPUT]:.1e} apart"
+    if off[OUTPUT] > ONE_FORMULA:
+        first = next(name for name, far in off.items() if far > ONE_FORMULA and name.startswith(("input/", "output/")))
+        kind, _, module = first.partition("/")
+        place = f"the input of {module.rpartition('/')[0]}" if kind == "input" else module.partition("#")[0]
+        said += f", from {place or 'the network'} on: a constant such as eps, or a table in float32"
+    outputs = {name: far for name, far in off.items() if name.startswith("output/") and "#" not in name}
+    bounds = {finding.name: finding.tolerance for finding in findings}
+    wrong = []
+    for name, far in outputs.items():
+        fed = [off[each] for each in off if each.startswith(f"input/{name[7:]}/")]
+        around = [outputs.get(f"output/{above}", far) for above in _around(name[7:])]
+        if far > bounds.get(name, math.inf) and max(fed, default=0.0) < LEFT * far < min(around, default=0.0):
+            wrong.append(Finding(name, far, bounds[name]))
+    return {"in float64": said}, wrong
 
 
 def _check_form(mine: Shape, theirs: Shape) -> None:
@@ -149,8 +192,12 @@ def _check_tells(findings: Sequence[Finding], said: str, precision: str) -> None
 def _ends(finding: Finding, right: Collection[str]) -> bool:
     """Return whether a difference in the forward pass ends within a module whose output is right: a matter of taste."""
     module = finding.which.partition("/")[0].partition("#")[0]
-    above = [module[:place] for place, letter in enumerate(module) if letter == "."] + [""] * bool(module)
-    return finding.kind in ("input", "output") and any(name in right for name in above)
+    return finding.kind in ("input", "output") and any(name in right for name in _around(module))
+
+
+def _around(module: str) -> list[str]:
+    """Return the modules that hold this one."""
+    return [module[:place] for place, letter in enumerate(module) if letter == "."] + [""] * bool(module)
 
 
 def _truth(program: Program, precision: str) -> list[Computed]:
@@ -160,11 +207,14 @@ def _truth(program: Program, precision: str) -> list[Computed]:
     """
     if not program.room.HAS_FLOAT64:
         return [program.measure(), *(_moved(program, precision, draw) for draw in range(DRAWS))]
-    exact, single = (replace(program, module=change(copy.deepcopy(program.module)))
-                     for change in (lambda module: module.double(), lambda module: module.float()))  # fmt: skip
+    single = replace(program, module=copy.deepcopy(program.module).float())
+    return [_exact(program), single.measure(), *(_moved(single, precision, draw) for draw in range(DRAWS))]
+
+
+def _exact(program: Program) -> Computed:
+    """Return what a copy of a program computes in float64."""
     with program.room.exactly():
-        truth = exact.measure(True)
-    return [truth, single.measure(), *(_moved(single, precision, draw) for draw in range(DRAWS))]
+        return replace(program, module=copy.deepcopy(program.module).double()).measure(True)
 
 
 def _moved(program: Program, precision: str, draw: int) -> Computed:

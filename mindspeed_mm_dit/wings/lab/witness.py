@@ -31,6 +31,9 @@ MOST_STEPS = 100
 MOST_TURNED = 2.0
 """By so many times itself the change of an entry is off at most: rounding has turned its sign."""
 
+Sent = Mapping[int, Mapping[str, Any]]
+"""Micro-batch -> what a loop has sent back to each output that its loss has used."""
+
 
 class Witness:
     """Records the first steps within a ``with`` block; see ``dit.witness``."""
@@ -138,7 +141,7 @@ class Witness:
         """Note a call of the model by the loop."""
         if self._watch is None:
             self._watch = Watch(self._model, taken=self._seen)
-            self._ends = Watch(self._model, lambda name: not name, taken=self._room.copied)
+            self._ends = Watch(self._model, lambda name: not name, self._room.copied, of_scalars=True)
         self._calls.append(call)
         self._watch.next()
         self._ends.next()
@@ -168,7 +171,7 @@ class Witness:
         self._calls = calls
 
     def _again(
-        self, calls: list[Any], sent: Mapping[int, Any], draw: int | None = None, before: Sequence[Any] = ()
+        self, calls: list[Any], sent: Sent, draw: int | None = None, before: Sequence[Any] = ()
     ) -> tuple[float, dict[str, Any], list[Any]]:
         """Take the calls again; return the change of the loss by the outputs, all quantities, and the outputs.
 
@@ -180,19 +183,16 @@ class Witness:
         with room.kept_as_it_is(self._model, whole=False), self._moving(draw):
             for n in sorted(sent):
                 watch.next()
+                back, earlier = tuple(sent[n].values()), before[len(outputs)] if before else ()
 
-                def loss(output: Any, n: int = n) -> Any:
-                    back = sent[n]
-                    if before:
-                        back = back + (room.copied(output) - before[len(outputs)]) * room.share(
-                            back, before[len(outputs)]
-                        )
-                    return (output * back).sum()
+                def loss(found: Any, back: Any = back, earlier: Any = earlier) -> Any:
+                    if earlier:
+                        back = [b + (room.copied(x) - y) * room.share(b, y) for b, x, y in zip(back, found, earlier)]
+                    return sum((x * b).sum() for x, b in zip(found, back))
 
-                run = partial(self._first, calls[n])
-                output, _, own = room.gradients(self._model, run, loss, self._taken)
-                value += float(room.host((room.copied(output) * sent[n]).sum()))
-                outputs.append(room.copied(output))
+                found, _, own = room.gradients(self._model, partial(self._used, calls[n], sent[n]), loss, self._taken)
+                outputs.append(tuple(map(room.copied, found)))
+                value += sum(float(room.host((x * b).sum())) for x, b in zip(outputs[-1], back))
                 gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in own.items()}
         found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
@@ -212,8 +212,10 @@ class Witness:
         ):
             yield
 
-    def _first(self, call: Any) -> Any:
-        return self._room.tensors(call(self._model))[0][1]
+    def _used(self, call: Any, sent: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Call again; return the outputs that something was sent back to."""
+        found = {self._room.mark(n): x for n, (_, x) in enumerate(self._room.tensors(call(self._model)))}
+        return tuple(found[mark] for mark in sent)
 
 
 def _share(found: np.ndarray, repeated: np.ndarray) -> float:

@@ -47,7 +47,7 @@ def write_data(folder, **param):
 
 def test_classes_sizes_and_doubtful_files_are_said(pets, capsys):
     (pets / "pets/notes.txt").write_text("no image")
-    (pets / "pets/cat/a.heic").write_bytes(b"")
+    (pets / "pets/cat/a.cr2").write_bytes(b"")
     Image.open(pets / "pets/cat/00.png").save(pets / "pets/dog/copy.png")
     write_data(pets, valid_fraction=0.1)
     assert main(["data", "."]) == 0
@@ -59,7 +59,7 @@ def test_classes_sizes_and_doubtful_files_are_said(pets, capsys):
         "shorter side 8 to 32 pixels, middle 32; image_size 16 enlarges 1 of 14, and its square cuts 0% off the middle "
         "image; 13 in colour, 1 grey" in said.out
     )
-    assert "left out: 1 .heic" in said.err and "1 image is byte for byte another image with another label" in said.err
+    assert "left out: 1 .cr2" in said.err and "1 image is byte for byte another image with another label" in said.err
     assert "num_classes = 3, and 1 class has no images" in said.err
 
 

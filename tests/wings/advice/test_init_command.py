@@ -154,6 +154,71 @@ def test_captions_in_a_table_that_cannot_be_read_are_not_lost_in_silence(
     assert init(folder, "--output", "config", "--overwrite", "--captions", "none") == 0
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("captions.txt", "{}\ta temple", True),
+        ("captions.txt", "{}: a temple", True),
+        ("captions.txt", "{} a temple", True),
+        ("told.TSV", "images/china/{}\ta temple", True),
+        ("captions.json", '{{"file_name": "{}", "caption": "a temple"}},', True),  # (as COCO's, too)
+        ("meta_cap.json", '"{0:.2}": {{"caption": "a temple"}},', True),  # as kohya's
+        ("captions.xlsx", "PK", True),
+        ("files.txt", "{}", False),
+        ("README.txt", "Photographs of a temple", False),
+        ("._captions.txt", "{} a temple", False),
+        ("01.png.metadata.json", '{{"title": "{}", "description": ""}}', False),  # as Google Takeout's
+    ],
+)
+def test_captions_in_a_file_that_is_not_read_are_not_lost_in_silence(here, capsys, file, content, said):
+    (here / "images/flower").rename(here / "flower")
+    (here / "images" / file).write_text("\n".join(content.format(f"{number:02d}.png") for number in range(30)))
+    assert init("images", "--output", "config") == (2 if said else 0)
+    assert (f"{file} may hold the captions, but they are not read from such a file" in capsys.readouterr().err) is said
+    assert init("images", "--output", "config", "--overwrite", "--captions", "none") == 0
+
+
+@pytest.mark.parametrize("letters", ["cp1252", "gb18030", "utf-16", "utf-16-le"])
+def test_captions_beside_images_that_are_not_utf_8_are_not_lost_in_silence(here, capsys, letters):
+    for number in range(30):
+        (here / f"images/china/{number:02d}.txt").write_bytes("a temple, ü".encode(letters))
+    assert init("images/china", "--output", "config") == 2
+    said = capsys.readouterr().err
+    assert "00.txt" in said and "(save it as UTF-8): 30 of 30 images cannot be used" in said
+    (here / "images/china/00.txt").write_text("a temple")
+    assert init("images/china", "--output", "config", "--captions", ".txt") == 0
+    assert "29 image(s) cannot be used and are skipped" in capsys.readouterr().err
+
+
+def test_captions_of_few_images_are_not_lost_in_silence(here, capsys):
+    for number in range(10):
+        (here / f"images/china/{number:02d}.txt").write_text("a temple")
+    assert init("images/china", "--output", "config") == 2
+    said = capsys.readouterr().err
+    assert "of 30 images looked at, only 10 with a caption in a .txt beside it" in said and "--captions none" in said
+    for place, taken in ((".txt", 10), ("none", 30)):
+        assert init("images/china", "--output", place, "--captions", place) == 0
+        assert f"{taken} images" in capsys.readouterr().out
+
+
+def test_texts_under_another_key_are_not_lost_in_silence(here, capsys):
+    for number in range(30):
+        texts = {"tags": ["temple", "roof"], "id": number, "note": "a temple" if number < 10 else ""}
+        (here / f"images/china/{number:02d}.json").write_text(json.dumps(texts))
+    for flags, said in (((), True), (("--captions", ".json:tags"), False), (("--captions", "none"), False)):
+        assert init("images/china", "--output", "config", "--overwrite", *flags) == 0
+        found = capsys.readouterr().out
+        assert ("in the .json beside each image, but with --captions .json:tags\n" in found) is said
+        assert ("30 images with captions" in found) is (".json:tags" in flags)
+
+
+def test_of_the_parts_of_a_data_set_the_one_to_train_on_is_named(here, capsys):
+    for name, part in (("china", "test"), ("flower", "Train")):
+        (here / "images" / name).rename(here / "images" / part)
+    assert init("images", "--output", "config") == 2
+    assert "name images/Train" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("named", ["images", "images/labels.csv"])
 def test_an_index_is_used_where_there_is_one(here, named):
     rows = [f"china/{n:02d}.png,temple" for n in range(30)] + [f"flower/{n:02d}.png,blossom" for n in range(20)]
@@ -263,10 +328,10 @@ def test_with_a_vae_and_an_accelerator_encoding_once_is_a_choice(here, capsys, m
 
 def test_damaged_images_are_named_and_left_out_of_the_run(here, capsys):
     (here / "images/china/03.png").write_bytes(b"no image")
-    (here / "images/china/a.heic").write_bytes(b"")
+    (here / "images/china/a.cr2").write_bytes(b"")
     assert init("images", "--output", "config") == 0
     said = capsys.readouterr().err
-    assert "images/china/03.png cannot be decoded" in said and "left out: 1 .heic" in said
+    assert "images/china/03.png cannot be decoded" in said and "left out: 1 .cr2" in said
     assert dataset(here / "config")["skip_bad_images"] is True
 
 
@@ -283,7 +348,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
     [
         ("image --output c", "IMAGES = image: is not there\n    Cure: Did you mean 'images'? name a folder"),
         ("im\udce9ges --output c", r"IMAGES = im\udce9ges: is not UTF-8, as data.json must be"),
-        ("empty --output c", "IMAGES = empty: holds no images (left out: 1 .heic)\n    Cure: name a folder that has"),
+        ("empty --output c", "IMAGES = empty: holds no images (left out: 1 .cr2)\n    Cure: name a folder that has"),
         ("notes.txt --output c", "IMAGES = notes.txt: is a file, and no index with the columns image_path,label"),
         ("splits --output c", "IMAGES = splits: holds train, which are no classes\n    Cure: name splits/train"),
         ("two --output c", "IMAGES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
@@ -319,7 +384,7 @@ def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flag
     shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")
     for folder in ("empty", "splits/train/cat", "two"):
         (here / folder).mkdir(parents=True)
-    (here / "empty/a.heic").write_bytes(b"")
+    (here / "empty/a.cr2").write_bytes(b"")
     (here / "misnamed").symlink_to("images/china")
     (here / "misnamed/labels.csv").write_text("path,class\n00.png,0\n")
     (here / "nothing").symlink_to("nowhere")

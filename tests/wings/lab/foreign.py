@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from mindspeed_mm_dit.framework import activate
 from tests.conftest import FRAMEWORK
@@ -20,6 +21,8 @@ from mindspeed_mm_dit.framework import nn, ops  # noqa: E402
 
 D, HEADS, L, N, C = 24, 2, 5, 6, 4
 RANK, ALPHA = 2, 1.0
+
+on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
 
 
 def attention(q, k, v, mask):
@@ -209,6 +212,23 @@ def inputs(seed=1, batch=3) -> dict[str, np.ndarray]:
         "text": draw.standard_normal((batch, L, D), np.float32), "mask": mask,
         "guidance": draw.uniform(1, 4, batch).astype(np.float32),
     }  # fmt: skip
+
+
+def odd():
+    """A network that uses an activation twice, on other shapes, and few rows of a table."""
+    import torch
+    from torch.nn import Embedding, Linear, Module, SiLU
+
+    class Odd(Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.act, self.a, self.b = Embedding(9, 8), SiLU(), Linear(8, 16), Linear(16, 8)
+
+        def forward(self, x, y):
+            return self.b(self.act(self.a(x))) + self.act(self.table(y))[:, None]
+
+    torch.manual_seed(0)
+    return Odd(), [torch.randn(3, 5, 8), torch.tensor([1, 2, 2])]
 
 
 # --- a loop ----------------------------------------------------------------------------------------------------------

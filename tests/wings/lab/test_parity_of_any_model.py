@@ -17,6 +17,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.gaussian.process import TABLES, GaussianDiffusion
 from mindspeed_mm_dit.wings.lab.parity import compare
 from tests.conftest import ROOT
+from tests.forked import PATIENCE_SECONDS
 
 CONFIG = DiTConfig(input_size=16, num_classes=3, patch_size=4, hidden_size=96, num_layers=3, num_heads=6)
 WEIGHTS = random_weights(CONFIG, seed=1)
@@ -78,6 +79,6 @@ def test_mindspore_reproduces_a_model_of_any_sizes(reference):
     command = [python, "-m", "mindspeed_mm_dit.cli.main", "parity", "--ai-framework", "mindspore"]
     command += ["--reference", reference[0], "--checkpoint", reference[1]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout[-8000:]
     assert f"{QUANTITIES} of {QUANTITIES} quantities within tolerance" in done.stdout

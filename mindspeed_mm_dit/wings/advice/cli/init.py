@@ -37,7 +37,7 @@ from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say
 from mindspeed_mm_dit.wings.advice.begin import Base, base_of, begun
 from mindspeed_mm_dit.wings.advice.example import WEIGHTS, adapted, example_of
 from mindspeed_mm_dit.wings.advice.facts import ImageFacts, Machine, Text
-from mindspeed_mm_dit.wings.advice.folder_captions import NONE, captions_of_folder, check_tables
+from mindspeed_mm_dit.wings.advice.folder_captions import NONE, captions_of_folder, check_tables, texts_beside
 from mindspeed_mm_dit.wings.advice.folder_classes import classes_of_folder
 from mindspeed_mm_dit.wings.advice.overview import looks_at, sizes_of
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED
@@ -237,6 +237,9 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     layout = captions_of_folder(args.images, args.captions) or classes_of_folder(args.images)
     if args.captions != NONE and layout.index is layout.captions is None and layout.dataset_type == "image_folder":
         check_tables(args.images)
+        if places := texts_beside(args.images):
+            named = " or ".join(map(shlex.quote, places[:NAMES_IN_COMMAND]))
+            say(f"not learned:           texts in the .json beside each image, but with --captions {named}")
     if args.text_encoder is not None and layout.captions is None:
         raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
     size = args.image_size or 32
@@ -353,7 +356,7 @@ def _print_expectation(steps: int, images: int) -> None:
     """Print what to expect on a CPU from this number of steps and of ``images`` per class."""
     say(EXPECT_ON_A_CPU)
     few = [f"{steps:,} steps (--train-iters)"] if steps < ENOUGH_STEPS else []
-    few += [f"{images:,} images a class"] if images < ENOUGH_IMAGES else []
+    few += [f"{images:,} image{'s' * (images != 1)} a class"] if images < ENOUGH_IMAGES else []
     if few:
         say(EXPECT_LESS.format(" and ".join(few)))
 
