@@ -21,7 +21,7 @@ class BuildWithConfigs(build_py):
             shutil.copytree(HERE / "examples/dit", target, ignore=shutil.ignore_patterns("*.sh"))
 
 
-CORE = ["einops>=0.8", "jinja2", "numpy", "pillow>=10.1", "pyyaml", "safetensors", "tensorboardX", "tqdm"]
+CORE = ["einops>=0.8", "jinja2", "numpy", "pillow>=11", "pyyaml", "safetensors", "tensorboardX", "tqdm"]
 SCORES = ["scikit-learn"]
 VIEW = ["matplotlib", "tensorboard"]
 LAB = ["matplotlib", "rich", "tensorboard"]
@@ -29,12 +29,12 @@ DEMO = [*SCORES, *VIEW]
 """What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
 VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<6"]
 PARQUET = ["pyarrow>=14"]
-HEIF = ["pillow-heif>=0.16"]
+HEIF = ["pillow-heif>=1.1"]
 """What reads the photographs of an iPhone."""
 HUB = ["huggingface_hub>=0.30,<3"]
 """What ``mm-dit get`` needs; diffusers brings it, too."""
 EXTRAS = {
-    "pytorch": ["torch>=2.7", "diffusers>=0.30", *DEMO],
+    "pytorch": ["torch>=2.7", "diffusers>=0.35.2", *DEMO],
     "mindspore": ["mindspore>=2.7", "numpy<2", *DEMO],
     "lab": LAB,
     "scores": SCORES,

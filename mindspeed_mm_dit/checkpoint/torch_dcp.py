@@ -39,6 +39,9 @@ else:  # a run's first step needs none of them, and they take a second
 
 State = dict[str, Any]
 
+# (PyTorch 2.7 asks a tensor for it as it writes, in a thread, where no catch_warnings reaches)
+warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+
 
 class Writer(BackgroundWriter):
     """Writes one checkpoint at a time, by default in the background, on a CPU process group of its own."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.condition import Conditions, PooledText
 from mindspeed_mm_dit.configs.joint import JointConfig
@@ -37,8 +37,8 @@ class FluxConfig(JointConfig):
     network = "mindspeed_mm_dit.models.flux:Flux"
     diffusers_class = "FluxTransformer2DModel"
     adaptable = (*JointConfig.adaptable, "guidance", "pooled_encoder")  # type: ignore[assignment]
-    published_texts: ClassVar = {"attend_padding": True}
-    fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,)}
+    published_texts: ClassVar[Mapping[str, Any]] = {"attend_padding": True}
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {"patch_size": (1,), "out_channels": (None,)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.flux import GUIDANCE, MOST_EMBEDDED_GUIDANCE
 from mindspeed_mm_dit.configs.joint import JointConfig
@@ -47,8 +47,8 @@ class Flux2Config(JointConfig):
     patch_size = 1
     token_channels = 1
     adaptable = (*JointConfig.adaptable, "guidance")  # type: ignore[assignment]
-    fixed: ClassVar = {"patch_size": (1,), "out_channels": (None,), "eps": (1e-6,)}
-    published_texts: ClassVar = {
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {"patch_size": (1,), "out_channels": (None,), "eps": (1e-6,)}
+    published_texts: ClassVar[Mapping[str, Any]] = {
         "zero_padding": False, "cut_padding": False, "layers": (9, 18, 27),
         "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,9 +18,9 @@ class ImageEncoderConfig(TransformersVisionConfig):
     model_id: Literal["clip_vision"] = "clip_vision"
     """Kind of image encoder."""
 
-    kinds: ClassVar = {"clip_vision_model": "CLIPVisionModel"}
-    pixels: ClassVar = _CLIP
-    section: ClassVar = "image_encoder"
+    kinds: ClassVar[Mapping[str, str]] = {"clip_vision_model": "CLIPVisionModel"}
+    pixels = _CLIP
+    section = "image_encoder"
 
     def tokens(self) -> int:
         """Return the number of features of an image: one for each patch, and one for the whole."""

@@ -20,7 +20,8 @@ def optimizer_settings(group: Any) -> None:
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
         how |= field.metadata["how"]
         try:
-            group.add_argument(flag_of(name), default=field.default, help=words, **how)
+            added = group.add_argument(flag_of(name), default=field.default, **how)
         except argparse.ArgumentError:
             what = f"setting {name!r} of the optimizer {owners[0]!r}"
             raise ConfigError(what, "is a flag of this command already", "give it another name") from None
+        added.help = words  # (where it is given above, Python 3.10 adds the default of what is on or off)

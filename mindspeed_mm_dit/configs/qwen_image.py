@@ -26,7 +26,7 @@ class QwenImageConfig(JointConfig):
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
     published_chain = ("euler", 50)
     diffusers_class = "QwenImageTransformer2DModel"
-    fixed: ClassVar = {
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "patch_size": (2,), "guidance_embeds": (False,), "zero_cond_t": (False,), "use_layer3d_rope": (False,),
         "use_additional_t_cond": (False,), "pooled_projection_dim": (None, 768),
     }  # fmt: skip

@@ -43,7 +43,7 @@ class SD3Config(JointConfig):
 
     network = "mindspeed_mm_dit.models.sd3:SD3"
     diffusers_class = "SD3Transformer2DModel"
-    fixed: ClassVar = {"patch_size": (2,)}
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {"patch_size": (2,)}
     token_channels = 1
     adaptable = (*JointConfig.adaptable, "encoder_dropout_prob")  # type: ignore[assignment]
 

@@ -136,7 +136,7 @@ class Dinov2Config(TransformersTeacherConfig):
 
     model_id: Literal["dinov2"] = "dinov2"
 
-    kinds: ClassVar = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
+    kinds: ClassVar[Mapping[str, str]] = {"dinov2": "Dinov2Model", "dinov2_with_registers": "Dinov2WithRegistersModel"}
     pixels = _IMAGENET
 
 
@@ -146,7 +146,7 @@ class SiglipConfig(TransformersTeacherConfig):
 
     model_id: Literal["siglip"] = "siglip"
 
-    kinds: ClassVar = {"siglip_vision_model": "SiglipVisionModel"}
+    kinds: ClassVar[Mapping[str, str]] = {"siglip_vision_model": "SiglipVisionModel"}
     pixels = _HALVES
 
 

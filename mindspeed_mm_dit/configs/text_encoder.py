@@ -361,7 +361,7 @@ class Qwen3Config(LanguageModelConfig):
     layers: tuple[int, ...] | None = None  # type: ignore[assignment]
     model_id: Literal["qwen3"] = "qwen3"
 
-    usual: ClassVar = {
+    usual: ClassVar[Mapping[str, Any]] = {
         "zero_padding": True, "cut_padding": True, "layers": (-2,),
         "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     }  # fmt: skip

@@ -47,9 +47,9 @@ class VideoTransformerConfig(PredictorConfig):
     depends on it."""
 
     adaptable = ("latent_size", "rope_max_seq_len")
-    heads_key: ClassVar = "num_heads"
+    heads_key = "num_heads"
     """Key of the section for the number of heads."""
-    head_dim_key: ClassVar = "head_dim"
+    head_dim_key = "head_dim"
     """Key of the section for the width of a head."""
     affine_norms: ClassVar[tuple[str, ...]]
     """Norms of a block that have weights, besides those of queries and keys."""

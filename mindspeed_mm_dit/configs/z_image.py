@@ -45,7 +45,7 @@ class ZImageConfig(JointConfig):
     diffusers_class = "ZImageTransformer2DModel"
     data_time = 1
     token_channels = 1
-    fixed: ClassVar = {
+    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "all_patch_size": ([2],), "all_f_patch_size": ([1],), "norm_eps": (1e-5,), "qk_norm": (True,),
         "t_scale": (1000.0,), "siglip_feat_dim": (None,),
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,8 +27,8 @@ SUFFIXES = (
 )
 """Endings of images. Some of Pillow's other formats start a program (EPS), some accept any bytes (TGA)."""
 
-READER_OF = {".heic": "pillow-heif", ".heif": "pillow-heif"}
-"""Package that reads images of an ending, if Pillow alone does not."""
+READER_OF = dict.fromkeys((".heic", ".heif"), "'pillow-heif>=1.1'")
+"""What to install for images of an ending that Pillow alone does not read."""
 
 _MOVING = ("PNG", "WEBP", "AVIF")
 """Pillow's image formats that may be animated."""
@@ -47,7 +48,10 @@ def readable_formats() -> dict[str, str]:
         with suppress(ImportError):
             importlib.import_module(f"PIL.{name}ImagePlugin")
     with suppress(ImportError):
-        importlib.import_module("pillow_heif").register_heif_opener()
+        heif = importlib.import_module("pillow_heif")
+        major, minor = re.findall(r"\d+", heif.__version__)[:2]
+        if (int(major), int(minor)) >= (1, 1):  # (1.0 turns a photograph twice)
+            heif.register_heif_opener()
     known = Image.EXTENSION
     return {suffix: known[suffix] for suffix in SUFFIXES if known.get(suffix) in Image.OPEN}
 

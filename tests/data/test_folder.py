@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,14 +121,15 @@ def test_photographs_of_a_telephone_are_upright_images_where_their_reader_is_ins
     assert np.abs(load_pixels(folder / "cat/x.HEIC", upright.shape[1:], 3) - upright).max() <= 1
 
 
-def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_name(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+@pytest.mark.parametrize("reader", [None, SimpleNamespace(__version__="1.0.0")], ids=["none", "one that turns twice"])
+def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_name(folder, monkeypatch, reader):
+    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
     monkeypatch.setattr(Image, "EXTENSION", {key: kind for key, kind in Image.EXTENSION.items() if kind != "HEIF"})
     readable_formats.cache_clear()
     try:
         (folder / "cat/x.HEIC").write_bytes(b"")
         notes = open_rows(param(folder), 2).notes
-        assert notes == ("note: left out: 1 .heic (to read them: pip install pillow-heif)",)
+        assert notes == ("note: left out: 1 .heic (to read them: pip install 'pillow-heif>=1.1')",)
     finally:
         readable_formats.cache_clear()
 

@@ -254,7 +254,7 @@ def test_a_read_only_disk_costs_the_saves_while_it_is_one(run, tmp_path, monkeyp
 
     steps(run, 1)
     with monkeypatch.context() as disk:
-        disk.setattr(os, "mkdir", refuse)
+        disk.setattr(Path, "mkdir", refuse)
         steps(run, 2)
         assert capsys.readouterr().out.count("Read-only file system") == 2
     run.finish()

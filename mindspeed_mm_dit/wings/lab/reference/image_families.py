@@ -104,7 +104,7 @@ class OfSD3(Family):
 class OfQwenImage(Family):
     """Qwen-Image, whose latents have an axis of frames in files."""
 
-    schedule: ClassVar = {"sample_schedule": "qwen_image"}
+    schedule: ClassVar[Mapping[str, Any]] = {"sample_schedule": "qwen_image"}
 
     def condition(self, number: int, negative: str = "", guidance: str = "guidance") -> list[Tensor]:
         text, mask = (self.given[f"{negative}{name}"][:number] for name in ("text", "mask"))
@@ -129,7 +129,7 @@ class OfZImage(Family):
     """Z-Image, whose time and velocity point to the data."""
 
     data_time = 1
-    schedule: ClassVar = {"sample_shift": 3.0}
+    schedule: ClassVar[Mapping[str, Any]] = {"sample_shift": 3.0}
 
     def condition(self, number: int, negative: str = "", guidance: str = "guidance") -> list[Tensor]:
         names = [f"{start}text{place}" for start in ("", "negative_") for place in range(number)]
@@ -147,7 +147,7 @@ class OfFlux2(Family):
     """FLUX.2, whose latents are cut into patches before the network."""
 
     latents = "patchified"
-    schedule: ClassVar = {"sample_schedule": "flux2"}
+    schedule: ClassVar[Mapping[str, Any]] = {"sample_schedule": "flux2"}
 
     def condition(self, number: int, negative: str = "", guidance: str = "guidance") -> list[Tensor]:
         return [self.given.tensor("text")[:number], *self.embedded(guidance, number)]
