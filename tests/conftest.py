@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parent.parent
 FRAMEWORK = os.environ.get("MM_DIT_TEST_FRAMEWORK", "pytorch")
 """One process of tests runs on one framework."""
 GOLDEN = ROOT / "tests" / "golden" / "data"
+EXTENDED_PACKAGES = {"before", "contract", "device"}
+"""Packages whose tests all belong to `make test-all`: older files, MindSpeed-MM's contracts, the mock accelerator."""
 OFTEN = 20
 """So many answers of a small network that MindSpore interprets cost as much as to compile it."""
 
@@ -34,9 +37,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+pytest_plugins = ["tests.durations"]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that runs the long form of the campaigns."""
-    parser.addoption("--campaign", action="store_true", help="run the tests marked 'campaign' too: every combination")
+    """Add the flags that run more than `make test` does."""
+    parser.addoption("--extended", action="store_true", help="run the tests of `make test-all` too")
+    parser.addoption("--campaign", action="store_true", help="the same, and every combination of the long campaigns")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -44,12 +51,27 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
+def _is_extended(config: pytest.Config) -> bool:
+    return bool(config.getoption("--extended") or config.getoption("--campaign"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the packages of tests that only `make test-all` runs."""
+    return True if collection_path.name in EXTENDED_PACKAGES and not _is_extended(config) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the long form of the campaigns unless it is asked for, and on a device what asks for the CPU."""
-    markers = [*([] if config.getoption("--campaign") else ["campaign"]), *(["cpu"] if DEVICE in PATH or GPUS else [])]
-    left_out = [item for item in items if any(map(item.get_closest_marker, markers))]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    """Deselect what belongs to a longer suite, to the other framework or, on a device, to the CPU."""
+    markers = ["pytorch"] if FRAMEWORK == "mindspore" else ["mindspore"]
+    markers += [] if config.getoption("--campaign") else ["campaign"]
+    markers += [] if _is_extended(config) else ["extended"]
+    markers += ["cpu"] if DEVICE in PATH or GPUS else []
+    deselected = [item for item in items if any(map(item.get_closest_marker, markers))]
+    if FRAMEWORK != "mindspore":
+        deselected += [item for item in items if "mindspore" in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=deselected)
+    removed = set(deselected)
+    items[:] = [item for item in items if item not in removed]
 
 
 def run_config(**flags: Any) -> RunConfig:
@@ -70,6 +92,20 @@ def every(request):
         return lambda check: settings(hypothesis.given(*strategies)(check))()
 
     return every
+
+
+@pytest.fixture(scope="session", autouse=True)
+def freeze_imports() -> None:
+    """Take what is imported out of the garbage collector's rounds, which makes the ones below cheap."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def free_memory_of_module():
+    """Free what a file of tests leaves in reference cycles (networks with hooks), lest a worker grows to gigabytes."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -56,8 +56,23 @@ PATH = os.pathsep.join(
     [str(ROOT), *([DEVICE] if DEVICE in sys.path else []), *([os.environ.get("PYTHONPATH", "")] if GPUS else [])]
 )
 """Where runs find packages: `make test-device` has them find a device apart, and beside a GPU the caller says more."""
-STARTED: list[Any] = []
-"""Runs of the test under way; what is left of them ends with it."""
+
+
+class StartedProcesses(list[Any]):
+    """The processes of the test under way; ``total`` counts those of all tests."""
+
+    total = 0
+
+    def append(self, process: Any) -> None:
+        """Add a process that has just been started."""
+        super().append(process)
+        self.total += 1
+
+
+STARTED = StartedProcesses()
+"""What is left of them ends with the test."""
+FORKED_CPU_SECONDS: list[float] = []
+"""What each forked run that has ended took, its children included; :mod:`tests.durations` adds them up."""
 
 
 class Forked:
@@ -117,7 +132,9 @@ class Forked:
         if self._reading.acquire(blocking=timeout != 0):  # else another thread waits for it, and will say
             try:
                 if self.returncode is None and (line := self._line(timeout)) is not None:
-                    self.returncode = int(line)
+                    code, cpu_seconds = line.split()
+                    self.returncode = int(code)
+                    FORKED_CPU_SECONDS.append(float(cpu_seconds))
                     os.close(self._status)
             finally:
                 self._reading.release()
@@ -297,7 +314,9 @@ def _is_run(status: int) -> bool:
     os.closerange(3, status)
     os.closerange(status + 1, 1024)
     os.write(status, f"{run}\n".encode())
-    os.write(status, f"{os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(run, 0)[1])
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    os.write(status, f"{code} {used.ru_utime + used.ru_stime:.3f}\n".encode())
     os._exit(0)
 
 

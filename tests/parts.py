@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import shutil
@@ -56,6 +57,19 @@ def objectives() -> list[Any]:
     return found
 
 
+def every_word_once(configs: list[Any]) -> list[Any]:
+    """Return configs that have among them each value which any config of their kind has for any field."""
+    met: set[tuple[type, str, str]] = set()
+    chosen = []
+    for config in configs:
+        words = {(type(config), name, repr(value)) for name, value in dataclasses.asdict(config).items()}
+        if not words <= met:
+            chosen.append(config)
+            met |= words
+    return chosen
+
+
+@functools.lru_cache
 def predictors(channels: int = CHANNELS) -> list[Any]:
     """Every predictor at about its smallest sizes: as it is, with each word, switch and width of output, and in every
     way to be steered or to answer that takes up to three of these at once."""

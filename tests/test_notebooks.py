@@ -19,6 +19,7 @@ SHOWS = {"images": "samples.path", "text_to_video": "digits-0000.gif"}
 """Of each notebook, a word of its last cell."""
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SHOWS)
 def test_a_notebook_runs_and_shows_pictures(name, tmp_path, monkeypatch):
     if name == "text_to_video":

@@ -209,6 +209,7 @@ def project(tmp_path_factory):
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name, project):

@@ -52,6 +52,7 @@ def test_a_closed_stream_is_opened_to_nowhere_and_no_file_gets_its_number(tmp_pa
     assert done.stdout == ("" if closed.find(">&-") in (0, 4) else "out\n\\udce9 more\nfrom a child\n")
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(FRAMEWORK != "pytorch", reason="one way to close them")
 @pytest.mark.parametrize("how", [">&- 2>&-", "2>&1 | head -1"])
 def test_a_run_that_nobody_reads_trains_and_saves(tmp_path, few_digits, how):

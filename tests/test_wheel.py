@@ -80,6 +80,7 @@ def core(installed, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("framework", ["pytorch", pytest.param("mindspore", marks=needs_mindspore)])
 def test_the_core_alone_trains_resumes_and_samples(core, few_digits, tmp_path, framework):

@@ -26,6 +26,7 @@ def run_of_alice(tmp_path_factory, digits_folder):
     return home / "ck"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "command",
     [

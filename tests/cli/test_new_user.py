@@ -47,6 +47,7 @@ def as_printed(said: str, label: str) -> str:
     return said[said.index(label) + len(label) :].replace("\\\n", " ").splitlines()[0]
 
 
+@pytest.mark.extended
 @needs_diffusers
 def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -136,6 +136,7 @@ def test_weights_kept_in_bfloat16_draw_what_autocast_draws(trained):
     assert np.array_equal(*images)
 
 
+@pytest.mark.extended
 @pytest.mark.cpu
 def test_compiled_blocks_draw_the_same_images(trained, tmp_path):
     for name, flags in (("a", []), ("b", ["--torch-compile"])):

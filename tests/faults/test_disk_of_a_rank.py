@@ -61,6 +61,7 @@ def test_two_ranks_of_pytorch_agree_that_a_save_failed_and_that_a_file_changed(t
     check_fallback(tiny.run(flags + "--train-iters 5", 2), "__1_0.distcp")
 
 
+@pytest.mark.extended
 @mindspore.needs_mindspore
 def test_workers_of_mindspore_agree_that_a_save_failed_and_that_a_file_changed(tiny, tmp_path):
     """Two workers until step 6, of which the first cannot write step 2; then one."""

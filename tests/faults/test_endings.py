@@ -123,6 +123,7 @@ def test_ranks_do_not_train_on_without_a_launcher_that_was_killed(tmp_path, conf
     assert steps_saved(run) >= 3
 
 
+@pytest.mark.extended
 def test_an_image_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
     digits = tmp_path / "digits"
     write_digits(digits)
@@ -138,6 +139,7 @@ def test_an_image_that_vanishes_for_one_rank_ends_and_saves_both(tmp_path):
     assert run.said.count("DataError") == 1 and str(index.paths[image]) in run.said and "Traceback" not in run.said
 
 
+@pytest.mark.extended
 @needs_mindspore
 def test_two_msruns_share_a_machine_and_a_folder_and_end_as_they_are_asked_to(tmp_path, config):
     interrupted = Run(tmp_path, config, "--save a --load a --pynative", "mindspore")

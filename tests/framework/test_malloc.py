@@ -31,6 +31,7 @@ def pages(*words: str, **environment: str) -> tuple[bool, int]:
     return kept == "True", int(count)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_memory_that_is_kept_is_not_cleared_again():
     assert pages() == (False, pytest.approx(5 * 2**26 / os.sysconf("SC_PAGESIZE"), rel=0.1))
@@ -38,6 +39,7 @@ def test_memory_that_is_kept_is_not_cleared_again():
     assert kept and count < 100
 
 
+@pytest.mark.extended
 def test_settings_of_the_user_are_left_alone():
     kept, _ = pages("keep", MALLOC_ARENA_MAX="2")
     assert not kept

@@ -59,6 +59,7 @@ def twenty(tiny):
     return run(tiny, STEPS + "--micro-batch-size 32")
 
 
+@pytest.mark.extended
 def test_twenty_losses_are_those_of_pytorch(tiny, twenty):
     check_same(twenty, tiny.run(STEPS + "--micro-batch-size 32"), 20)
 
@@ -74,6 +75,7 @@ def test_a_run_that_begins_with_other_weights_is_that_of_pytorch(tiny, tmp_path)
     check_same(outcome, on_torch, 4)
 
 
+@pytest.mark.extended
 def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begin_with_other_weights(
     tmp_path, digits_folder
 ):
@@ -86,6 +88,7 @@ def test_losses_and_validations_of_two_workers_are_those_of_pytorch_and_all_begi
     check_same(run_under_msrun(configs, flags, 2), configs.run(flags), 4, 2)
 
 
+@pytest.mark.extended
 def test_two_workers_on_buckets_compile_all_shapes_before_they_meet_and_are_pytorch(tmp_path):
     pictures = write_pictures(tmp_path / "pictures", {(16, 24): 10, (9, 9): 10})
     configs = Configs(write_configs(tmp_path / "configs", pictures, {"num_layers": 1}, buckets=[[8, 12], [8, 8]]))
@@ -151,6 +154,7 @@ def test_what_the_backend_lacks_is_refused_by_name(tiny, flags, message):
     assert outcome.code == 2 and message in outcome.output and "Traceback" not in outcome.output
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_the_other_framework_is_refused_with_the_command_that_converts_it(tiny, tmp_path):
     flags = f"--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save {tmp_path}/{{0}} --load {tmp_path}/{{0}}"
     tiny.run(flags.format("torch"))
@@ -192,6 +196,7 @@ def test_clips_that_are_not_cached_are_refused_with_the_command_that_caches_them
     assert refused.code == 2 and "runs on PyTorch alone" in refused.output and "mm-dit cache-latents" in refused.output
 
 
+@pytest.mark.extended
 def test_adapters_learn_the_same_on_both_frameworks_and_go_on_from_either_s_checkpoint(tmp_path_factory, digits_folder):
     """The first half is compiled, the rest interpreted."""
     configs = Configs.create(tmp_path_factory.mktemp("lora"), digits_folder, hidden_size=32, num_layers=1, num_heads=2)

@@ -100,6 +100,7 @@ def path(tmp_path):
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1"
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tmp_path, sharded, framework):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -11,25 +12,29 @@ from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
 from tests.conftest import FRAMEWORK
-from tests.parts import CHANNELS, name_of, objectives
+from tests.parts import CHANNELS, every_word_once, name_of, objectives
 
 SHAPES = ((CHANNELS, 5), (CHANNELS, 4, 5), (CHANNELS, 2, 4, 5))
 """Latents of 2, 3 and 4 axes; with a batch of C a table of the wrong axes would multiply channels without a word."""
 BATCHES = (1, 2, CHANNELS, CHANNELS + 1)
 CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums of some tens of terms, whose order a batch may change
 STEPS = 4
+ONE_OF_EACH = {config.model_id: config for config in objectives()}
 TRIED = objectives()
-ONE_OF_EACH = {config.model_id: config for config in TRIED}
 if FRAMEWORK == "mindspore":  # whose operators are slow to call: one form of each objective tells the axes
     TRIED = list(ONE_OF_EACH.values())
+QUICK = every_word_once(TRIED)
 DRAWN = random.Random(0)
-WALKS = [
-    pytest.param(config, shape, id=f"{len(shape)}-{name_of(config)}")
-    for config in TRIED
-    for shape in (SHAPES if config is ONE_OF_EACH[config.model_id] else [DRAWN.choice(SHAPES)])
-]
+
+
+def form(config, *values):
+    """Return a case of ``config``, which `make test` has if it is the first to have some word."""
+    return pytest.param(config, *values, id=name_of(config), marks=[] if config in QUICK else [pytest.mark.extended])
+
+
+FORMS = [form(config) for config in TRIED]
+WALKS = [form(config, SHAPES if config is ONE_OF_EACH[config.model_id] else [DRAWN.choice(SHAPES)]) for config in TRIED]
 """One form of each objective in every shape, the others in one of them."""
-ON_PYTORCH = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the operators are those of the test above")
 
 
 def batch_of(config, count, shape):
@@ -41,12 +46,16 @@ def rows(arrays, row):
     return {name: array[row : row + 1] for name, array in arrays.items()}
 
 
-@pytest.mark.parametrize("config", TRIED, ids=name_of)
-@pytest.mark.parametrize("shape", SHAPES, ids=len)
-def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config, shape):
+def scores_itself(config):
+    """Whether an objective calls the network itself: tried with networks in tests/test_cross_product.py."""
+    return hasattr(objective_of(config).build(config), "losses")
+
+
+@pytest.mark.parametrize("config", FORMS)
+def test_objective_noises_and_scores_each_sample_by_itself(framework, config):
+    if scores_itself(config):
+        return
     process = framework.runtime.to_runtime_device(objective_of(config).build(config))
-    if hasattr(process, "losses"):
-        pytest.skip("asks the network itself: tried with networks in tests/test_cross_product.py")
     doubled = getattr(config, "variance_type", "") == "learned_range"
 
     def noised_and_loss(latents, draws):
@@ -56,7 +65,7 @@ def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config,
         output = framework.ops.cat([0.5 * noised, 0.1 * noised], 1) if doubled else 0.5 * noised
         return framework.ops.numpy(noised), framework.ops.numpy(process.loss(output, x, noised, *given))
 
-    for count in BATCHES:
+    for shape, count in itertools.product(SHAPES, BATCHES):
         latents, draws = batch_of(config, count, shape)
         together = noised_and_loss(latents, draws)
         alone = [noised_and_loss(latents[row : row + 1], rows(draws, row)) for row in range(count)]
@@ -64,9 +73,9 @@ def test_an_objective_noises_and_scores_each_sample_by_itself(framework, config,
             np.testing.assert_allclose(found, np.concatenate(wanted), **CLOSE)
 
 
-@ON_PYTORCH
-@pytest.mark.parametrize(("config", "shape"), WALKS)
-def test_a_sampler_walks_with_each_sample_by_itself(framework, config, shape):
+@pytest.mark.pytorch  # the operators are those of the test above
+@pytest.mark.parametrize(("config", "shapes"), WALKS)
+def test_sampler_generates_each_sample_by_itself(framework, config, shapes):
     """The network says as much as it is given, so that every state depends on all before it."""
     process = framework.runtime.to_runtime_device(objective_of(config).build(config))
     doubled = getattr(config, "variance_type", "") == "learned_range"
@@ -75,7 +84,7 @@ def test_a_sampler_walks_with_each_sample_by_itself(framework, config, shape):
     def ask(x, t, noise):
         return ops.cat([x, ops.sigmoid(x)], 1) if doubled else x
 
-    def walked(sampler, numbers):
+    def generated(sampler, numbers, shape):
         def noise_at(step):
             return ops.tensor(normals(2, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
@@ -84,11 +93,11 @@ def test_a_sampler_walks_with_each_sample_by_itself(framework, config, shape):
             *_, last = sampler.chain(process, ask, start, noise_at, STEPS, sampler.options())
         return ops.numpy(last)
 
-    for sampler in objective_of(config).samplers.values():
+    for sampler, shape in itertools.product(objective_of(config).samplers.values(), shapes):
         try:
             sampler.check(config, STEPS, sampler.options())
         except ConfigError:
             continue
-        alone = np.concatenate([walked(sampler, np.array([number])) for number in range(CHANNELS)])
-        np.testing.assert_allclose(walked(sampler, np.arange(CHANNELS)), alone, **CLOSE)
+        alone = np.concatenate([generated(sampler, np.array([number]), shape) for number in range(CHANNELS)])
+        np.testing.assert_allclose(generated(sampler, np.arange(CHANNELS), shape), alone, **CLOSE)
         assert np.isfinite(alone).all() and alone.shape == (CHANNELS, *shape)

@@ -31,6 +31,7 @@ def path(tmp_path):
     return plugin.install(tmp_path / "site")
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 def test_one_from_outside_changes_no_loss_in_shards_and_is_resumed_converted_and_planned(configs, path, tmp_path):
     """Shards of 2 ranks, their checkpoint resumed on one: the losses are those of one rank."""

@@ -192,6 +192,7 @@ def test_activations_under_cudas_autocast(monkeypatch):
     assert planned == pytest.approx(bytes_kept(model, AUTOCAST, recompute=False), rel=0.02)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("batch", [4, 8])
 @pytest.mark.parametrize(
     "placement",

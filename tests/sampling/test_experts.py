@@ -156,6 +156,7 @@ def test_a_diffusers_folder_of_both_needs_neither_a_model_json_nor_a_boundary(cl
     assert json.loads((folder / "model_index.json").read_text())["boundary_ratio"] == 0.6
 
 
+@pytest.mark.extended
 def test_the_app_draws_with_both(clips, monkeypatch):
     pytest.importorskip("gradio", reason="requirements of mm-dit app")
     from mindspeed_mm_dit.wings.view import app

@@ -60,6 +60,7 @@ def test_a_data_json_of_mindspeed_mm_trains_once_its_paths_are_set(tmp_path, cli
     assert "note: no clip is brought to 1 frames" in outcome.output
 
 
+@pytest.mark.extended
 def test_the_tutorials_model_is_trained_and_drawn_through_its_autoencoder_and_text_encoder(tmp_path, clips):
     configs = clip_configs(tmp_path, clips)
     vae = {"model_id": "wan_video_vae", "from_pretrained": str(GOLDEN / "wan_vae_tiny"), "norm_latents": True}

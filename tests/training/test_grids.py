@@ -60,6 +60,7 @@ def test_drawing_moves_no_printed_digit(validated, alone):
     assert alone[0].lines == without.lines and alone[0].validations == without.validations and len(without.lines) == 6
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("reshard", [None, "false"], ids=["replicated", "kept gathered"])
 def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(validated, alone, tmp_path, reshard):

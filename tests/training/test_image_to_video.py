@@ -58,7 +58,7 @@ def test_features_are_the_states_before_clips_last_layer_of_a_square_of_its_size
         wanted = module(pixel_values=normal, output_hidden_states=True).hidden_states[-2]
     found = load_image_encoder(config)(images).cpu()
     assert found.shape == (2, config.tokens(), config.width()) == (2, 17, 12)
-    assert found.numpy() == pytest.approx(wanted.numpy(), abs=1e-6)
+    assert found.numpy() == pytest.approx(wanted.numpy(), rel=3e-6, abs=3e-6)
 
 
 @pytest.fixture(scope="module", params=NETWORKS)
@@ -82,6 +82,7 @@ def sample(folder, *flags):
     return main(["sample", "--checkpoint", str(folder / "out"), *asked, *flags])
 
 
+@pytest.mark.extended
 def test_a_sample_begins_with_the_image_that_is_named(trained, capsys):
     folder, images = trained
     assert sample(folder, *images) == 0
@@ -97,6 +98,7 @@ def test_a_sample_begins_with_the_image_that_is_named(trained, capsys):
         assert "--image: is needed: the model begins a clip with an image" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_pictures_of_a_run_begin_with_the_frames_of_its_clips_from_files_or_a_cache(clips, tmp_path):
     files = begun_configs(tmp_path / "files", clips, "features of CLIP, last frame", valid_fraction=0.2)
     drawn = []

@@ -127,6 +127,7 @@ def test_the_native_engine_is_told_of_it_and_the_old_route_refuses_it(tmp_path):
         check_before_import([*words, "--mm-tool", str(tools)])
 
 
+@pytest.mark.extended
 def test_cat_dog_fine_tunes_published_weights(tmp_path):
     """With small weights of the published names and a small VAE, made here."""
     config, weights = tmp_path / "config", tmp_path / "weights"

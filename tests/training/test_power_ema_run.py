@@ -59,6 +59,7 @@ def test_each_average_is_the_sum_over_all_steps(kept):
     assert any(np.abs(weights[name] - average[name]).max() > 1e-4 for name in weights)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("std", [0.03, 0.07, 0.15, 0.25])
 def test_any_other_width_is_made_of_them(kept, tmp_path, capsys, std):
     output = tmp_path / "ema.safetensors"
@@ -90,6 +91,7 @@ def test_it_is_of_the_checkpoint_that_is_named_and_the_same_from_mindspores_fold
     assert all(found[name].tobytes() == array.tobytes() for name, array in wanted.items())
 
 
+@pytest.mark.extended
 def test_two_ranks_keep_their_shards_of_them(tiny, tmp_path):
     sharding = f"--use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml"
     sharded = tiny.run(STEPS + STDS + f"--save {tmp_path} --train-iters 6 {sharding}", ranks=2)

@@ -40,6 +40,7 @@ def test_a_mistake_in_two_processes_is_one_line_and_no_traceback(tmp_path):
     assert "Traceback" not in run.stdout and len(run.stdout.splitlines()) < 6
 
 
+@pytest.mark.extended
 def test_ctrl_c_before_the_first_step_of_two_processes_leaves_no_traceback(tmp_path, few_digits):
     run = Run(tmp_path, config_folder(tmp_path / "config", few_digits), NPUS_PER_NODE="2")
     run.wait_for("10 classes")  # the ranks have yet to meet
@@ -47,6 +48,7 @@ def test_ctrl_c_before_the_first_step_of_two_processes_leaves_no_traceback(tmp_p
     assert run.end() == 130 and "Traceback" not in run.said, run.said
 
 
+@pytest.mark.extended
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, few_digits):
     run = Run(tmp_path, config_folder(tmp_path / "config", few_digits), NPUS_PER_NODE="2")
     late = run.wait_for_rank(1)

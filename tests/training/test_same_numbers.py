@@ -74,7 +74,11 @@ EVERYWHERE = (*RANKS, "shared", "hybrid", "four")
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """What a run learns: its files, the samples of a step, and the ways that it goes without --campaign."""
+    """What a run learns: its files, the samples of a step, and the ways that it goes without --campaign.
+
+    `make test` goes the first ``quick`` of the ways: a covering array in which every kind of run meets one division,
+    and every division meets kinds of its own. `make test-all` goes all of them.
+    """
 
     make: Callable[[Path, Path], Configs]
     batch: int
@@ -85,6 +89,13 @@ class Learned:
     """Writes configs of the same samples, read from elsewhere."""
     on_mindspore: bool = False
     needs: tuple[str, ...] = ()
+    quick: int = 1
+
+    def marks(self, way: str) -> list[pytest.MarkDecorator]:
+        """Return which suite goes this way: `make test`, `make test-all` or a campaign."""
+        if way in self.ways[: self.quick]:
+            return []
+        return [pytest.mark.extended if way in self.ways else pytest.mark.campaign]
 
 
 def in_cache(configs: Configs, place: Path, key: str = "latents") -> Configs:
@@ -172,28 +183,29 @@ def with_stills(clips: Path) -> Path:
 LEARNED = {
     "noise": Learned(
         lambda folder, digits: Configs.create(folder, digits, num_layers=3).hold_out(0.2), 64, 8,
-        (*RANKS, "hybrid", "ignoring", "offloaded"), elsewhere=in_tars,
+        ("replicated", "ignoring", "offloaded", "micro-batches", "sharded", "hybrid"), elsewhere=in_tars, quick=3,
     ),
     "flow": Learned(
-        lambda folder, digits: flow_configs(folder, digits, **FLOW).hold_out(0.2), 32, 4, on_mindspore=True,
+        lambda folder, digits: flow_configs(folder, digits, **FLOW).hold_out(0.2), 32, 4,
+        ("micro-batches", "hybrid", "replicated", "sharded"), on_mindspore=True, quick=2,
     ),
     "mean flow": Learned(
         lambda folder, digits: flow_configs(folder, digits, model_id="mean_flow").change(
             "model.json", predictor={"h_embedder": True}), 16, 4, ("sharded",),
     ),
-    "buckets": Learned(pictures, 16, 2, (*RANKS, "hybrid")),
+    "buckets": Learned(pictures, 16, 2, ("sharded", "micro-batches", "replicated", "hybrid")),
     "buckets by token": Learned(pictures, 16, 2, ("replicated",), "--loss-by token "),
     "stills and videos": Learned(
-        stills_and_videos, 8, 1, ("replicated", "four", "shared"), needs=("av",),
+        stills_and_videos, 8, 1, ("four", "replicated", "shared"), needs=("av",),
     ),
     "images among videos": Learned(mixed, 4, 1, ("replicated",), needs=("av",)),
     "clips": Learned(
         lambda folder, _: clip_configs(folder, write_clips(folder), valid_fraction=0.2), 8, 2,
-        ("replicated", "sharded", "shared", "hybrid"),
+        ("shared", "replicated", "sharded", "hybrid"),
         elsewhere=functools.partial(in_cache, key="features"), on_mindspore=True, needs=("av", "transformers"),
     ),
     "captions": Learned(
-        lambda folder, _: captioned_configs(folder), 4, 1, ("replicated", "sharded"), elsewhere=in_cache,
+        lambda folder, _: captioned_configs(folder), 4, 1, ("sharded", "replicated"), elsewhere=in_cache,
         on_mindspore=True, needs=("transformers",),
     ),
     "teachers": Learned(repa_configs, 8, 2, elsewhere=in_cache, on_mindspore=True, needs=("transformers",)),
@@ -222,8 +234,8 @@ LEARNED = {
         for family in ("flux", "sd3", "qwen_image", "z_image", "flux2")
     },
     "averages of several widths": Learned(small, 16, 4, ("sharded",), "--power-ema-stds 0.05 0.1 "),
-    "steps of Muon": Learned(small, 16, 4, ("sharded", "four"), "--optimizer muon --weight-decay 0.02 "),
-    "adapters": Learned(beside_a_base, 16, 4, (*RANKS, "recomputed"), LORA + "--init-from BASE "),
+    "steps of Muon": Learned(small, 16, 4, ("four", "sharded"), "--optimizer muon --weight-decay 0.02 "),
+    "adapters": Learned(beside_a_base, 16, 4, ("recomputed", *RANKS), LORA + "--init-from BASE ", quick=2),
 }  # fmt: skip
 
 
@@ -269,15 +281,22 @@ def whole(request, tmp_path_factory, few_digits):
     return Whole(learned, configs, steps, undivided, outcome)
 
 
-def of(names: Iterable[str]) -> pytest.MarkDecorator:
-    """Run a test with the whole run of each of these."""
-    return pytest.mark.parametrize("whole", list(names), indirect=True)
+RESUMED_IN_QUICK = {
+    "noise", "flow", "buckets", "clips", "captions", "averages of several widths", "steps of Muon", "adapters"
+}  # fmt: skip
+"""Every kind of state and of data source that a resumed run reads again."""
+
+
+def of(names: Iterable[str], quick: set[str]) -> pytest.MarkDecorator:
+    """Run a test with the whole run of each of these; `make test` with those of ``quick`` alone."""
+    rows = [pytest.param(name, marks=[] if name in quick else [pytest.mark.extended]) for name in names]
+    return pytest.mark.parametrize("whole", rows, indirect=True)
 
 
 @pytest.mark.parametrize(
     ("whole", "way"),
     [
-        pytest.param(name, way, marks=[] if way in learned.ways else pytest.mark.campaign)
+        pytest.param(name, way, marks=learned.marks(way))
         for name, learned in LEARNED.items()
         for way in dict.fromkeys((*EVERYWHERE, *learned.ways))
     ],
@@ -290,7 +309,10 @@ def test_ranks_shards_and_micro_batches_change_no_number(whole, way):
     assert (f"group(s) of {WAYS[way].shared} ranks that share a sample" in outcome.output) is (WAYS[way].shared > 1)
 
 
-@of(LEARNED)
+@of(
+    LEARNED,
+    {"noise", "flow", "buckets", "clips", "captions", "averages of several widths", "steps of Muon", "adapters"},
+)
 def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_path):
     there, batch = whole.configs.folder / "whole", whole.learned.batch
     shutil.copytree(there / "iter_0000003", tmp_path / "iter_0000003")
@@ -306,19 +328,20 @@ def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_pa
         assert [name for name in arrays if found[tree][name].tobytes() != arrays[name].tobytes()] == [], tree
 
 
-@of(name for name, learned in LEARNED.items() if learned.elsewhere)
+@of((name for name, learned in LEARNED.items() if learned.elsewhere), {"noise", "clips", "captions"})
 def test_samples_from_a_cache_or_from_shards_teach_what_files_do(whole, tmp_path):
     whole.check(whole.learned.elsewhere(whole.configs, tmp_path).run(whole.undivided))
 
 
 @mindspore.needs_mindspore
-@of(name for name, learned in LEARNED.items() if learned.on_mindspore)
+@of((name for name, learned in LEARNED.items() if learned.on_mindspore), {"flow"})
 def test_mindspore_learns_what_pytorch_does(whole, tmp_path):
     """From a cache, where only PyTorch runs what makes it."""
     configs = (whole.learned.elsewhere or Configs.copy)(whole.configs, tmp_path)
     whole.check(mindspore.run(configs, whole.undivided), SAME_ON_MINDSPORE)
 
 
+@pytest.mark.extended
 @mindspore.needs_mindspore
 def test_a_run_that_changes_its_framework_on_its_way_is_one_loss_curve(tiny, tmp_path):
     flags = "--micro-batch-size 8 --lr 1e-3 --lr-decay-style constant --seed 3 --train-iters "

@@ -37,6 +37,7 @@ def plain(tiny):
     return outcome.losses
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_blocks_learn_the_same(tiny, plain, ranks):
     path = tiny.folder / "fsdp2.yaml"
@@ -78,6 +79,7 @@ def test_compiled_blocks_have_the_same_gradients_and_are_compiled_where_they_are
     assert 1 <= torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2  # three blocks share them
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("shapes", "graphs"), [(4, 3), (100, 1)], ids=["a graph for each length", "one for all"])
 def test_graphs_of_several_shapes_are_bounded(monkeypatch, shapes, graphs):
     torch._dynamo.reset()

@@ -68,6 +68,7 @@ def test_a_cache_keeps_the_words(cached):
     assert rows[0] == {"path": "first/00.png", "captions": ["a one", "一"]} and len(rows) == 12
 
 
+@pytest.mark.extended
 def test_a_checkpoint_knows_a_few_captions(whole, saved):
     assert describe(saved, None).captions[:2] == ("a one", "one moves left")
 
@@ -216,6 +217,7 @@ def evaluate(saved, tmp_path, *flags):
     return main([*words, *map(str, flags)])
 
 
+@pytest.mark.extended
 def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_path):
     if importlib.util.find_spec("torch_fidelity") is None:
         pytest.skip("pip install --no-deps torch-fidelity")

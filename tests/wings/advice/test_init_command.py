@@ -58,6 +58,7 @@ def dataset(folder="config"):
     return json.loads((folder / "data.json").read_text())["dataset_param"]
 
 
+@pytest.mark.extended
 def test_what_it_writes_trains_at_once_and_is_sampled_as_it_says(here, capsys):
     assert init("images", "--output", "config") == 0
     said = capsys.readouterr().out

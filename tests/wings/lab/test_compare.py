@@ -73,6 +73,7 @@ def arguments(configs: Configs, output: Path, *flags: str):
     return parser.parse_args(["--model", f"{configs.folder}/model.json", "--output", str(output), *flags])
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
 def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, capsys, forked):
@@ -108,6 +109,7 @@ def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, caps
     assert "verdict: PASS" in capsys.readouterr().out
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 def test_pytorch_and_mindspore_agree(configs, tmp_path):
     pythons = [f"--{name}-python={python_of(name)}" for name in ("pytorch", "mindspore")]
