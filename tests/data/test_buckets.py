@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import shutil
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.buckets import Budget
@@ -21,7 +19,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import BucketOrder, lines, nearest, shapes_of
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.transforms import load_pixels
-from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
+from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
@@ -44,9 +42,6 @@ def opened(folder, images, **param):
     return open_data(model, load_data_config(configs / "data.json").dataset_param)
 
 
-# --- shapes ----------------------------------------------------------------------------------------------------
-
-
 def test_a_budget_makes_the_largest_shapes_within_it_and_their_transposes():
     shapes = Budget(area=512 * 512, multiple_of=64, max_aspect_ratio=2).shapes
     assert shapes == ((640, 384), (576, 448), (512, 512), (448, 576), (384, 640))
@@ -54,7 +49,7 @@ def test_a_budget_makes_the_largest_shapes_within_it_and_their_transposes():
 
 
 @pytest.mark.parametrize(("area", "multiple", "aspect"), [(100_000, 16, 2.5), (64, 8, 4.0), (1000, 7, 1.0)])
-def test_no_shape_of_a_budget_exceeds_it_and_none_but_the_square_could_grow(area, multiple, aspect):
+def test_shapes_of_a_budget_are_the_largest_within_it(area, multiple, aspect):
     shapes = Budget(area, multiple, aspect).shapes
     assert shapes and set(shapes) == {(w, h) for h, w in shapes}
     for h, w in shapes:
@@ -70,14 +65,13 @@ def test_an_image_goes_to_the_shape_that_keeps_most_of_it():
     assert nearest(sizes, shapes).tolist() == [0, 3, 2, 1, 3, 3, 3]
 
 
-def test_of_a_budget_a_bucket_with_less_than_a_group_gives_its_images_to_others(tmp_path, images):
+def test_small_bucket_of_a_budget_gives_its_images_to_others(tmp_path, images):
     budget = {"area": 100, "multiple_of": 4, "max_aspect_ratio": 2}
-    assert len(np.unique(opened(tmp_path / "all", images, buckets=budget).rows.shapes, axis=0)) == 3
     few = opened(tmp_path / "few", images, buckets=budget, bucket_group=16).rows.shapes
     assert len(np.unique(few, axis=0)) == 2 and len(few) == sum(COUNTS.values())
 
 
-def test_small_shapes_of_a_budget_give_theirs_to_one_another_before_they_go_to_a_larger_one():
+def test_small_shapes_of_a_budget_are_merged_before_they_grow():
     """Ten tall images and six taller ones fill a tall shape together, though neither has a group of 16."""
     param = DatasetParam("pictures", buckets=Budget(1024, 4, 4.0))
     sizes = np.repeat([[60, 80], [101, 67], [301, 50]], [24, 10, 6], axis=0)
@@ -85,12 +79,9 @@ def test_small_shapes_of_a_budget_give_theirs_to_one_another_before_they_go_to_a
     assert len(np.unique(shapes_of(sizes[:30], param), axis=0)) == 1
 
 
-# --- order -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("group", [1, 3, 4])
-def test_in_an_epoch_no_sample_stands_twice_and_only_the_rest_of_a_bucket_is_left_out(group, shuffle):
+def test_epoch_has_every_sample_of_whole_groups_once(group, shuffle):
     order = BucketOrder(BUCKETS, group, seed=3, shuffle=shuffle)
     assert len(order) == sum(count // group * group for count in np.bincount(BUCKETS))
     for epoch in range(3):
@@ -120,7 +111,7 @@ def test_held_out_samples_all_come_before_one_comes_again():
 
 
 @pytest.mark.parametrize(("micro", "ranks"), [(4, 1), (2, 1), (1, 3), (2, 2), (4, 3), (1, 4)])
-def test_every_micro_batch_of_every_rank_is_of_one_bucket_and_steps_have_the_same_samples(micro, ranks):
+def test_micro_batch_of_any_rank_is_of_one_bucket(micro, ranks):
     order, steps = BucketOrder(BUCKETS, 4, seed=0, costs=np.array([9, 4, 1])[BUCKETS]), 8
     order.check(micro)
     rounds = 12 // (micro * ranks)
@@ -134,7 +125,6 @@ def test_every_micro_batch_of_every_rank_is_of_one_bucket_and_steps_have_the_sam
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_micro_batches_are_dealt_so_that_ranks_finish_together(ranks):
-    """Eight of costs 1 to 8: 18 for each of two ranks, 9 for each of four."""
     costs = np.arange(1, 9)
     order = BucketOrder(np.arange(8), 1, seed=0, costs=costs)
     own = [order.micro_batches(0, 1, rank, ranks, 8 // ranks) for rank in range(ranks)]
@@ -169,9 +159,6 @@ def test_a_micro_batch_that_would_have_two_shapes_is_refused():
         order.check(4, start=6)
 
 
-# --- batches ---------------------------------------------------------------------------------------------------
-
-
 def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, images):
     found = opened(tmp_path, images, random_flip=False)
     samples = found.samples(found.rows, 7, True, draw_of(found.model.diffusion))
@@ -195,16 +182,6 @@ def test_noise_of_a_sample_is_that_of_its_place_whatever_the_micro_batch(tmp_pat
         for n in range(4):
             one = samples.batch(np.array([start + n]))
             assert all(np.array_equal(whole[name][n : n + 1], one[name]) for name in whole)
-
-
-def test_an_image_that_is_turned_by_exif_goes_to_the_bucket_of_how_it_stands(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    (tmp_path / "p/a").mkdir(parents=True)
-    Image.new("RGB", (24, 16)).save(tmp_path / "p/a/turned.jpg", exif=exif)
-    Image.new("RGB", (24, 16)).save(tmp_path / "p/a/upright.jpg")
-    found = opened(tmp_path, tmp_path / "p", buckets=[[8, 12], [12, 8]], bucket_group=1)
-    assert found.rows.shapes.tolist() == [[12, 8], [8, 12]]
 
 
 def test_covering_a_rectangle_scales_no_more_than_it_has_to(tmp_path):
@@ -267,65 +244,35 @@ def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
 def test_a_cache_made_for_other_buckets_is_refused(encoded):
     with pytest.raises(ConfigError, match=r"was made with another size or crop: .*8 x 8.* there and .* here"):
         samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
-    with pytest.raises(ConfigError, match="was made with another size or crop"):
-        samples_of(encoded, latents=str(encoded / "cache"), buckets=None, image_size=16)
-
-
-def test_a_shard_with_elements_missing_is_refused(encoded, tmp_path):
-    folder = shutil.copytree(encoded / "cache", tmp_path / "cache")
-    shard = sorted(folder.glob("*.safetensors"))[0]
-    tensors = load_file(shard)
-    save_file(tensors | {"mean": tensors["mean"][:-1]}, shard)
-    with pytest.raises(DataError, match=r"holds \{'mean': .*not mean and std of 20 rows, with latent_shape"):
-        samples_of(encoded, latents=str(folder))
-
-
-# --- what is wrong ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("param", "message"),
     [
-        ({"buckets": [[8, 8], [32, 4]]}, r"dataset_param.buckets: \[32, 4\]: no sample is nearest to this shape"),
-        (
-            {"buckets": [[8, 10], [12, 8]]},
-            "data.json: dataset_param.buckets: 8 x 10: .*makes no whole number of patches",
-        ),
+        ({"buckets": [[8, 8], [32, 4]]}, r"\[32, 4\]: no sample is nearest"),
+        ({"buckets": [[8, 10], [12, 8]]}, "8 x 10: .*makes no whole number of patches"),
         ({"buckets": {"area": 64, "multiple_of": 2}}, "makes no whole number of patches"),
-        ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15: is too small for any shape"),
-        ({"buckets": {"area": 64}}, "buckets: multiple_of: this key is required and missing"),
-        ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "buckets: aspect = 2: unknown key"),
+        ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15"),
+        ({"buckets": {"area": 64}}, "buckets: multiple_of: .*missing"),
+        ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "aspect = 2: unknown key"),
         ({"buckets": [[4 * n, 4] for n in range(1, 60)]}, "59 shapes: are more than the 51 samples"),
         ({"buckets": []}, "names no shape"),
-        ({"buckets": [[4, n] for n in range(1, 5001)]}, "buckets: makes 5,000 shapes, and 4,096 are the most"),
+        ({"buckets": [[4, n] for n in range(1, 5001)]}, "makes 5,000 shapes, and 4,096 are the most"),
         ({"buckets": {"area": 2**30, "multiple_of": 1, "max_aspect_ratio": 16}}, "makes 49,153 shapes"),
-        ({"buckets": [[8]]}, r"buckets\[0\] = \[8\]: is no \[height, width\]"),
-        ({"buckets": [[8, 0]]}, r"buckets\[0\] = 0: must be at least 1"),
+        ({"buckets": [[8]]}, r"buckets\[0\] = \[8\]"),
+        ({"buckets": [[8, 0]]}, r"buckets\[0\] = 0"),
         ({"buckets": [[8, 8], [8, 8]]}, r"buckets\[1\] = \[8, 8\]: stands there twice"),
         ({"image_size": 8}, "image_size = 8: contradicts buckets"),
-        ({"buckets": None}, "dataset_param.image_size: this key is required and missing"),
-        ({"bucket_group": 0}, "bucket_group = 0: must be at least 1"),
+        ({"buckets": None}, "image_size: .*missing"),
+        ({"bucket_group": 0}, "bucket_group = 0"),
     ],
 )
-def test_buckets_that_cannot_be_are_refused(tmp_path, images, param, message):
+def test_impossible_buckets_are_refused(tmp_path, images, param, message):
     with pytest.raises(UserError, match=message):
         opened(tmp_path, images, **param)
 
 
-def test_the_sheet_and_the_table_say_what_buckets_do(tmp_path, images, monkeypatch, capsys):
-    write_configs(tmp_path / "c", images, buckets=[[8, 12], [24, 16], [16, 16]], bucket_group=5)
-    monkeypatch.chdir(tmp_path)
-    assert main(["data", "c", "--output", "sheet.png"]) == 0
-    said = capsys.readouterr()
-    rows = {line[:16].strip(): line[16:].split() for line in said.out.splitlines()}
-    assert rows["8 x 12"] == ["13", "3", "0", "0.0%", "0.0%", "0"]
-    assert rows["16 x 16"] == ["17", "2", "0", "0.0%", "0.0%", "17,", "1.8", "times"]
-    assert "100.0% of each image's area is kept; a square would keep 77.8%" in said.out
-    assert "warning: 17 of 51 images are enlarged to their bucket" in said.err and "1.8 times" in said.err
-    assert Image.open("sheet.png").size[1] == 2 * (3 * 24 + 2)
-
-
-def test_a_bucket_of_less_than_a_group_is_named(tmp_path, images, monkeypatch, capsys):
+def test_bucket_with_less_than_a_group_is_refused(tmp_path, images, capsys):
     write_configs(tmp_path, images, bucket_group=16)
     assert main(["data", str(tmp_path)]) == 2
-    assert "8 x 12: has 13 samples to train on, fewer than dataset_param.bucket_group = 16" in capsys.readouterr().err
+    assert "8 x 12: has 13 samples to train on" in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
+from tests.conftest import ROOT
 from tests.data_fixtures import open_rows, open_samples, split_rows
 from tests.parts import BEFORE
 
@@ -167,9 +167,7 @@ def test_several_ranks_make_the_same_cache(home, made, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsys):
-    for path in made.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    (tmp_path / "index.json").unlink()
+    (copy_of(made, tmp_path) / "index.json").unlink()
     shard_path(tmp_path, 1).unlink()
     kept = shard_path(tmp_path, 0).stat().st_mtime_ns
     with pytest.raises(DataError, match="no finished cache"):
@@ -180,7 +178,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
     assert open_cache(tmp_path).index.num_rows == NUM_IMAGES
 
 
-def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, capsys):
+def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, tmp_path, capsys):
     (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
     (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
     for name, words in (
@@ -192,16 +190,11 @@ def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, c
             open_data(model, data.dataset_param)
         assert cache(home, made, model=name) == 2  # nor may it be filled up
         assert words in capsys.readouterr().err
-    index = json.loads((made / "index.json").read_text())
-    for number, (before, value) in enumerate(((CROP, OLD_CROP), ("16 x 16", "32 x 32"))):
-        changed = home / f"changed_{number}"
-        changed.mkdir()
-        for path in made.iterdir():
-            (changed / path.name).symlink_to(path)
-        (changed / "index.json").unlink()
+    index = json.loads((copy_of(made, tmp_path) / "index.json").read_text())
+    for before, value in ((CROP, OLD_CROP), ("16 x 16", "32 x 32")):
         made_by = {**index["made_by"], "pixels": index["made_by"]["pixels"].replace(before, value)}
-        (changed / "index.json").write_text(json.dumps({**index, "made_by": made_by}))
-        model, data = load(home, changed)
+        (tmp_path / "index.json").write_text(json.dumps({**index, "made_by": made_by}))
+        model, data = load(home, tmp_path)
         with pytest.raises(ConfigError, match="another size or crop: '"):
             open_data(model, data.dataset_param)
 
@@ -218,37 +211,6 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
     index = open_rows(elsewhere, 2)
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
-
-
-def test_of_images_that_are_absent_the_classes_are_said_and_none_is_drawn(home, made, tmp_path, capsys):
-    param = data_json(home, latents=str(made), image_size=16)["dataset_param"] | {"data_folder": f"{home}/gone"}
-    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
-    sheet = tmp_path / "sheet.png"
-    assert main(["data", f"{tmp_path}/data.json", "--output", str(sheet)]) == 0
-    said = capsys.readouterr().out
-    assert f"{sheet}: not drawn, the cache {made} holds no images" in said and not sheet.exists()
-    assert [line.split() for line in said.splitlines()[1:3]] == [["0", "even", "6", "0"], ["1", "odd", "5", "0"]]
-
-
-def test_latents_of_a_shape_that_the_model_does_not_make_are_refused(home, made, monkeypatch):
-    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    model, data = load(home, made)
-    with pytest.raises(ConfigError, match=r"holds latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
-        open_data(model, data.dataset_param)
-
-
-def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
-    (copy_of(made, tmp_path) / "rows.jsonl").unlink()
-    _, data = load(home, tmp_path)
-    with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
-        open_rows(data.dataset_param, 2)
-
-
-def test_pixel_models_have_nothing_to_cache(home, capsys):
-    root = Path(__file__).parents[2]
-    (home / "pixel.json").write_text((root / "examples/dit/model.json").read_text())
-    assert cache(home, home / "none", model="pixel.json") == 2
-    assert "trains on the images themselves" in capsys.readouterr().err
 
 
 def test_vectors_that_a_source_of_another_package_gives_are_kept(home, tmp_path, monkeypatch):
@@ -284,6 +246,9 @@ def copy_of(made, folder):
     return folder
 
 
+TENSORS = {"mean": np.zeros((4, 2, 4, 8, 8), np.float32), "std": np.zeros((4, 2, 4, 8, 8), np.float32)}
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -292,26 +257,23 @@ def copy_of(made, folder):
         (lambda path: path.write_bytes(b"\xff" * 100), "is no shard of a cache"),
         (lambda path: path.write_bytes(b""), "is no shard of a cache"),
         (lambda path: path.unlink(), "is listed but missing"),
-        (lambda path: (path.unlink(), path.mkdir()), "is a folder, not a file"),
-        (lambda path: save_file({"mean": np.zeros((4, 2, 4, 8, 8), np.float32)}, path), "not mean and std"),
-        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((3, 2, 4, 8, 8), np.float32)), path), "(4, 2,"),
-        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4), np.float32)), path), "C, ...)"),
-        (lambda path: save_file(dict.fromkeys(("mean", "std"), np.zeros((4, 2, 4, 8, 8))), path), "is no shard"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
+        (lambda path: save_file({"mean": TENSORS["mean"]}, path), "not mean and std"),
+        (lambda path: save_file({name: value[:3] for name, value in TENSORS.items()}, path), "(4, 2,"),
+        (lambda path: save_file({name: value[..., 0, 0] for name, value in TENSORS.items()}, path), "C, ...)"),
+        (lambda path: save_file({name: np.float64(value) for name, value in TENSORS.items()}, path), "is no shard"),
     ],
     ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
 )
-def test_a_damaged_shard_is_named_before_it_is_mapped(home, made, tmp_path, damage, message):
+def test_damaged_shard_is_refused_before_it_is_mapped(home, made, tmp_path, damage, message):
     damage(shard_path(copy_of(made, tmp_path), 1))
-    with pytest.raises(DataError, match=r"rows-00001\.safetensors") as caught:
-        open_cache(tmp_path)
-    assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
-    with pytest.raises(DataError, match=r"rows-00001\.safetensors"):  # before a device is touched, that is
-        model, data = load(home, tmp_path)
+    model, data = load(home, tmp_path)
+    with pytest.raises(DataError, match=r"rows-00001\.safetensors") as caught:  # before a device is touched, that is
         open_data(model, data.dataset_param)
+    assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["mean", "std"])
+@pytest.mark.parametrize(("name", "value"), [("mean", np.nan), ("mean", np.inf), ("std", -np.inf)])
 def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, value):
     path = shard_path(copy_of(made, tmp_path), 1)
     tensors = load_file(path)
@@ -320,36 +282,14 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     model, data = load(home, tmp_path)
     reader = open_samples(model, data).visuals
     reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
-    message = r"rows-00001\.safetensors: what it keeps of row 6, odd/1\.png, is not finite"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"rows-00001\.safetensors: what it keeps of row 6, odd/1\.png, is not finite"):
         reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
+    (tmp_path / "rows.jsonl").unlink()
+    with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
+        open_rows(data.dataset_param, 2)
 
 
-def test_an_autoencoder_that_makes_nan_fills_no_cache(home, tmp_path, capsys):
-    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
-    shutil.copytree(home / "vae", tmp_path / "vae")
-    tensors = load_file(weights)
-    tensors["quant_conv.bias"][0] = np.nan
-    save_file(tensors, weights)
-    (home / "nan.json").write_text(json.dumps(model_json(tmp_path, "vae")))
-    assert cache(home, tmp_path / "made", model="nan.json") == 2
-    said = capsys.readouterr().err
-    assert "even/0.png: its latents are not finite (on disk fp32)" in said
-    assert list((tmp_path / "made").iterdir()) == []
-
-
-def test_a_shard_that_the_disk_does_not_take_leaves_nothing_and_no_traceback(home, tmp_path, monkeypatch, capsys):
-    def full(tensors, path, metadata):
-        path.write_bytes(b"some")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("mindspeed_mm_dit.models.fill_cache.save_file", full)
-    assert cache(home, tmp_path / "made") == 2
-    assert "cannot be written: No space left on device" in capsys.readouterr().err
-    assert list((tmp_path / "made").iterdir()) == []
-
-
-def test_an_image_that_does_not_decode_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
+def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
     """However many there are: a run of hours must not end at the last one."""
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 3)
     images = shutil.copytree(home / "images", tmp_path / "images")
@@ -365,7 +305,7 @@ def test_an_image_that_does_not_decode_is_found_before_the_first_is_encoded(home
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
 
 
-def test_a_cache_keeps_the_digest_of_its_images_and_fits_only_their_latents(home, made):
+def test_cache_keeps_its_images_digest_and_fits_only_their_latents(home, made, monkeypatch):
     model, data = load(home, made)
     online = dataclasses.replace(data.dataset_param, latents=None)
     index = open_rows(data.dataset_param, 2)
@@ -373,12 +313,38 @@ def test_a_cache_keeps_the_digest_of_its_images_and_fits_only_their_latents(home
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
     with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
         open_data(larger, data.dataset_param)
+    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
+    with pytest.raises(ConfigError, match=r"holds latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
+        open_data(model, data.dataset_param)
 
 
-def test_a_cache_among_the_images_would_be_a_class_and_is_refused(home, capsys):
-    assert cache(home, home / "images" / "latents") == 2
-    assert "lies among the images" in capsys.readouterr().err
-    assert not (home / "images" / "latents").exists()
+def test_command_refuses_what_cannot_be_cached(home, tmp_path, monkeypatch, capsys):
+    """Pixels, a folder that would become a class, latents that are not finite, and a full disk: nothing is left."""
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"some")
+        raise OSError(28, "No space left on device")
+
+    weights = tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
+    shutil.copytree(home / "vae", tmp_path / "vae")
+    tensors = load_file(weights)
+    tensors["quant_conv.bias"][0] = np.nan
+    save_file(tensors, weights)
+    (home / "nan.json").write_text(json.dumps(model_json(tmp_path, "vae")))
+    (home / "pixel.json").write_text((ROOT / "examples/dit/model.json").read_text())
+    for number, (model, output, words) in enumerate(
+        (
+            ("pixel.json", "made", "trains on the images themselves"),
+            ("model.json", home / "images/latents", "lies among the images"),
+            ("nan.json", "made", "even/0.png: its latents are not finite"),
+            ("model.json", "made", "cannot be written: No space left on device"),
+        )
+    ):
+        if number == 3:
+            monkeypatch.setattr("mindspeed_mm_dit.models.fill_cache.save_file", full)
+        assert cache(home, tmp_path / output, model=model) == 2
+        assert words in capsys.readouterr().err
+        assert not list((tmp_path / output).glob("*")) and not (home / "images/latents").exists()
 
 
 def test_a_cache_of_version_0_1_is_listed_by_its_table_and_classes_without_names_are_numbers():

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageCms, features
 
-from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.colours import Colours, colours_of
-from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.data.transforms import load_pixels, load_still, readable_formats
 from tests.colour_fixtures import SRGB, WIDE, in_srgb, of_grey, of_inks, of_rgb
+from tests.data_fixtures import open_rows
 
 COLOUR = (70, 190, 90)
 LOSSY = ("jpg", "heic")
@@ -66,24 +64,6 @@ def test_grey_and_inks_have_profiles_of_their_own(tmp_path, stored, profile, rig
     assert load_pixels(str(tmp_path / "a.tif"), 8, 1).shape == (1, 8, 8)
 
 
-@pytest.mark.parametrize("profile", [ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()])
-def test_every_pixel_of_an_image_in_srgb_stays(tmp_path, profile):
-    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png", icc_profile=profile)
-    assert np.array_equal(load_pixels(str(tmp_path / "a.png"), 64, 3), pixels.transpose(2, 0, 1))
-
-
-def test_many_threads_follow_a_profile_at_once(tmp_path):
-    draw = np.random.default_rng(0)
-    paths = [str(tmp_path / f"{number}.png") for number in range(16)]
-    for path in paths:
-        Image.fromarray(draw.integers(0, 256, (64, 64, 3), np.uint8)).save(path, icc_profile=of_rgb(WIDE, 2.2))
-    alone = [load_pixels(path, 64, 3) for path in paths]
-    with ThreadPoolExecutor(8) as pool:
-        for own, together in zip(alone * 4, pool.map(lambda path: load_pixels(path, 64, 3), paths * 4)):
-            assert np.array_equal(own, together)
-
-
 def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
@@ -128,17 +108,13 @@ def test_what_a_png_says_is_followed_or_named(tmp_path, content, expected):
     assert (learned(tmp_path / "a.png") == list(COLOUR)) is (expected is not Colours.PROFILE)
 
 
-def test_a_heif_of_wide_colours_is_named(tmp_path):
-    needs_heif()
-    check_wide_colours_are_named(tmp_path / "a.heic")
-
-
-@pytest.mark.skipif(not features.check("avif"), reason="Pillow was built without AVIF")
-def test_an_avif_of_wide_colours_is_named(tmp_path):
-    check_wide_colours_are_named(tmp_path / "a.avif")
-
-
-def check_wide_colours_are_named(file):
+@pytest.mark.parametrize("ending", ["heic", "avif"])
+def test_wide_colours_of_heif_and_avif_are_unclear(tmp_path, ending):
+    if ending == "heic":
+        needs_heif()
+    elif not features.check("avif"):
+        pytest.skip("Pillow was built without AVIF")
+    file = tmp_path / f"a.{ending}"
     Image.new("RGB", (8, 8), COLOUR).save(file)
     content = file.read_bytes()
     for primaries, expected in ((1, Colours.SRGB), (12, Colours.UNCLEAR)):  # 12 is Display P3
@@ -161,8 +137,7 @@ def test_the_profile_of_a_jpeg_2000_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "options", "expected"), [
-    ("RGB", {}, Colours.SRGB),
-    ("RGB", {"exif": exif(1)}, Colours.SRGB),
+    ("RGB", {"icc_profile": ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()}, Colours.SRGB),
     ("RGB", {"exif": exif(1, "R98")}, Colours.SRGB),
     ("RGB", {"exif": exif(65535)}, Colours.UNCLEAR),
     ("RGB", {"exif": exif(2)}, Colours.UNCLEAR),
@@ -178,49 +153,25 @@ def test_what_a_photograph_says_is_followed_or_named(tmp_path, mode, options, ex
         assert colours_of(image) is expected
 
 
-@pytest.fixture
-def folder(tmp_path):
+@pytest.mark.parametrize("setting", ["convert", "ignore"])
+def test_images_are_counted_by_what_becomes_of_their_colours(tmp_path, setting):
     """Five images, of which one has a profile, one a broken one, one none though it says so, and one is in Lab."""
-    place = tmp_path / "photos"
-    place.mkdir()
+    folder = tmp_path / "photos"
+    folder.mkdir()
     image = Image.new("RGB", (8, 8), COLOUR)
-    image.save(place / "plain.png")
-    image.save(place / "wide.png", icc_profile=of_rgb(WIDE, 2.2))
-    image.save(place / "broken.png", icc_profile=b"no profile" * 20)
-    image.save(place / "unsaid.jpg", exif=exif(65535))
+    image.save(folder / "plain.png")
+    image.save(folder / "wide.png", icc_profile=of_rgb(WIDE, 2.2))
+    image.save(folder / "broken.png", icc_profile=b"no profile" * 20)
+    image.save(folder / "unsaid.jpg", exif=exif(65535))
     to_lab = ImageCms.buildTransform(ImageCms.createProfile("sRGB"), ImageCms.createProfile("LAB"), "RGB", "LAB")
-    ImageCms.applyTransform(image, to_lab).save(place / "lab.tif")
-    return place
-
-
-def opened(folder, **more):
-    """The section, the rows, and one pixel of each image by its name."""
-    param = {"data_folder": str(folder), "image_size": 8, "single_class": True, **more}
-    (folder.parent / "data.json").write_text(json.dumps({"dataset_param": param}))
-    section = load_data_config(folder.parent / "data.json").dataset_param
-    rows = source_of(section).open(section, Wanted(("label",)))
-    read = source_of(section).visuals(rows, section, 3).read(np.arange(len(rows)), np.zeros(len(rows)))
-    return section, rows, {Path(path).name: own[:, 4, 4] for path, own in zip(rows.paths, read.arrays["pixels"])}
-
-
-@pytest.mark.parametrize(("setting", "said"), [
-    ("convert", "a colour profile other than sRGB's, and are learned as a viewer shows them"),
-    ("ignore", "a colour profile other than sRGB's, which dataset_param.color_profiles = \"ignore\" leaves alone"),
-])  # fmt: skip
-def test_a_run_counts_images_by_what_becomes_of_their_colours(folder, setting, said):
-    section, rows, pixels = opened(folder, color_profiles=setting)
-    assert [note.partition(" images ")[0] for note in rows.notes] == ["note: 1 of 5"] * 3
-    assert said in rows.notes[0] and "wide.png" in rows.notes[0]
-    assert "cannot be used" in rows.notes[1] and "broken.png" in rows.notes[1]
-    assert "have no profile" in rows.notes[2] and "unsaid.jpg" in rows.notes[2]
-    right = in_srgb(COLOUR, WIDE, 2.2) if setting == "convert" else COLOUR
-    assert np.abs(pixels["wide.png"] - right).max() <= 1
+    ImageCms.applyTransform(image, to_lab).save(folder / "lab.tif")
+    section = DatasetParam(str(folder), 8, single_class=True, color_profiles=setting)
+    rows = open_rows(section)
+    read = source_of(section).visuals(rows, section, 3).read(np.arange(5), np.zeros(5)).arrays["pixels"]
+    pixels = {Path(path).name: own[:, 4, 4].astype(int) for path, own in zip(rows.paths, read)}
+    for note, name in zip(rows.notes, ("wide.png", "broken.png", "unsaid.jpg"), strict=True):
+        assert "1 of 5 images" in note and name in note
+    assert np.abs(pixels["wide.png"] - (in_srgb(COLOUR, WIDE, 2.2) if setting == "convert" else COLOUR)).max() <= 1
     for name in ("plain.png", "broken.png", "lab.tif"):  # one step of a in Lab is several levels of a weak red
-        assert np.abs(pixels[name].astype(int) - COLOUR).max() <= 6 * (name == "lab.tif")
+        assert np.abs(pixels[name] - COLOUR).max() <= 6 * (name == "lab.tif")
     assert ("profiles ignored" in section.pixels_made_by()) is (setting == "ignore")
-
-
-def test_lab_is_colour(folder):
-    from mindspeed_mm_dit.wings.advice.overview import sizes_of
-
-    assert sizes_of(opened(folder)[1], 8).num_grey == 0

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import shutil
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.duplicates import find_copies
-from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, readable_formats
+from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
 
@@ -35,23 +32,16 @@ def write_index(folder, rows, header=("image_path", "label")):
         csv.writer(file).writerows([header, *rows])
 
 
-def test_sub_folders_are_classes(folder):
-    index = open_rows(param(folder), 2)
-    assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 1, 1, 1]
-
-
-def test_a_single_class_holds_every_image_below_the_folder(folder):
+def test_single_class_holds_every_image_below_the_folder(folder, tmp_path_factory):
     Image.new("RGB", (8, 8)).save(folder / "loose.png")
     index = open_rows(param(folder, single_class=True), 1)
     assert len(index) == 7 and set(index.labels.tolist()) == {0} and index.classes == (folder.name,)
     with pytest.raises(ConfigError, match=r"single_class = true: contradicts index = labels\.csv"):
         param(folder, single_class=True, index="labels.csv")
-
-
-def test_loose_images_without_class_folders_are_told_how_to_be_one_class(tmp_path):
-    Image.new("RGB", (8, 8)).save(tmp_path / "loose.png")
-    with pytest.raises(DataError, match=r"set dataset_param\.single_class to true"):
-        open_rows(param(tmp_path), 1)
+    alone = tmp_path_factory.mktemp("alone")
+    shutil.copy(folder / "loose.png", alone)
+    with pytest.raises(DataError, match=r"dataset_param\.single_class"):
+        open_rows(param(alone), 1)
 
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
@@ -72,98 +62,56 @@ def test_hidden_and_private_folders_and_files_are_no_data(folder):
     for place in (".ipynb_checkpoints", "__MACOSX", "cat/.thumbs", "cat/__pycache__"):
         (folder / place).mkdir()
         (folder / place / "x.png").write_bytes(b"no image")
-    (folder / "cat/._0.png").write_bytes(b"no image")
+    for name in ("cat/._0.png", "cat/.x.png", "cat/notes.txt", "cat/README", "loose.png", "labels.csv"):
+        (folder / name).write_bytes(b"no image")
     index = open_rows(param(folder), 2)
     assert index.labels.tolist() == [0, 0, 0, 1, 1, 1] and index.classes == ("cat", "dog")
 
 
-def test_what_is_left_out_is_counted(folder):
-    for name in ("a.cr2", "b.CR2", "notes.txt", "README", ".x.png", ".DS_Store", "._1.jpg"):
-        (folder / "cat" / name).write_bytes(b"")
-    for place in (".ipynb_checkpoints", "cat/__pycache__"):
-        (folder / place).mkdir()
-    (folder / "loose.png").write_bytes(b"")
-    (folder / "labels.csv").write_text("image_path,label\n")
-    assert open_rows(param(folder), 2).notes == (
-        "note: left out: 2 .cr2, 2 hidden folder(s), 2 hidden image(s), 1 .txt, 1 image(s) in no class folder, "
-        "1 without suffix",
-        f"note: {folder}/labels.csv is not used, the folders are the classes: dataset_param.index names none",
-    )
-    write_index(folder, [("cat/0.png", "Cat"), ("cat/1.png", "cat")])
-    assert open_rows(param(folder, index="labels.csv"), 2).notes == (
-        f"note: left out: 1 image(s) that {folder}/labels.csv does not list",  # nothing of the dogs is listed
-        f"warning: {folder}/labels.csv: 'Cat' and 'cat' are two classes",
-    )
+def test_doubtful_images_are_counted(folder, monkeypatch):
+    """One kind of image after another; each is named by its note and by no other."""
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    monkeypatch.setattr("mindspeed_mm_dit.data.check_images.HUGE_MEGAPIXELS", 3000 / 1e6)
+    frames[0].save(folder / "dog/camera.jpg", format="MPO", save_all=True, append_images=frames[1:])  # with a preview
+    frames[0].convert("RGBA").save(folder / "dog/opaque.png")
+    assert not open_rows(param(folder), 2).notes
+    for name, save, word in (
+        ("moves.gif", lambda path: frames[0].save(path, save_all=True, append_images=frames[1:]), "first frame"),
+        ("glass.png", Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save, "transparent"),
+        ("tiny.png", Image.new("L", (1, 1)).save, "enlarged"),
+        ("huge.png", Image.new("L", (60, 60)).save, "megapixels"),
+        ("long.png", Image.new("RGB", (80, 20)).save, "times as long"),
+        ("raw.cr2", lambda path: path.write_bytes(b""), "left out: 1 .cr2"),
+    ):
+        save(folder / "cat" / name)
+        (note,) = open_rows(param(folder), 2).notes
+        assert word in note and (name in note or "left out" in note)
+        (folder / "cat" / name).unlink()
 
 
-@pytest.mark.parametrize("suffix", ["jfif", "JPE", "avif", "jp2", "pgm"])
-def test_every_image_that_pillow_reads_is_one_and_the_suffix_may_be_wrong(folder, suffix):
+def test_any_image_that_pillow_reads_is_used_whatever_its_suffix(folder):
     Image.new("L", (8, 8)).save(folder / "cat/x.png")
-    (folder / "cat/x.png").rename(folder / f"cat/x.{suffix}")
+    for suffix in ("jfif", "JPE", "avif", "jp2", "pgm"):
+        shutil.copy(folder / "cat/x.png", folder / f"cat/x.{suffix}")
     index = open_rows(param(folder), 2)
-    assert len(index) == 7 and not index.notes
+    assert len(index) == 12 and not [note for note in index.notes if "left out" in note]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_photographs_of_a_telephone_are_upright_images_where_their_reader_is_installed(folder, orientation):
+def test_heif_photographs_are_upright(folder):
     """A HEIF is turned by boxes of its own, which repeat the EXIF orientation: it is turned once."""
     pytest.importorskip("pillow_heif")
     assert ".heic" in readable_formats()
     image = Image.new("RGB", (64, 32), "blue")
     image.paste((200, 30, 30), (0, 0, 32, 8))
     exif = image.getexif()
-    exif[ExifTags.Base.Orientation] = orientation
-    image.save(folder / "cat/x.heic", exif=exif.tobytes(), quality=-1)
+    for orientation in range(1, 9):
+        exif[ExifTags.Base.Orientation] = orientation
+        image.save(folder / "cat/x.heic", exif=exif.tobytes(), quality=-1)
+        upright = np.asarray(ImageOps.exif_transpose(image)).transpose(2, 0, 1).astype(int)
+        assert np.abs(load_pixels(folder / "cat/x.heic", upright.shape[1:], 3) - upright).max() <= 1, orientation
     (folder / "cat/x.heic").rename(folder / "cat/x.HEIC")
     index = open_rows(param(folder), 2)
     assert len(index) == 7 and not index.notes
-    upright = np.asarray(ImageOps.exif_transpose(image)).transpose(2, 0, 1).astype(int)
-    assert np.abs(load_pixels(folder / "cat/x.HEIC", upright.shape[1:], 3) - upright).max() <= 1
-
-
-@pytest.mark.parametrize("reader", [None, SimpleNamespace(__version__="1.0.0")], ids=["none", "one that turns twice"])
-def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_name(folder, monkeypatch, reader):
-    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
-    monkeypatch.setattr(Image, "EXTENSION", {key: kind for key, kind in Image.EXTENSION.items() if kind != "HEIF"})
-    readable_formats.cache_clear()
-    try:
-        (folder / "cat/x.HEIC").write_bytes(b"")
-        notes = open_rows(param(folder), 2).notes
-        assert notes == ("note: left out: 1 .heic (to read them: pip install 'pillow-heif>=1.1')",)
-    finally:
-        readable_formats.cache_clear()
-
-
-def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder):
-    """Of the first only their first frame is learned; behind transparent parts anything may stand."""
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    for name in ("a.gif", "b.png", "c.webp", "d.tiff"):
-        frames[0].save(folder / "cat" / name, save_all=True, append_images=frames[1:])
-    frames[0].save(folder / "dog/camera.jpg", format="MPO", save_all=True, append_images=frames[1:])  # with a preview
-    frames[0].convert("RGBA").save(folder / "dog/opaque.png")
-    assert open_rows(param(folder), 2).notes == (
-        f"note: 4 of 12 images move or have pages, and the first frame is learned: {folder}/cat/a.gif",
-    )
-    Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(folder / "dog/glass.png")
-    (said,) = open_rows(param(folder / "dog", single_class=True), 1).notes
-    assert said.startswith("note: 1 of 6 images have transparent parts, and the colours behind these are learned: ")
-
-
-def test_images_far_smaller_than_the_model_wants_are_counted(folder):
-    Image.new("L", (1, 1)).save(folder / "cat/x.png")
-    for size, notes in ((4, 0), (8, 1), (32, 1)):
-        assert len(open_rows(dataclasses.replace(param(folder), image_size=size), 2).notes) == notes
-    (note,) = open_rows(dataclasses.replace(param(folder), image_size=32), 2).notes
-    assert note.startswith("warning: 1 of 7 images are enlarged more than 4 times to image_size 32")
-    assert note.endswith(f"the shorter side of {folder}/cat/x.png has 1 pixel(s)")
-
-
-def test_images_that_take_long_to_decode_are_counted_and_the_largest_is_named(folder, monkeypatch):
-    assert not any("megapixels" in note for note in open_rows(param(folder), 2).notes)
-    Image.new("L", (60, 60)).save(folder / "cat/large.png")
-    monkeypatch.setattr("mindspeed_mm_dit.data.check_images.HUGE_MEGAPIXELS", 3000 / 1e6)
-    (said,) = (note for note in open_rows(param(folder), 2).notes if "megapixels" in note)
-    assert said.startswith("warning: 1 of ") and "large.png has 0:" in said
 
 
 def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, monkeypatch):
@@ -171,17 +119,9 @@ def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, m
     whole = (folder / "cat/0.png").read_bytes()
     (folder / "cat/0.png").write_bytes(whole[:45])
     index = open_rows(param(folder), 2)
-    assert index.notes == ("note: of 6 images only the headers were checked, and copies were not searched",)
+    assert len(index) == 6 and "only the headers were checked" in index.notes[0]
     with pytest.raises(DataError, match=r"0\.png cannot be decoded"):
         open_rows(param(folder), 2, decode_all=True)
-
-
-def test_panoramas_of_which_a_square_shows_less_than_half_are_counted(folder):
-    Image.new("RGB", (80, 20)).save(folder / "cat/pano.png")
-    Image.new("RGB", (40, 20)).save(folder / "cat/half.png")
-    (note,) = open_rows(param(folder), 2).notes
-    assert note.startswith("note: 1 of 8 images are more than 2 times as long as wide or high")
-    assert note.endswith("cat/pano.png is 80 x 20")
 
 
 def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(folder):
@@ -214,17 +154,9 @@ def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
     (folder / "bird").mkdir()  # without images it is no class
     index = open_rows(param(folder), 3)
     assert index.classes == ("cat", "dog", "élan") and set(index.labels.tolist()) == {0, 1, 2}
-    assert index.notes == ("note: no classes, for they hold no images: bird",)
     for labels, names in ((("dog", "cat"), ("cat", "dog")), (("2", "0"), ("0", "1", "2"))):
         write_index(folder, [("cat/0.png", labels[0]), ("dog/2.png", labels[1])])
         assert open_rows(param(folder, index="labels.csv"), 3).classes == names
-
-
-def test_the_digits_are_written_where_they_are_asked_for(tmp_path):
-    for index in ("labels.csv", None):
-        asked = param(tmp_path / f"new{index}" / "digits", source="digits", index=index)
-        assert len(open_rows(asked, 10)) == len(open_rows(asked, 10)) == 1797
-    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["digits", "digits"]  # nothing beside them
 
 
 def test_digits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):
@@ -255,16 +187,6 @@ def test_the_digits_are_written_as_an_image_folder(digits_folder):
     np.testing.assert_allclose(pixels[0] * (16 / 255), real.images[17], atol=0.04)
 
 
-@pytest.mark.parametrize("size", [(64, 64), (100, 60), (31, 77), (16, 16)])
-def test_the_crop_is_the_centre_square(size):
-    """An image that grows brighter from left to right keeps its middle brightness in the middle."""
-    ramp = np.linspace(0, 255, size[0]).astype(np.uint8)
-    cropped = center_crop(Image.fromarray(np.tile(ramp, (size[1], 1))), 16)
-    pixels = np.asarray(cropped, np.float32)
-    assert cropped.size == (16, 16)
-    assert pixels.mean() == pytest.approx(127.5, abs=6)  # the centre is rounded to a whole pixel
-
-
 @pytest.mark.parametrize(("ending", "options"), [
     ("png", {}), ("png", {"transparency": 40000}), ("tif", {}), ("pgm", {}),
 ])  # fmt: skip
@@ -282,19 +204,3 @@ def test_grey_of_16_bits_is_rounded_to_the_nearest_of_8(tmp_path):
     for more, rounded in ((-128, 0), (-129, -1), (0, 0), (128, 0), (129, 1)):
         Image.fromarray(np.clip(257 * (steps + 1) + more, 0, 65535).astype(np.uint16)).save(tmp_path / "grey.png")
         assert (load_pixels(str(tmp_path / "grey.png"), 4, 1)[0] == steps[:, 2:6] + 1 + rounded).all()
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_an_image_stands_as_its_exif_data_say(tmp_path, dtype):
-    """CIPA DC-008, orientation: which sides of the image the first row and the first column are."""
-    pixels = np.arange(64).reshape(8, 8)
-    factor = 257 if dtype == np.uint16 else 1
-    upright = {
-        1: pixels, 2: pixels[:, ::-1], 3: pixels[::-1, ::-1], 4: pixels[::-1],
-        5: pixels.T, 6: np.rot90(pixels, -1), 7: pixels[::-1, ::-1].T, 8: np.rot90(pixels),
-    }  # fmt: skip
-    for orientation, wanted in upright.items():
-        exif = Image.Exif()
-        exif[ExifTags.Base.Orientation] = orientation
-        Image.fromarray((pixels * factor).astype(dtype)).save(tmp_path / "turned.png", exif=exif)
-        np.testing.assert_array_equal(load_pixels(str(tmp_path / "turned.png"), 8, 1)[0], wanted)

@@ -17,20 +17,23 @@ from mindspeed_mm_dit.data.frames import (
 PUBLISHED = (480, 832)
 
 
-def test_every_frame_is_taken_where_no_rate_is_asked_for_or_the_rates_are_one():
-    assert frame_numbers(5, step_between(50, None)).tolist() == [0, 1, 2, 3, 4]
-    assert frame_numbers(5, step_between(23.976, 24)).tolist() == [0, 1, 2, 3, 4]
+@pytest.mark.parametrize(
+    ("rate", "wanted", "start", "numbers"),
+    [
+        (50, None, 0, [0, 1, 2, 3, 4]),
+        (23.976, 24, 0, [0, 1, 2, 3, 4]),
+        (60, 24, 3, [3, 5, 8, 10, 13]),  # 3 + 2.5 i, rounded down
+        (12, 24, 0, [0, 0, 1, 1, 2]),
+    ],
+)
+def test_faster_video_is_thinned_and_slower_one_repeats_frames(rate, wanted, start, numbers):
+    assert frame_numbers(5, step_between(rate, wanted), start=start).tolist() == numbers
 
 
-def test_a_faster_video_is_thinned_and_a_slower_one_repeats_frames():
-    assert frame_numbers(5, step_between(60, 24), start=3).tolist() == [3, 5, 8, 10, 13]  # 3 + 2.5 i, rounded down
-    assert frame_numbers(5, step_between(12, 24)).tolist() == [0, 0, 1, 1, 2]
-
-
-@pytest.mark.parametrize("size", [(720, 1280), (1920, 1080), (480, 640), (480, 832), (240, 416), (1, 9)])
-def test_frames_that_cover_the_target_are_cut_to_exactly_it(size):
-    high, wide = covering_size(size, PUBLISHED)
-    assert high >= 480 and wide >= 832 and (high == 480 or wide == 832)
+def test_covering_frames_reach_the_target_in_one_side():
+    for size in ((720, 1280), (1920, 1080), (480, 640), (480, 832), (240, 416), (1, 9)):
+        high, wide = covering_size(size, PUBLISHED)
+        assert high >= 480 and wide >= 832 and (high == 480 or wide == 832), size
 
 
 def test_mindspeed_mm_loses_a_row_of_every_video_of_taller_shape():
@@ -49,7 +52,7 @@ def test_a_video_of_the_size_passes_unchanged_in_either_way():
         assert np.array_equal(fit_frames(frames, (30, 22), crop).transpose(1, 2, 3, 0), frames)
 
 
-def test_the_exact_cut_is_the_centre_and_the_other_one_stretches_what_is_left_of_it():
+def test_exact_cut_is_the_centre_and_the_other_one_stretches():
     frames = gradient(34, 22)
     exact, stretched = (fit_frames(frames, (30, 22), crop) for crop in ("exact", "mindspeed_mm"))
     assert exact.dtype == np.uint8 and exact.shape == (3, 2, 30, 22)

@@ -99,11 +99,6 @@ def test_sizes_are_read_as_tarfile_reads_them(tmp_path, size):
     ]  # fmt: skip
 
 
-def test_a_tar_file_of_nothing_holds_no_file(tmp_path):
-    (tmp_path / "a.tar").write_bytes(bytes(10240))
-    assert found(tmp_path / "a.tar") == []
-
-
 def plain_shard(path, form=tarfile.PAX_FORMAT):
     """Write four samples of five blocks: a header and the label, a header and two blocks of the image."""
     with tarfile.open(path, "w", format=form) as archive:
@@ -113,80 +108,72 @@ def plain_shard(path, form=tarfile.PAX_FORMAT):
     return bytearray(path.read_bytes())
 
 
-def test_plain_headers_are_left_to_tarfile_neither_in_ustar_nor_in_gnu(tmp_path, monkeypatch):
-    asked = []
-    real = tarfile.TarFile.next
+@pytest.mark.parametrize("form", ["ustar", "gnu"])
+def test_plain_headers_are_read_without_tarfile(tmp_path, monkeypatch, form):
+    asked, real = [], tarfile.TarFile.next
+    plain_shard(tmp_path / "a.tar", FORMATS[form])
     monkeypatch.setattr(tarfile.TarFile, "next", lambda archive: asked.append(archive.offset) or real(archive))
-    for form in ("ustar", "gnu"):
-        asked.clear()
-        plain_shard(tmp_path / "a.tar", FORMATS[form])
-        assert len(found(tmp_path / "a.tar")) == 8
-        assert asked == [0, 4 * 5 * BLOCK]  # as it is opened, and where no header is
+    assert len(found(tmp_path / "a.tar")) == 8
+    assert asked == [0, 4 * 5 * BLOCK]  # as it is opened, and where no header is
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:2000], r"0\.png goes on after its end"),
         (lambda content: content[:2559], r"0\.png goes on after its end"),
         (lambda content: content[:2561], "there is no header at byte 2,560"),
-        (lambda content: content[:3000], "there is no header at byte 2,560"),
         (lambda content: content[:3072], r"1\.cls goes on after its end"),
         (lambda content: content[:3073], r"1\.cls goes on after its end"),
         (lambda content: content[:2560] + b"\xff" + content[2561:], "there is no header at byte 2,560"),
-        (lambda content: content[: 2560 + 130] + b"7" + content[2560 + 131 :], "there is no header at byte 2,560"),
+        (lambda content: content[:2690] + b"7" + content[2691:], "there is no header at byte 2,560"),
         (lambda content: b"\xff" + content[1:], "bad checksum"),
         (lambda content: content[:100], "truncated header"),
         (lambda content: b"no tar file" * 100, "invalid header|bad checksum"),
-        (lambda content: content.replace(b"0000001\0", b"0002001\0", 1), "bad checksum"),
     ],
-)  # fmt: skip
-def test_damage_is_named(tmp_path, damage, reason):
+)
+def test_damaged_tar_is_refused(tmp_path, damage, reason):
     content = plain_shard(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(damage(content))
     with pytest.raises(DataError, match=rf"a\.tar: is no whole tar file: ({reason})"):
         tar_rows.scan(tmp_path / "a.tar", Sought())
 
 
-@pytest.mark.parametrize("content", [b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0"])
-def test_a_label_that_is_none_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        *(
+            ({"0.cls": label, "0.png": b"x"}, r"0\.cls: holds b'.*', which is no label")
+            for label in (b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0")
+        ),
+        ({"a.png": b"x", "a.PNG": b"x", "a.cls": b"1"}, r"a\.tar: a.PNG: stands twice in one sample"),
+    ],
+)
+def test_unusable_sample_is_refused(tmp_path, files, message):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        add(archive, "0.cls", content)
-        add(archive, "0.png")
-    with pytest.raises(DataError, match=r"0\.cls: holds b'.*', which is no label"):
+        for name, content in files.items():
+            add(archive, name, content)
+    with pytest.raises(DataError, match=message):
         tar_rows.scan(tmp_path / "a.tar", Sought())
 
 
 @pytest.mark.parametrize(
     ("names", "labels", "left_out"),
     [
-        (["._a.cls", "a.cls", "._a.png", "a.png"], ["a.cls"], {"file(s) whose names begin with a dot": 2}),
-        (["d/._a.png", "d/a.png", "d/._a.cls", "d/a.cls"], ["d/a.cls"],
-         {"file(s) whose names begin with a dot": 2}),
-        (["a.png", "README", "a.cls"], ["a.cls"], {"file(s) without an ending": 1}),
-        (["a.png", "a.json", "a.PNG.bak", "a.cls"], ["a.cls"], {".json": 1, ".png.bak": 1}),
-        (["a.jpg", "a.png", "a.cls"], ["a.cls"], {"image(s) after the first of a sample": 1}),
-        (["a.v1.png", "a.cls", "a.v2.png"], [], {"file(s) of samples without an image or a .cls": 3}),
-        (["a.png", "b.png", "a.cls", "b.cls"], [], {"file(s) of samples without an image or a .cls": 4}),
-        (["a.png", "a.cls", "b.png", "b.cls", "a.png", "a.cls"], ["a.cls", "b.cls", "a.cls"], {}),
-        (["d\\a.png", "d\\a.cls", "e/a.png", "e/a.cls"], ["d\\a.cls", "e/a.cls"], {}),
-        (["x.y/a.png", "x.y/a.cls"], ["x.y/a.cls"], {}),
+        ("d/._a.png d/a.png d/._a.cls d/a.cls", "d/a.cls", {"file(s) whose names begin with a dot": 2}),
+        ("a.png README a.cls", "a.cls", {"file(s) without an ending": 1}),
+        ("a.png a.json a.PNG.bak a.cls", "a.cls", {".json": 1, ".png.bak": 1}),
+        ("a.jpg a.png a.cls", "a.cls", {"image(s) after the first of a sample": 1}),
+        ("a.v1.png a.cls a.v2.png", "", {"file(s) of samples without an image or a .cls": 3}),
+        ("a.png b.png a.cls b.cls", "", {"file(s) of samples without an image or a .cls": 4}),
+        ("a.png a.cls b.png b.cls a.png a.cls", "a.cls b.cls a.cls", {}),
+        ("d\\a.png d\\a.cls e/a.png e/a.cls x.y/a.png x.y/a.cls", "d\\a.cls e/a.cls x.y/a.cls", {}),
     ],
-)  # fmt: skip
-def test_samples_are_grouped_as_webdataset_does_and_other_files_are_counted(tmp_path, names, labels, left_out):
+)
+def test_samples_are_grouped_as_webdataset_does(tmp_path, names, labels, left_out):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in names:
+        for name in names.split():
             add(archive, name, name.encode())
     found = tar_rows.scan(tmp_path / "a.tar", Sought())
-    assert (found.labels, found.left_out) == (labels, left_out)
+    assert (found.labels, found.left_out) == (labels.split(), left_out)
     images = [(tmp_path / "a.tar").read_bytes()[first : first + size].decode() for first, size in found.where.tolist()]
-    assert [image.partition(".")[0] for image in images] == [label.partition(".")[0] for label in labels]
-
-
-@pytest.mark.parametrize("second", ["a.png", "a.PNG"])
-def test_a_name_that_stands_twice_in_a_sample_is_refused(tmp_path, second):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("a.png", second, "a.cls"):
-            add(archive, name)
-    with pytest.raises(DataError, match=rf"a\.tar: {second}: stands twice in one sample"):
-        tar_rows.scan(tmp_path / "a.tar", Sought())
+    assert [image.partition(".")[0] for image in images] == [label.partition(".")[0] for label in labels.split()]

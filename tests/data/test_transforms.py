@@ -88,20 +88,21 @@ def test_images_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
     assert found.transpose(1, 2, 0).tolist() == np.broadcast_to(rgb, (8, 8, 3)).tolist()
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_stands_as_its_exif_data_say(tmp_path, orientation):
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    path = tmp_path / "image.png"
-    Image.fromarray(image(8, 12, 3)).save(path, exif=exif)
-    with Image.open(path) as opened:
-        height, width = upright_size(opened)
-    assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
-    rows = image(8, 12, 3)
-    rows = rows[:, ::-1] if orientation in (2, 3, 7, 8) else rows
-    rows = rows[::-1] if orientation in (3, 4, 6, 7) else rows
-    rows = rows.transpose(1, 0, 2) if orientation > 4 else rows
-    np.testing.assert_array_equal(load_pixels(str(path), (height, width), 3), rows.transpose(2, 0, 1))
+@pytest.mark.parametrize("kind", ["colour", "16 bits"])
+def test_image_stands_as_its_exif_data_say(tmp_path, kind):
+    pixels, exif, path = image(8, 12, 3 if kind == "colour" else 1), Image.Exif(), tmp_path / "image.png"
+    stored = pixels if kind == "colour" else pixels[..., 0].astype(np.uint16) * 257
+    for orientation in range(1, 9):
+        exif[ExifTags.Base.Orientation] = orientation
+        Image.fromarray(stored).save(path, exif=exif)
+        with Image.open(path) as opened:
+            height, width = upright_size(opened)
+        assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
+        rows = pixels[:, ::-1] if orientation in (2, 3, 7, 8) else pixels
+        rows = rows[::-1] if orientation in (3, 4, 6, 7) else rows
+        rows = rows.transpose(1, 0, 2) if orientation > 4 else rows
+        found = load_pixels(str(path), (height, width), pixels.shape[2])
+        np.testing.assert_array_equal(found, rows.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.int32])

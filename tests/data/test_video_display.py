@@ -47,15 +47,13 @@ def in_yuv(rgb, matrix, full, bits=8):
     return [round((scale * part + zero) * 2 ** (bits - 8)) for scale, part, zero in limited]
 
 
-@pytest.mark.parametrize("rgb", COLOURS)
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize(("matrix", "form"), [*((m, "yuv420p") for m in LUMA), (1, "yuv444p"), (9, "yuv420p10le")])
-def test_colours_are_those_that_the_video_was_made_of(tmp_path, rgb, full, matrix, form):
-    bits = 10 if "10" in form else 8
-    frames = [flat(in_yuv(rgb, matrix, full, bits), form=form) for _ in range(2)]
+def test_colours_are_those_that_the_video_was_made_of(tmp_path, full, matrix, form):
+    frames = [flat(in_yuv(rgb, matrix, full, 10 if "10" in form else 8), form=form) for rgb in COLOURS]
     film(tmp_path / "a.mp4", frames, colorspace=matrix, color_range=1 + full)
-    found = read_frames(tmp_path / "a.mp4", np.arange(2))[1, 8, 8].astype(int)
-    assert np.abs(found - rgb).max() <= 3, found  # libswscale's tables for 8 bits, and 8 bits of YUV themselves
+    found = read_frames(tmp_path / "a.mp4", np.arange(len(COLOURS)))[:, 8, 8].astype(int)
+    assert np.abs(found - COLOURS).max() <= 3, found  # libswscale's tables for 8 bits, and 8 bits of YUV themselves
 
 
 @pytest.mark.parametrize(("size", "matrix", "of_host"), [
@@ -69,9 +67,8 @@ def test_a_video_that_names_no_matrix_is_taken_by_its_size(tmp_path, size, matri
         assert np.array_equal(found, right)
 
 
-@pytest.mark.parametrize("form", ["yuv420p", "yuv422p", "yuv444p"])
-@pytest.mark.parametrize("size", [(16, 16), (34, 50), (576, 720)])
-def test_an_ordinary_video_keeps_the_pixels_that_it_always_had(tmp_path, form, size):
+@pytest.mark.parametrize(("form", "size"), [("yuv420p", (576, 720)), ("yuv422p", (34, 50)), ("yuv444p", (16, 16))])
+def test_ordinary_video_has_the_pixels_of_the_plain_decoder(tmp_path, form, size):
     frame, noise = av.VideoFrame(size[1], size[0], form), np.random.default_rng(0)
     for plane in frame.planes:
         plane.update(noise.integers(16, 236, plane.buffer_size, np.uint8).tobytes())
@@ -82,10 +79,14 @@ def test_an_ordinary_video_keeps_the_pixels_that_it_always_had(tmp_path, form, s
     assert look_at_video(tmp_path / "a.mp4", decode=True)[-3:] == (None, (), ())  # and nothing is said of it
 
 
-def test_colours_that_cannot_be_converted_are_named(tmp_path):
+def test_unknown_matrix_and_unknown_codec_are_refused(tmp_path):
     film(tmp_path / "a.mp4", [flat((90, 100, 110))], colorspace=8)
-    with pytest.raises(UnusableFile, match=r"cannot be converted here \(matrix 8 of ITU-T H.273"):
+    with pytest.raises(UnusableFile, match="matrix 8 of ITU-T"):
         look_at_video(tmp_path / "a.mp4", decode=False)
+    path = film(tmp_path / "b.mp4", grey(40, 80))
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzz1"))
+    with pytest.raises(UnusableFile, match="its codec is unknown here"):
+        look_at_video(path, decode=True)
 
 
 def disc(size, sar):
@@ -132,15 +133,15 @@ def turn(path, a, b, c, d):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("matrix", TURNS)
 @pytest.mark.parametrize("sar", [None, Fraction(2, 1)])
-def test_a_video_is_turned_and_mirrored_as_it_says(tmp_path, matrix, sar):
-    turn(film(tmp_path / "a.mp4", [drawn(PICTURE)] * 2, sample_aspect_ratio=sar or Fraction(0)), *matrix)
-    found = read_frames(tmp_path / "a.mp4", np.arange(2))[1].astype(int)
-    right = TURNS[matrix](PICTURE.repeat(2 if sar else 1, 1)).astype(int)
-    assert found.shape[:2] == right.shape[:2] == look_at_video(tmp_path / "a.mp4", decode=False).size
-    quarters = np.s_[4 :: max(right.shape[0] // 2, 1), 4 :: max(right.shape[1] // 2, 1)]
-    assert np.abs(found[quarters] - right[quarters]).max() <= 3
+def test_video_is_turned_and_mirrored_as_it_says(tmp_path, sar):
+    for matrix, turned in TURNS.items():
+        turn(film(tmp_path / "a.mp4", [drawn(PICTURE)] * 2, sample_aspect_ratio=sar or Fraction(0)), *matrix)
+        found = read_frames(tmp_path / "a.mp4", np.arange(2))[1].astype(int)
+        right = turned(PICTURE.repeat(2 if sar else 1, 1)).astype(int)
+        assert found.shape[:2] == right.shape[:2] == look_at_video(tmp_path / "a.mp4", decode=False).size
+        quarters = np.s_[4 :: max(right.shape[0] // 2, 1), 4 :: max(right.shape[1] // 2, 1)]
+        assert np.abs(found[quarters] - right[quarters]).max() <= 3, matrix
 
 
 @pytest.mark.parametrize("cover_first", [True, False])
@@ -153,26 +154,6 @@ def test_a_cover_is_no_film(tmp_path, cover_first):
         path.write_bytes(content[:start] + content[end:] + content[start:end])
     assert look_at_video(path, decode=True)[:3] == (3, 8.0, (16, 16))
     assert np.round(read_frames(path, np.arange(3)).mean((1, 2, 3)) / 40).tolist() == [1, 2, 3]
-
-
-def test_a_file_with_a_cover_alone_is_no_video(tmp_path):
-    with av.open(str(tmp_path / "a.mp4"), "w") as container:
-        sound, picture = container.add_stream("aac", rate=8000), container.add_stream("png", rate=1)
-        picture.height, picture.width, picture.pix_fmt = 16, 16, "rgb24"
-        picture.disposition = av.stream.Disposition.attached_pic.value
-        container.mux([*picture.encode(av.VideoFrame.from_ndarray(np.zeros((16, 16, 3), np.uint8))), *picture.encode()])
-        samples = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
-        samples.sample_rate = 8000
-        container.mux([*sound.encode(samples), *sound.encode()])
-    with pytest.raises(UnusableFile, match="holds no video but a cover picture"):
-        look_at_video(tmp_path / "a.mp4", decode=True)
-
-
-def test_a_codec_that_is_unknown_here_is_named(tmp_path):
-    path = film(tmp_path / "a.mp4", grey(40, 80))
-    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzz1"))
-    with pytest.raises(UnusableFile, match="its codec is unknown here"):
-        look_at_video(path, decode=True)
 
 
 def clips(folder, entries=({"path": "a.mp4", "cap": "a"},), **changes):
@@ -214,30 +195,20 @@ def test_a_rate_that_only_trembles_does_not_vary(tmp_path, times):
     assert look_at_video(tmp_path / "a.mkv", decode=True).times is None
 
 
-def test_a_run_says_what_was_done_and_what_is_doubtful(tmp_path):
+def test_notes_say_what_was_done_and_what_is_doubtful(tmp_path):
     film(tmp_path / "a.mp4", grey(0, 40), colorspace=1, color_range=2, sample_aspect_ratio=Fraction(2))
     turn(film(tmp_path / "b.mp4", grey(0, 40), colorspace=9, color_primaries=9, color_trc=16), 0, 1, -1, 0)
     film(tmp_path / "c.mp4", grey(0, 40), color_primaries=12, options={"qp": "0", "x264-params": "tff=1"})
     film(tmp_path / "d.mp4", grey(0, 40))
     entries = [{"path": f"{name}.mp4", "cap": name} for name in "abcd"]
-    _, rows = clips(tmp_path, [entries[0] | {"resolution": [16, 16]}, entries[1], entries[2], entries[3]])
-    assert set(rows.notes) == {
-        "note: of 4 clips, learned as a player shows them: 1 in BT.2020, 1 in BT.709, 1 in full range, 1 turned or "
-        "mirrored, 1 with pixels that are not square",
-        "warning: 1 of 4 clips are interlaced, and the two half-pictures of a frame are learned as one",
-        "warning: 1 of 4 clips are in HDR and learned without tone mapping, paler than a player shows them: convert "
-        "them to BT.709",
-        "warning: 1 of 4 clips have primaries of a wide gamut, and are learned with those of BT.709, paler than a "
-        "player shows them",
-    }
-    assert clips(tmp_path, [entries[3]])[1].notes == ()
-    assert "learned as MindSpeed-MM reads them" in clips(tmp_path, entries, display="mindspeed_mm")[1].notes[-1]
-
-
-def test_a_cache_remembers_how_videos_were_shown(tmp_path):
-    film(tmp_path / "a.mp4", grey(0, 40))
-    assert "display" not in clips(tmp_path)[0].pixels_made_by()  # so that older caches go on
-    assert "display mindspeed_mm" in clips(tmp_path, display="mindspeed_mm")[0].pixels_made_by()
+    notes = "\n".join(clips(tmp_path, [entries[0] | {"resolution": [16, 16]}, *entries[1:]])[1].notes)
+    for words in ("1 in BT.2020, 1 in BT.709, 1 in full range, 1 turned or mirrored, 1 with pixels that are not square",
+                  "1 of 4 clips are interlaced", "1 of 4 clips are in HDR", "1 of 4 clips have primaries"):  # fmt: skip
+        assert words in notes
+    plain, rows = clips(tmp_path, entries[3:])
+    assert rows.notes == () and "display" not in plain.pixels_made_by()  # so that older caches go on
+    of_host, rows = clips(tmp_path, entries, display="mindspeed_mm")
+    assert "MindSpeed-MM" in rows.notes[-1] and "display mindspeed_mm" in of_host.pixels_made_by()
 
 
 @pytest.mark.parametrize(("setting", "same"), [("convert", False), ("ignore", True)])
@@ -246,5 +217,4 @@ def test_images_among_clips_have_their_profiles(tmp_path, setting, same):
     entries = [{"path": "a.png", "cap": "a"}]
     param, rows = clips(tmp_path, entries, num_frames=1, color_profiles=setting)
     pixels = ClipReader(rows, param).read(np.zeros(1, int), np.zeros(1)).arrays["pixels"]
-    assert (pixels[0, :, 0, 0, 0].tolist() == list(COLOURS[1])) is same
-    assert "1 of 1 images have a colour profile other than sRGB's" in rows.notes[0]
+    assert (pixels[0, :, 0, 0, 0].tolist() == list(COLOURS[1])) is same and "1 of 1 images" in rows.notes[0]

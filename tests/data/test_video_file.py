@@ -18,20 +18,13 @@ def path(tmp_path):
     return tmp_path / "a.mp4"
 
 
-def test_the_frames_that_are_asked_for_are_read_also_twice(path):
+def test_frames_are_read_by_number_and_repeated(path):
     frames = read_frames(path, np.array([1, 1, 4, 5]))
     assert frames.shape == (4, 16, 24, 3) and frames.dtype == np.uint8
     assert np.round(frames.mean((1, 2, 3)) / 40).tolist() == [1, 1, 4, 5]
-
-
-def test_a_video_that_ends_one_frame_before_is_named(path):
     with pytest.raises(UnusableFile, match="has 6 frames, and frame 7 is needed"):
         read_frames(path, np.array([0, 6]))
-
-
-@pytest.mark.parametrize("decode", [False, True])
-def test_what_a_video_is(path, decode):
-    assert look_at_video(path, decode)[:3] == (6, 8.0, (16, 24))
+    assert all(look_at_video(path, decode)[:3] == (6, 8.0, (16, 24)) for decode in (False, True))
 
 
 def test_a_file_without_an_image_is_no_video(tmp_path):
