@@ -17,43 +17,26 @@ def stored(groups: int, own_step: bool = False) -> list[str]:
     return names + [f"optimizer.param_groups.{group}.step" for group in range(groups)]
 
 
-def test_two_groups_number_the_weights_first_then_the_biases() -> None:
-    names = mindspeed_mm.their_names(OURS, stored(groups=2))
-    assert [names[f"optimizer.state.{p}.exp_avg"] for p in PARAMETERS] == [
-        f"optimizer.state.{number}.exp_avg" for number in (0, 2, 1, 3)
-    ]
-    assert names["optimizer.state.b.bias.step"] == "optimizer.param_groups.1.step"
-
-
-def test_one_group_numbers_the_parameters_as_the_model_does() -> None:
-    names = mindspeed_mm.their_names(OURS, stored(groups=1))
-    assert names["optimizer.state.b.weight.exp_avg"] == "optimizer.state.2.exp_avg"
-    assert names["optimizer.state.b.bias.step"] == "optimizer.param_groups.0.step"
-
-
-def test_a_step_kept_by_parameter_is_found_there() -> None:
-    names = mindspeed_mm.their_names(OURS, stored(groups=2, own_step=True))
-    assert names["optimizer.state.b.weight.step"] == "optimizer.state.1.step"
-
-
-def test_an_optimizer_of_other_parameters_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="has 4 parameters, this model trains 3"):
-        mindspeed_mm.their_names(OURS[:-2], stored(groups=2))
-
-
 def by_name(owners: tuple[str, ...] = PARAMETERS) -> list[str]:
     """A checkpoint whose optimizer calls parameters by their names, in the order of its groups."""
     names = [f"optimizer.state.predictor.{name}.exp_avg" for name in sorted(owners, key=lambda name: ".bias" in name)]
     return names + [f"optimizer.param_groups.{group}.step" for group in (0, 1)]
 
 
-def test_parameters_by_name_are_found_by_name() -> None:
-    names = mindspeed_mm.their_names(OURS, by_name())
-    assert [names[f"optimizer.state.{p}.exp_avg"] for p in PARAMETERS] == [
-        f"optimizer.state.predictor.{p}.exp_avg" for p in PARAMETERS
-    ]
-    assert names["optimizer.state.a.weight.step"] == "optimizer.param_groups.0.step"
-    assert names["optimizer.state.b.bias.step"] == "optimizer.param_groups.1.step"
+@pytest.mark.parametrize(
+    ("theirs", "owners", "steps"),
+    [
+        (stored(2), "0 2 1 3", "param_groups.0 param_groups.1 param_groups.0 param_groups.1"),  # weights, then biases
+        (stored(1), "0 1 2 3", "param_groups.0 " * 4),
+        (stored(2, own_step=True), "0 2 1 3", "state.0 state.2 state.1 state.3"),
+        (by_name(), " ".join(f"predictor.{name}" for name in PARAMETERS), "param_groups.0 param_groups.1 " * 2),
+    ],
+)
+def test_moments_and_steps_are_found_under_the_names_of_the_host(theirs, owners, steps) -> None:
+    names = mindspeed_mm.their_names(OURS, theirs)
+    for name, owner, step in zip(PARAMETERS, owners.split(), steps.split(), strict=True):
+        assert names[f"optimizer.state.{name}.exp_avg"] == f"optimizer.state.{owner}.exp_avg"
+        assert names[f"optimizer.state.{name}.step"] == f"optimizer.{step}.step"
 
 
 def test_both_forms_are_theirs_and_ours_is_not() -> None:
@@ -61,25 +44,23 @@ def test_both_forms_are_theirs_and_ours_is_not() -> None:
     assert not mindspeed_mm.is_mindspeed_mm(OURS)
 
 
-def test_moments_of_a_parameter_that_is_not_there_are_named() -> None:
-    other = by_name(("a.weight", "a.bias", "b.weight", "c.bias"))
-    with pytest.raises(CheckpointError, match=r"has no moments of b\.bias, which this model trains"):
-        mindspeed_mm.their_names(OURS, other)
-    with pytest.raises(CheckpointError, match="has 3 parameters, this model trains 4"):
-        mindspeed_mm.their_names(OURS, by_name(PARAMETERS[:3]))
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (OURS[:-2], stored(groups=2), "has 4 parameters, this model trains 3"),
+        (OURS, by_name(("a.weight", "a.bias", "b.weight", "c.bias")), r"no moments of b\.bias"),
+        (OURS, by_name(PARAMETERS[:3]), "has 3 parameters, this model trains 4"),
+    ],
+)
+def test_moments_of_other_parameters_are_refused(ours, theirs, words) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        mindspeed_mm.their_names(ours, theirs)
 
 
-def test_weights_are_read_whatever_the_optimizer_trains() -> None:
+def test_averages_and_the_native_engine_have_names_of_their_own() -> None:
     assert mindspeed_mm.their_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {"ema.a.weight": "model.ema.a.weight"}
-
-
-def test_the_native_engine_has_our_names_for_the_optimizer_and_its_own_for_the_average() -> None:
-    names = mindspeed_mm.their_names(
-        [*OURS, "ema.a.weight"], [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
-    )
+    native = [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
+    names = mindspeed_mm.their_names([*OURS, "ema.a.weight"], native)
     assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}
-
-
-def test_averages_are_known_by_our_name_whoever_wrote_them() -> None:
     assert mindspeed_mm.our_name("model.ema.a.weight") == "ema.a.weight"
     assert mindspeed_mm.our_name("model.a.weight") == "model.a.weight"

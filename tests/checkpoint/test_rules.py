@@ -36,9 +36,6 @@ def test_the_rules_use_every_tensor_once_and_undo_themselves():
 def test_shapes_tell_the_architecture():
     assert dataclasses.replace(DiTConfig.of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
     assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
-
-
-def test_shapes_are_those_of_the_published_model():
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
     assert parameters_of(DiTConfig.of_shapes(shapes)).shapes() == shapes
@@ -58,14 +55,13 @@ def test_names_and_shapes_are_those_of_diffusers():
 
 
 @needs_diffusers
+@pytest.mark.pytorch
 @pytest.mark.parametrize("direction", ["to diffusers", "from diffusers"])
-def test_outputs_equal_those_of_diffusers(tmp_path, direction):
+def test_outputs_equal_those_of_diffusers(tmp_path, framework, direction):
     import torch
     from diffusers import DiTTransformer2DModel
 
-    from mindspeed_mm_dit.framework import activate, runtime
-
-    activate("pytorch")
+    from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.dit import DiT
 
     torch.manual_seed(0)

@@ -34,26 +34,38 @@ def write(store: CheckpointStore, iteration: int) -> None:
     store.commit(iteration, {"iteration": iteration})
 
 
-def test_a_checkpoint_is_invisible_until_it_is_complete(tmp_path):
+def test_checkpoint_is_invisible_until_it_is_complete(tmp_path):
     store = CheckpointStore(tmp_path)
     write(store, 10)
-    store.begin(20)
+    (store.begin(20) / "half").touch()
     assert store.iterations() == [10]
     assert (tmp_path / TRACKER).read_text() == "10"
+    assert list(store.begin(20).iterdir()) == []  # what a killed save left is no part of the next
     store.commit(20, {})
     assert store.iterations() == [10, 20] and (tmp_path / TRACKER).read_text() == "20"
+    store.begin(30)
+    store.remove_unfinished()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["iter_0000010", "iter_0000020"]
 
 
-@pytest.mark.parametrize("flags", [{}, {"keep_last": 2}])
-def test_only_the_last_are_kept(tmp_path, flags):
+@pytest.mark.parametrize(
+    ("flags", "written", "kept"),
+    [
+        ({}, [1, 2, 3, 4], [3, 4]),
+        ({"keep_last": 2}, [1, 2, 3, 4], [3, 4]),
+        ({"keep_last": 2}, [30, 40, 5, 10, 15], [10, 15, 30, 40]),  # a run that was resumed from the start
+        ({"keep_last": 1, "retain_interval": 20}, [10, 20, 30, 40, 45, 50], [20, 40, 50]),
+    ],
+)
+def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
     store = CheckpointStore(tmp_path, **flags)
-    for iteration in (1, 2, 3, 4):
+    for iteration in written:
         write(store, iteration)
-    assert store.iterations() == [3, 4]
-    assert read_facts(store.path(4)) == {"iteration": 4}
+    assert store.iterations() == kept
+    assert read_facts(store.path(kept[0])) == {"iteration": kept[0]}
 
 
-def test_the_best_is_kept_until_there_is_a_better_one_and_is_found_by_its_name(tmp_path):
+def test_best_is_kept_until_there_is_a_better_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     with pytest.raises(CheckpointError, match="there is no such file"):
         find_checkpoint(tmp_path / "best")
@@ -80,31 +92,20 @@ def test_a_best_checkpoint_that_is_gone_or_no_number_is_named(tmp_path):
             find_checkpoint(tmp_path / "best")
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path):
+def test_damaged_checkpoint_is_passed_over(tmp_path):
     store = CheckpointStore(tmp_path)
+    assert store.latest(lambda path: None) == (None, [])
     write(store, 1)
     write(store, 2)
     iteration, passed = store.latest(lambda path: "cut short" if path.name.endswith("2") else None)
     assert iteration == 1 and "iter_0000002" in passed[0] and "cut short" in passed[0]
-
-
-def test_only_damaged_checkpoints_are_an_error_and_none_is_a_fresh_start(tmp_path):
-    store = CheckpointStore(tmp_path)
-    assert store.latest(lambda path: None) == (None, [])
-    write(store, 1)
     with pytest.raises(CheckpointError, match="no checkpoint there can be read"):
         store.latest(lambda path: "empty")
 
 
-def test_an_iteration_can_be_written_again_after_a_rewind(tmp_path):
-    store = CheckpointStore(tmp_path)
-    write(store, 5)
-    write(store, 5)
-    assert (store.path(5) / "data").read_text() == "5"
-
-
-def test_a_checkpoint_that_cannot_take_the_place_of_an_earlier_one_leaves_it(tmp_path, monkeypatch):
+def test_rewrite_replaces_the_earlier_checkpoint_or_leaves_it(tmp_path, monkeypatch):
     store, rename = CheckpointStore(tmp_path), os.rename
+    write(store, 5)
     write(store, 5)
 
     def fails(source, target):
@@ -118,7 +119,7 @@ def test_a_checkpoint_that_cannot_take_the_place_of_an_earlier_one_leaves_it(tmp
     assert (store.path(5) / "data").read_text() == "5"
 
 
-def test_the_classes_of_a_run_are_those_of_its_newest_checkpoint_that_can_be_read(tmp_path):
+def test_classes_of_a_run_are_those_of_its_newest_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path)
     assert classes_in(None) == classes_in("") == classes_in(tmp_path) == ()
     for iteration, facts in enumerate(({"classes": ["cat"]}, {"classes": ["cat", "dog"]}, {"classes": 3}), 1):
@@ -129,22 +130,7 @@ def test_the_classes_of_a_run_are_those_of_its_newest_checkpoint_that_can_be_rea
     assert classes_in(tmp_path) == ()  # (of captions)
 
 
-def test_a_folder_stands_for_its_newest_checkpoint(tmp_path):
-    store = CheckpointStore(tmp_path)
-    write(store, 5)
-    assert find_checkpoint(tmp_path) == store.path(5) == find_checkpoint(store.path(5))
-    with pytest.raises(CheckpointError, match="no such file or folder"):
-        find_checkpoint(tmp_path / "none")
-
-
-def test_what_was_just_written_is_kept_and_so_are_later_ones(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=2)
-    for iteration in (30, 40, 5, 10, 15):  # a run that was resumed from the start
-        write(store, iteration)
-    assert store.iterations() == [10, 15, 30, 40]
-
-
-def test_a_damaged_checkpoint_that_was_passed_over_is_not_among_those_that_are_kept(tmp_path):
+def test_damaged_checkpoint_is_not_counted_among_the_last(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     for iteration in (10, 20):  # the second is damaged: the run goes on from the first
         write(store, iteration)
@@ -158,7 +144,7 @@ def test_a_damaged_checkpoint_that_was_passed_over_is_not_among_those_that_are_k
     assert store.iterations() == [20, 21, 25, 30]
 
 
-def test_what_reads_beside_a_run_finds_a_whole_checkpoint_or_the_next_one(tmp_path):
+def test_reader_during_a_run_finds_a_whole_checkpoint(tmp_path):
     """A run saves, and deletes what was the newest, while that is read."""
     store, seen = CheckpointStore(tmp_path, keep_last=1), []
     write(store, 5)
@@ -196,21 +182,6 @@ def test_a_copy_without_hidden_files_is_named_by_what_it_lacks(tmp_path):
             find_checkpoint(path)
 
 
-def test_checkpoints_of_the_retain_interval_are_kept_for_good(tmp_path):
-    store = CheckpointStore(tmp_path, keep_last=1, retain_interval=20)
-    for iteration in (10, 20, 30, 40, 45, 50):
-        write(store, iteration)
-    assert store.iterations() == [20, 40, 50]
-
-
-def test_half_written_checkpoints_of_killed_runs_are_removed(tmp_path):
-    store = CheckpointStore(tmp_path)
-    write(store, 1)
-    store.begin(2)
-    store.remove_unfinished()
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["iter_0000001"]
-
-
 def test_a_checkpoint_that_was_set_aside_for_one_that_never_came_comes_back(tmp_path):
     store = CheckpointStore(tmp_path)
     write(store, 1)
@@ -236,7 +207,7 @@ def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, mess
         CheckpointStore(tmp_path / name).latest(lambda path: None)
 
 
-def test_what_makes_a_checkpoint_visible_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_files_are_synced_before_a_checkpoint_becomes_visible(tmp_path, monkeypatch):
     """Else a power cut could leave the name of a file without its content."""
     synced, moved = set(), []
     fsync, replace = os.fsync, os.replace
@@ -258,20 +229,14 @@ def test_what_makes_a_checkpoint_visible_is_on_the_disk_before_it_gets_its_name(
     ]
 
 
-def test_what_a_killed_save_left_is_no_part_of_the_next(tmp_path):
-    store = CheckpointStore(tmp_path)
-    (store.begin(4) / "half").touch()
-    assert list(store.begin(4).iterdir()) == []
-
-
 NO_FACTS = [b"[1, 2]", b"null", b"{", b"", b"[" * 100_000, '{"a": 2}'.encode("utf-16"), b'{"n": ' + b"9" * 5000 + b"}"]
 
 
-@pytest.mark.parametrize("content", NO_FACTS)
-def test_facts_that_are_none_are_empty(tmp_path, content):
+def test_facts_that_are_none_are_empty(tmp_path):
     assert read_facts(tmp_path) == {}
-    (tmp_path / RUN_FACTS).write_bytes(content)
-    assert read_facts(tmp_path) == {}
+    for content in NO_FACTS:
+        (tmp_path / RUN_FACTS).write_bytes(content)
+        assert read_facts(tmp_path) == {}
 
 
 ALPHA = {"base": "a", "--lora-target-modules": ["qkv"], "--lora-r": 8, "--lora-alpha": 16}
@@ -286,7 +251,7 @@ ODD = [("iteration", -7), ("iteration", "two"), ("iteration", 3), ("iteration", 
 
 
 @pytest.mark.parametrize(("key", "value"), ODD)
-def test_a_fact_that_cannot_be_is_named_with_its_key(tmp_path, key, value):
+def test_impossible_fact_is_refused_with_its_key(tmp_path, key, value):
     path = tmp_path / "iter_0000002"
     path.mkdir()
     (path / RUN_FACTS).write_text(json.dumps({"iteration": 2, "consumed_samples": 16, key: value}))
@@ -301,7 +266,7 @@ class Writer(BackgroundWriter):
         pass
 
 
-def test_a_problem_of_the_background_is_told_at_once_and_then_once_to_whom_waits(tmp_path):
+def test_background_failure_is_reported_at_once_and_once_more(tmp_path):
     def fail():
         raise RuntimeError("writer failed\nat line 1") from OSError(28, "No space left on device")
 
@@ -313,7 +278,7 @@ def test_a_problem_of_the_background_is_told_at_once_and_then_once_to_whom_waits
     assert writer.wait() is problem and writer.wait() is None
 
 
-def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_first(tmp_path):
+def test_reason_of_a_bad_checkpoint_is_the_first_cause(tmp_path):
     gone, of_format = FileNotFoundError(2, "No such file", "x"), ValueError("bad header\nframes")
     of_format.__context__ = RuntimeError("between")
     of_format.__context__.__cause__ = gone
@@ -325,7 +290,7 @@ def test_the_reason_of_a_bad_checkpoint_is_the_systems_or_the_first_line_of_the_
         assert words in str(unreadable(problem, tmp_path)) and "frames" not in str(unreadable(problem, tmp_path))
 
 
-def test_a_folder_has_the_iteration_of_its_name_and_facts_of_another_are_refused(tmp_path):
+def test_facts_of_another_iteration_are_refused(tmp_path):
     assert iteration_of(Path("a/iter_0000020")) == 20
     assert iteration_of(Path("a/other")) is None and iteration_of(Path("iter_0000020/a")) is None
     store = CheckpointStore(tmp_path)
@@ -337,25 +302,16 @@ def test_a_folder_has_the_iteration_of_its_name_and_facts_of_another_are_refused
     assert read_facts(tmp_path / "copy") == {"iteration": 20}  # another name says nothing
 
 
-def test_facts_are_written_for_people_to_read(tmp_path):
+def test_samples_are_counted_up_to_the_most_that_a_run_can_consume(tmp_path):
     store = CheckpointStore(tmp_path)
-    write(store, 3)
-    assert (store.path(3) / RUN_FACTS).read_text() == '{\n "iteration": 3\n}\n'
-
-
-@pytest.mark.parametrize(
-    ("consumed", "is_good"),
-    [(0, True), (MOST_SAMPLES, True), (MOST_SAMPLES + 1, False), (-1, False), (True, False), (1.0, False)],
-)
-def test_samples_are_counted_from_none_to_the_most_that_a_run_can_consume(tmp_path, consumed, is_good):
-    store = CheckpointStore(tmp_path)
-    store.begin(1)
-    store.commit(1, {"consumed_samples": consumed})
-    if is_good:
-        assert read_facts(store.path(1))["consumed_samples"] == consumed
-    else:
-        with pytest.raises(CheckpointError, match=r"consumed_samples = .*: is no value that a run writes there"):
-            read_facts(store.path(1))
+    for iteration, consumed in enumerate((0, MOST_SAMPLES, MOST_SAMPLES + 1, -1, True, 1.0), 1):
+        store.begin(iteration)
+        store.commit(iteration, {"consumed_samples": consumed})
+        if iteration <= 2:
+            assert read_facts(store.path(iteration))["consumed_samples"] == consumed
+        else:
+            with pytest.raises(CheckpointError, match=r"consumed_samples = "):
+                read_facts(store.path(iteration))
 
 
 def test_a_run_saves_into_no_checkpoint_and_nowhere_inside_of_one(tmp_path):
@@ -370,7 +326,7 @@ def test_a_run_saves_into_no_checkpoint_and_nowhere_inside_of_one(tmp_path):
             check_is_no_checkpoint("--save", tmp_path / name)
 
 
-def test_a_folder_means_its_folder_of_checkpoints_and_what_is_not_there_is_named(tmp_path):
+def test_folder_means_its_newest_checkpoint(tmp_path):
     write(CheckpointStore(tmp_path / "run/checkpoints"), 7)
     newest = tmp_path / "run/checkpoints/iter_0000007"
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(tmp_path / "run/checkpoints") == newest

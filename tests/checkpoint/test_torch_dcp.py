@@ -17,7 +17,7 @@ def flat(tree, prefix=""):
         yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
 
 
-def test_each_whole_tensor_is_written_by_one_rank_and_all_of_them_by_all_ranks():
+def test_each_whole_tensor_is_written_by_one_rank():
     state = {tree: {str(i): torch.full((2,), float(i)) for i in range(5)} for tree in ("model", "ema")}
     state["facts"] = {"note": "on every rank"}
     parts = [dict(flat(_part_of_this_rank(state, rank, 3))) for rank in range(3)]
