@@ -120,7 +120,7 @@ def test_captions_of_another_text_encoder_are_embedded_anew(begun):
         ("", "cat dog", [None, None, 3], "2 of 2 classes drawn anew, "),
     ],
 )
-def test_classes_are_kept_by_name_and_others_drawn_anew(begun, classes, names, rows, done):
+def test_classes_are_kept_by_name_wherever_they_stand(begun, classes, names, rows, done):
     facts, names = FACTS | {"classes": classes.split()} if classes else {}, names.split()
     values, how = begun(names, facts, num_classes=len(names))
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=len(names))), 5)[TABLE]

@@ -65,7 +65,7 @@ def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
     assert read_facts(store.path(kept[0])) == {"iteration": kept[0]}
 
 
-def test_best_is_kept_until_there_is_a_better_one(tmp_path):
+def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
     with pytest.raises(CheckpointError, match="there is no such file"):
         find_checkpoint(tmp_path / "best")

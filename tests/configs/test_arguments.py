@@ -10,8 +10,6 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import parse as parse_flags
-from mindspeed_mm_dit.training.flags import whole_parser
-from tests.conftest import ROOT, run_config
 
 NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
 
@@ -20,18 +18,8 @@ def parse(flags: str, world_size: int = 1, needed: str = NEEDED):
     return checked(parse_flags(shlex.split(needed + flags)), world_size)
 
 
-def test_the_flags_of_tutorial_scripts_are_accepted():
-    args = parse("--no-gradient-accumulation-fusion --untie-embeddings-and-output-weights --use-torch-fsdp2 "
-                 "--ckpt-format torch_dcp --distributed-backend gloo --mm-tool t.json --min-lr 1e-5 "
-                 "--tensor-model-parallel-size 1 --ai-framework pytorch")  # fmt: skip
-    assert args.use_torch_fsdp2 and args.min_lr == 1e-5
-
-
-def test_the_global_batch_defaults_to_one_micro_batch_on_every_rank():
+def test_batches_default_to_one_micro_batch_on_every_rank():
     assert parse("", world_size=3).global_batch_size == 12
-
-
-def test_the_micro_batch_defaults_to_the_images_of_a_rank():
     without = NEEDED.replace("--micro-batch-size 4", "")
     assert parse("--global-batch-size 64", 8, without).micro_batch_size == 8
     with pytest.raises(ConfigError, match="64: is not divisible by the 6 ranks"):
@@ -44,91 +32,59 @@ def test_the_micro_batch_defaults_to_the_images_of_a_rank():
     ("flags", "world_size", "message"),
     [
         ("--global-batch-size 12", 2, "micro-batch-size(4) * ranks(2) = 8"),
-        ("--lr-warmup-itres 3", 1, "Did you mean '--lr-warmup-iters'"),
-        ("--min-lr 1", 1, "must lie between 0 and --lr"),
-        ("--lr-warmup-iters 10", 1, "must be smaller than the steps of decay (10)"),
-        ("--lr-warmup-iters 10", 1, "Cure: set --lr-warmup-iters below 10, raise --train-iters"),
+        ("--lr-warmup-itres 3", 1, "'--lr-warmup-iters'"),
+        ("--min-lr 1", 1, "--min-lr"),
+        ("--lr-warmup-iters 10", 1, "below 10, raise --train-iters"),
         ("--lr-warmup-iters 10 --lr-decay-iters 5", 1, "below 5, raise --lr-decay-iters"),
         ("--report-cfg-scale nan", 1, "'nan' is not a number"),
-        ("--tensor-model-parallel-size 2", 1, "invalid choice"),
+        ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size"),
         ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
+        ("--power-ema-stds 0.05 0.05", 1, "--power-ema-stds = 0.05 0.05"),
     ],
 )
-def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
+def test_wrong_flag_is_refused(flags, world_size, message):
     with pytest.raises(ConfigError) as caught:
         parse(flags, world_size)
     assert message in str(caught.value)
 
 
-def test_help_tells_megatrons_flags_from_our_own():
-    parser = whole_parser()
-    text = " ".join(parser.format_help().split())
-    assert "the last one, DiT, is this project's own" in text and parser._action_groups[-1].title == "DiT"
-
-
-@pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
-def test_every_shipped_train_args_and_data_json_is_read(folder):
-    lines = (ROOT / "examples/dit" / folder / "train.args").read_text().splitlines()
-    flags = " ".join(line.partition("#")[0] for line in lines)
-    args = parse(flags, 8, NEEDED if folder else NEEDED.replace("--micro-batch-size 4", ""))
-    assert args.save == args.load
-    assert load_data_config(ROOT / "examples/dit" / folder / "data.json").dataset_param.image_size
-
-
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"source": "mnist"},
-            "is none of the built-in images\n    Cure: Known here: digits, captioned_digits, inverted_digits, ",
-        ),
-        ({"image_size": 0}, "dataset_param.image_size = 0: must be positive"),
-        ({"valid_fraction": float("nan")}, "valid_fraction = nan: expected a number"),
-        ({"valid_fraction": 1}, "must lie in [0, 1)"),
+        ({"source": "mnist"}, "is none of the built-in images"),
+        ({"image_size": 0}, "dataset_param.image_size = 0"),
+        ({"valid_fraction": float("nan")}, "valid_fraction = nan"),
+        ({"valid_fraction": 1}, "valid_fraction"),
     ],
 )
-def test_a_wrong_setting_of_data_json_is_named(tmp_path, section, message):
+def test_wrong_setting_of_data_json_is_refused(tmp_path, section, message):
     content = {"dataset_param": {"data_folder": "d", "image_size": 8, **section}}
     (tmp_path / "data.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=message):
         load_data_config(tmp_path / "data.json")
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("word", ["\u2013lr", "\u2014lr=1", "\u2212\u2212lr", "--lr\u00a01e-3", "--lr\u202f=1", "-lr"])
-def test_a_flag_that_was_typeset_is_named_as_it_is_written(word):
-    with pytest.raises(ConfigError, match=r"is not how a flag is written: .*\n.*write --lr, and an ordinary space"):
-        parse_flags(["--train-iters", "3", word, "1"])
+def test_typeset_flag_is_refused_as_it_is_written():
+    for word in ("\u2013lr", "\u2014lr=1", "\u2212\u2212lr", "--lr\u00a01e-3", "--lr\u202f=1", "-lr"):
+        with pytest.raises(ConfigError, match=r"is not how a flag is written: .*\n.*write --lr, and an ordinary space"):
+            parse_flags(["--train-iters", "3", word, "1"])
 
 
-def test_a_width_that_is_listed_twice_is_named():
-    args = run_config(global_batch_size=8, train_iters=2, lr=1e-3, power_ema_stds=(0.05, 0.05))
-    with pytest.raises(ConfigError, match=r"--power-ema-stds = 0\.05 0\.05: lists a width twice"):
-        checked(args, 1)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_train_args_are_the_words_of_a_shell(tmp_path):
+    for content, words in (
         (b"--lr 1e-3 # a comment\r\n--report\r\n", ["--lr", "1e-3", "--report"]),
         (b"--save runs/a#1 #--load b\n", ["--save", "runs/a#1"]),
         (b"--save 'my runs # 2' \"c#\"d\n", ["--save", "my runs # 2", "c#d"]),
         (b"\xef\xbb\xbf--report\n\n   # nothing\n", ["--report"]),
-        (
-            b"--lr 1 \\\r\n --seed 2 \\ \n# all \\\n--save 'a b'\\\n--exp c\\\\\n\\\n",
-            ["--lr", "1", "--seed", "2", "--save", "a b", "--exp", "c\\"],
-        ),
-    ],
-)
-def test_train_args_are_the_words_of_a_shell(tmp_path, content, words):
-    (tmp_path / "train.args").write_bytes(content)
-    assert read_train_args(tmp_path / "train.args") == words
-
-
-def test_train_args_are_a_text_of_some_lines(tmp_path):
-    (tmp_path / "train.args").write_bytes(b"--lr 1\n--seed\0 2\n")
-    with pytest.raises(ConfigError, match=r"train\.args, line 2: contains a NUL byte"):
-        read_train_args(tmp_path / "train.args")
-    (tmp_path / "train.args").write_bytes(b"\0" * (2 << 20))
-    with pytest.raises(ConfigError, match=r"is no config file: it has 2\.0 MiB"):
-        read_train_args(tmp_path / "train.args")
+        (b"--lr 1 \\\r\n --seed 2 \\ \n# all \\\n--save 'a b'\\\n--exp c\\\\\n\\\n",
+         ["--lr", "1", "--seed", "2", "--save", "a b", "--exp", "c\\"]),
+    ):  # fmt: skip
+        (tmp_path / "train.args").write_bytes(content)
+        assert read_train_args(tmp_path / "train.args") == words
+    for content, message in (
+        (b"--lr 1\n--seed\0 2\n", "train.args, line 2: contains a NUL"),
+        (b"\0" * (2 << 20), "2.0 MiB"),
+    ):
+        (tmp_path / "train.args").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            read_train_args(tmp_path / "train.args")

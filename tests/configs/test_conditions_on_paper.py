@@ -21,7 +21,7 @@ def test_the_null_of_a_text_is_a_text_encoders_to_compute():
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_the_last_example_of_a_vector_is_its_null_where_it_is_ever_dropped(dropout):
+def test_last_example_of_a_vector_is_its_null_if_dropped(dropout):
     vector = Vector(width=4, dropout=dropout)
     examples = vector.examples(3)["vector"]
     assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
@@ -29,7 +29,7 @@ def test_the_last_example_of_a_vector_is_its_null_where_it_is_ever_dropped(dropo
     assert not vector.null(2)["vector"].any()
 
 
-def test_a_predictor_shares_samples_refuses_other_ranks_and_lacks_nothing_unless_it_says_so():
+def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     plain = SimpleNamespace()
     PredictorConfig.check_context_parallel(plain, 1)
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor cannot split a sample"):

@@ -4,30 +4,24 @@ import pytest
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.errors import ConfigError
-from tests.conftest import ROOT
 
 NAMES = ["predictor", "predictor.blocks", *[f"predictor.blocks.{i}" for i in range(4)], "predictor.blocks.0.attn",
          "predictor.blocks.1.attn", "predictor.final_layer", "predictor.blocks.10"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("paths", "found"),
     [
-        ("predictor.final_layer", ["predictor.final_layer"]),
-        ("predictor.blocks.{*}", [f"predictor.blocks.{i}" for i in (0, 1, 2, 3, 10)]),
-        ("predictor.blocks.{0-2}", [f"predictor.blocks.{i}" for i in (0, 1, 2)]),
-        ("predictor.blocks.{0-1,3,10}", [f"predictor.blocks.{i}" for i in (0, 1, 3, 10)]),
-        ("predictor.blocks.{0,1}.attn", ["predictor.blocks.0.attn", "predictor.blocks.1.attn"]),
+        (["predictor.final_layer"], ["final_layer"]),
+        (["predictor.blocks.{*}"], [f"blocks.{i}" for i in (0, 1, 2, 3, 10)]),
+        (["predictor.blocks.{0-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
+        (["predictor.blocks.{0-1,3,10}"], [f"blocks.{i}" for i in (0, 1, 3, 10)]),
+        (["predictor.blocks.{0,1}.attn"], ["blocks.0.attn", "blocks.1.attn"]),
+        (["predictor.blocks.{0-1}", "predictor.blocks.{1-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
     ],
 )
-def test_paths_expand_as_in_mindspeed_mm(path, found):
-    assert resolve_paths([path], NAMES, "sub_modules_to_wrap") == found
-
-
-def test_a_module_named_twice_is_wrapped_once():
-    assert resolve_paths(["predictor.blocks.{0-1}", "predictor.blocks.{1-2}"], NAMES, "x") == [
-        f"predictor.blocks.{i}" for i in (0, 1, 2)
-    ]
+def test_paths_expand_as_in_mindspeed_mm(paths, found):
+    assert resolve_paths(paths, NAMES, "sub_modules_to_wrap") == [f"predictor.{name}" for name in found]
 
 
 @pytest.mark.parametrize(
@@ -58,23 +52,23 @@ def test_sharding_size_must_divide_the_ranks():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("shard_size: 2", "Did you mean 'sharding_size'"),
-        (
-            "sub_modules_to_wrap: predictor.blocks.{*}",
-            'expected a list\n    Cure: write a list: ["predictor.blocks.{*}"]',
-        ),
-        ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3: expected a string"),
+        ("shard_size: 2", "'sharding_size'"),
+        ("sub_modules_to_wrap: predictor.blocks.{*}", "expected a list"),
+        ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3"),
         ("sharding_size: abc", "expected a whole number, 'auto' or null"),
-        ("sharding_size: atuo", "Did you mean 'auto'?"),
+        ("sharding_size: atuo", "'auto'"),
         ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
-        ("reshard_after_forward: 0", "must be true, false or a positive number"),
-        ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1: must be at least 0"),
+        ("reshard_after_forward: 0", "reshard_after_forward = 0"),
+        ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),
         ("offload_to_cpu: 1", "expected true or false"),
         ("pin_memory: true\npin_memory: false", "key 'pin_memory' stands twice"),
         ("# caf\xe9", "is not UTF-8"),
+        ("", "is empty"),
+        ("# nothing but this\n", "is empty"),
+        ("---\n", "is empty"),
     ],
 )
-def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path, line, message):
+def test_wrong_line_is_refused(tmp_path, line, message):
     file = tmp_path / "fsdp2.yaml"
     file.write_bytes(line.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -82,15 +76,6 @@ def test_a_wrong_line_is_named_with_what_is_allowed(tmp_path, line, message):
     assert message in str(caught.value) and str(file) in str(caught.value)
 
 
-@pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
-def test_every_shipped_fsdp2_yaml_is_read(folder):
-    assert load_fsdp2_config(ROOT / "examples/dit" / folder / "fsdp2.yaml").sub_modules_to_wrap
-
-
-@pytest.mark.parametrize("content", ["", "# nothing but this\n", "---\n"])
-def test_an_empty_file_is_no_choice_of_every_default(tmp_path, content):
-    (tmp_path / "fsdp2.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=r"fsdp2\.yaml: is empty"):
-        load_fsdp2_config(tmp_path / "fsdp2.yaml")
+def test_empty_object_is_every_default(tmp_path):
     (tmp_path / "fsdp2.yaml").write_text("{}")
     assert load_fsdp2_config(tmp_path / "fsdp2.yaml") == load_fsdp2_config(None) == Fsdp2Config()

@@ -4,23 +4,28 @@ import math
 
 import pytest
 
+from mindspeed_mm_dit.configs.arguments import checked
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.flags import parse as parse_flags
 from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize("folder", ["", "imagenet256", "imagenet512", "cat_dog"])
-def test_every_shipped_model_json_is_read(folder):
-    config = load_model_config(ROOT / "examples/dit" / folder / "model.json")
-    assert config.predictor.model_id == "dit"
-
-
-def test_imagenet512_is_dit_xl_2(model_json):
-    config = load_model_config(ROOT / "examples/dit/imagenet512/model.json")
+def test_shipped_configs_are_read(folder):
+    place = ROOT / "examples/dit" / folder
+    config = load_model_config(place / "model.json")
     sizes = {key: getattr(config.predictor, key) for key in PRESETS["DiT-XL/2"]}
-    assert sizes == PRESETS["DiT-XL/2"]
-    assert config.sample_size[-1] == 512
+    assert config.predictor.model_id == "dit" and (folder != "imagenet512" or sizes == PRESETS["DiT-XL/2"])
+    words = read_train_args(place / "train.args")
+    args = checked(parse_flags(["--mm-model", "m.json", "--mm-data", "d.json", *words]), 8)
+    assert args.save == args.load
+    assert load_data_config(place / "data.json").dataset_param.image_size
+    assert load_fsdp2_config(place / "fsdp2.yaml").sub_modules_to_wrap
 
 
 def test_a_preset_stands_for_its_sizes(model_json):
@@ -33,70 +38,53 @@ def test_a_preset_stands_for_its_sizes(model_json):
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
-        ("predictor", "num_head", 4, "Did you mean 'num_heads'"),
+        ("predictor", "num_head", 4, "'num_heads'"),
         ("predictor", "num_heads", 5, "128 % 5 = 3"),
         ("predictor", "patch_size", 3, "8 % 3 = 2"),
         ("predictor", "num_layers", "four", "num_layers = 'four': expected a whole number"),
         ("predictor", "num_layers", "4", "write it without quotes: 4"),
         ("predictor", "num_layers", True, "expected a whole number"),
-        ("predictor", "num_layers", -1, "model.json: predictor.num_layers = -1: must be at least 1"),
-        ("predictor", "num_layers", 10**8, "predictor.num_layers = 100000000: must be a number of at most 1,000"),
-        ("predictor", "mlp_ratio", 0.001, "hidden_size(128) * mlp_ratio must be at least 1"),
+        ("predictor", "num_layers", -1, "model.json: predictor.num_layers = -1"),
+        ("predictor", "num_layers", 10**8, "predictor.num_layers = 100000000"),
+        ("predictor", "mlp_ratio", 0.001, "hidden_size(128) * mlp_ratio"),
         ("predictor", "mlp_ratio", -4, "must be at least 1"),
-        ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan: expected a number"),
+        ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan"),
         ("predictor", "class_dropout_prob", math.inf, "expected a number"),
         ("predictor", "preset", ["DiT-B/2"], "unknown preset"),
         ("predictor", "in_channels", 4, "makes latents of 1 channels"),
         ("predictor", "learn_sigma", True, "does not fit"),
-        ("predictor", "model_id", "dti", "Did you mean 'dit'"),
+        ("predictor", "model_id", "dti", "'dit'"),
         ("predictor", "preset", "DiT-B/2", "preset DiT-B/2 means 12"),
         ("predictor", "class_dropout_prob", 1.5, "must lie in [0, 1)"),
-        ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'\n    Cure: Did you mean 'linear'?"),
+        ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'"),
         ("ae", "channels", 2, "grey (1) or RGB (3)"),
+        ("kl", "scaling_factor", 0.0, "scaling_factor = 0.0"),
+        ("kl", "downsample_factor", 0, "ae.downsample_factor = 0"),
+        ("kl", "latent_channels", -4, "ae.latent_channels = -4"),
+        ("kl", "dtype", "fp16", "expected 'fp32' or 'bf16'"),
+        ("predicter", "model_id", "dit", "'predictor'"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_reason(model_json, section, key, value, message):
-    model_json[section][key] = value
-    with pytest.raises(ConfigError) as caught:
-        model_config_from_mapping(model_json, "model.json")
-    assert message in str(caught.value)
-    assert key in str(caught.value) or "predictor" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"scaling_factor": 0.0}, "scaling_factor = 0.0: must not be 0"),
-        ({"downsample_factor": 0}, "ae.downsample_factor = 0: must be a positive"),
-        ({"latent_channels": -4}, "ae.latent_channels = -4"),
-        ({"dtype": "fp16"}, "expected 'fp32' or 'bf16'"),
-    ],
-)
-def test_an_autoencoder_s_settings_are_checked(model_json, section, message):
-    model_json["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": "vae", **section}
+def test_wrong_setting_is_refused_with_its_reason(model_json, section, key, value, message):
+    if section == "kl":
+        section, model_json["ae"] = "ae", {"model_id": "autoencoder_kl", "from_pretrained": "vae"}
+    model_json.setdefault(section, {})[key] = value
     with pytest.raises(ConfigError) as caught:
         model_config_from_mapping(model_json, "model.json")
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_unreadable_file_is_refused_and_a_byte_order_mark_is_not(tmp_path):
+    for content, message in (
         (b'{"ae": {}, "ae": {}}', "the key 'ae' stands twice"),
         (b'{"note": "\xe9"}', "is not UTF-8: byte 0xe9 at position 10"),
         (b"[]", "expected a JSON object"),
         (b"{", "is not JSON: line 1"),
-        (b"// mine\n{}", "is not JSON: line 1: Expecting value\n    Cure: JSON has no comments"),
-    ],
-)
-def test_a_file_that_cannot_be_understood_is_named(tmp_path, content, message):
-    (tmp_path / "m.json").write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
-        load_model_config(tmp_path / "m.json")
-    assert f"--model = {tmp_path}/m.json: {message}" in str(caught.value)
-
-
-def test_a_byte_order_mark_is_no_mistake(tmp_path):
+        (b"// mine\n{}", "is not JSON: line 1"),
+    ):
+        (tmp_path / "m.json").write_bytes(content)
+        with pytest.raises(ConfigError, match=f"--model = {tmp_path}/m.json: {message}"):
+            load_model_config(tmp_path / "m.json")
     text = (ROOT / "examples/dit/model.json").read_text()
     (tmp_path / "m.json").write_text(text, encoding="utf-8-sig")
     assert load_model_config(tmp_path / "m.json") == load_model_config(ROOT / "examples/dit/model.json")
@@ -108,8 +96,3 @@ def test_a_shift_that_counts_other_patches_is_refused(model_json):
     model_json["predictor"]["patch_size"] = 1
     with pytest.raises(ConfigError, match="'flux': counts patches of 2 x 2, and those of 'dit' are 1 x 1"):
         model_config_from_mapping(model_json, "model.json")
-
-
-def test_an_unknown_section_is_refused(model_json):
-    with pytest.raises(ConfigError, match="Did you mean 'predictor'"):
-        model_config_from_mapping({**model_json, "predicter": {}}, "model.json")

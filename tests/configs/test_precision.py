@@ -46,9 +46,3 @@ def test_what_contradicts_or_is_not_offered_is_refused_with_its_cure(bf16, fsdp2
     with pytest.raises(UserError) as caught:
         decide(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, offered, "mindspore on npu")
     assert message in str(caught.value) and "Cure:" in str(caught.value)
-
-
-def test_the_log_says_what_is_computed_how_and_what_stays_float32():
-    assert str(FLOAT32) == "float32"
-    assert str(AUTOCAST) == "bfloat16 under autocast, weights float32, gradients averaged in float32"
-    assert str(SHARDED_BF16) == "bfloat16 by fsdp2.yaml, weights float32, gradients averaged in float32"

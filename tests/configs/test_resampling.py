@@ -37,16 +37,12 @@ def test_a_grown_patch_is_embedded_as_the_patch_it_was_made_of(before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), SIZES)
-def test_the_answer_is_the_resized_answer(before, after):
+def test_answer_is_the_resized_answer_and_shrinks_back(before, after):
     weight, token = DRAW.standard_normal((before, before, 2, 5)), DRAW.standard_normal(5)
     for start, end in ((before, after), (after, before)):
         matrix, there = resize_matrix(start, end), weight if start == before else resized_output(weight, after)
         answer = np.einsum("ip,jq,pqc->ijc", matrix, matrix, there @ token)
         np.testing.assert_allclose(resized_output(there, end) @ token, answer, atol=1e-10)
-
-
-@pytest.mark.parametrize(("before", "after"), SIZES)
-def test_growing_and_shrinking_back_gives_the_same_weights(before, after):
     weight = DRAW.standard_normal((4, 3, before, before))
     np.testing.assert_allclose(resized_input(resized_input(weight, after), before), weight, atol=1e-10)
     answer = DRAW.standard_normal((before, before, 3, 4))

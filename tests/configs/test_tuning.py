@@ -11,7 +11,6 @@ import pytest
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.host_flags import refuse
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
@@ -19,7 +18,6 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import parse, yaml_for
 
 WAN = parameters_of(WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96))
 SMALL = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10)
@@ -107,57 +105,39 @@ def test_a_set_names_the_same_layers_of_every_network(family, named, patterns):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("named", ["attention", "mlp", "all"])
-def test_a_set_that_is_frozen_has_the_layers_that_it_has_elsewhere(family, named):
+def test_frozen_set_has_the_layers_that_it_has_elsewhere(family):
     parameters = parameters_of(FAMILIES[family])
-    tuning = Tuning(freeze=(named,)).spelled_out(parameters)
-    left, before = (set(trained(p)) for p in (tuning.applied(parameters), parameters))
-    layers = Tuning((named,)).spelled_out(parameters).layers(parameters)
-    assert layers and not left & {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
-    assert left >= {name for name in before if not parameters.block_of(name)}
+    before = set(trained(parameters))
+    for named in ("attention", "mlp", "all"):
+        left = set(trained(Tuning(freeze=(named,)).spelled_out(parameters).applied(parameters)))
+        layers = Tuning((named,)).spelled_out(parameters).layers(parameters)
+        assert layers and not left & {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}, named
+        assert left >= {name for name in before if not parameters.block_of(name)}, named
+
+
+def flags(words):
+    parser = argparse.ArgumentParser()
+    for row in rows_of(FineTuning):
+        row(parser)
+    return tuning_of(RunConfig.of(vars(parser.parse_args(words.split()))))
 
 
 @pytest.mark.parametrize(
     ("tuning", "words"),
     [
-        (
-            lambda: Tuning(("to_qq",)).applied(WAN),
-            "--lora-target-modules = to_qq: names no linear layer.*'attn\\d.to_q'",
-        ),
+        (lambda: Tuning(("to_qq",)).applied(WAN), r"--lora-target-modules = to_qq: .*'attn\d.to_q'"),
         (lambda: Tuning(("patch_embedding",)).applied(WAN), "names no linear layer"),
         (lambda: Tuning(freeze=("blok",)).applied(WAN), "--freeze = blok: names no module"),
-        (lambda: Tuning(freeze=("weight",)).applied(WAN), "names no module of this model\n    Cure: There are: "),
+        (lambda: Tuning(freeze=("weight",)).applied(WAN), "names no module"),
         (lambda: Tuning(freeze=("{*}",)).applied(WAN), "leaves nothing to train"),
         (lambda: Tuning(freeze=("blocks.{3-1}",)).applied(WAN), "runs backwards"),
         (lambda: Tuning(("to_q",), rank=0), "--lora-r = 0"),
         (lambda: Tuning(("to_q",), alpha=-1), "--lora-alpha = -1"),
+        (lambda: flags("--lora-r 4"), "mean nothing without --lora-target-modules"),
+        (lambda: flags("--lora-target-modules qkv --freeze blocks.{0}"), "leave one of the two out"),
+        (lambda: flags("--lora-target-modules qkv --lora-dropout 0.1"), "--lora-dropout = 0.1"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(tuning, words):
+def test_impossible_tuning_is_refused(tuning, words):
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         tuning()
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--lora-r 4", "mean nothing without --lora-target-modules"),
-        ("--lora-target-modules qkv --freeze blocks.{0}", "leave one of the two out"),
-        ("--lora-target-modules qkv --lora-dropout 0.1", "--lora-dropout = 0.1"),
-    ],
-)
-def test_flags_that_say_nothing_together_are_refused(flags, words):
-    parser = argparse.ArgumentParser()
-    for row in rows_of(FineTuning):
-        row(parser)
-    with pytest.raises(ConfigError, match=words):
-        tuning_of(RunConfig.of(vars(parser.parse_args(flags.split()))))
-
-
-@pytest.mark.parametrize("flags", ["--lora-target-modules qkv --init-from base", "--freeze y_embedder"])
-def test_the_old_route_says_that_it_has_not_what_the_native_engine_has(flags):
-    words = "--mm-model x --mm-data x --train-iters 1 --lr 1 --global-batch-size 1"
-    run = parse([*words.split(), *flags.split()], 1)
-    with pytest.raises(ConfigError, match=r"trains the whole network by its old route\n.*mindspeed-mm-native"):
-        refuse(dataclasses.replace(run, init_from=None), "megatron", resumes=False)
-    assert yaml_for(run, 1)["model"]

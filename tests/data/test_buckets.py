@@ -81,7 +81,7 @@ def test_small_shapes_of_a_budget_are_merged_before_they_grow():
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("group", [1, 3, 4])
-def test_epoch_has_every_sample_of_whole_groups_once(group, shuffle):
+def test_in_an_epoch_no_sample_stands_twice(group, shuffle):
     order = BucketOrder(BUCKETS, group, seed=3, shuffle=shuffle)
     assert len(order) == sum(count // group * group for count in np.bincount(BUCKETS))
     for epoch in range(3):

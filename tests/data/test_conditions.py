@@ -46,7 +46,7 @@ def batch(conditions, given=None):
     return arrays
 
 
-def test_two_encoders_read_one_caption_and_have_separate_coins():
+def test_two_encoders_of_one_caption_have_coins_of_their_own():
     frame = FirstFrame((1, 3, 4, 4), 1, dropout=0.2)
     found = batch(Conditions(TextStates(3, 8), PooledText(6, encoder=1), ClassLabel(ROWS, 0.2), frame))
     assert list(found) == ["caption_ids", "caption_mask", "pooled_ids", "pooled_mask", "labels", "frames_kept"]

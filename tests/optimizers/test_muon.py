@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.optimizers import adam, muon
@@ -39,26 +38,16 @@ def test_the_dit_says_which_of_its_weights_are_how_many_matrices():
         assert muon.rule_of(MuonConfig(), p) is (muon.RULE if name in matrices else adam.RULE), name
 
 
-def test_a_parameter_is_as_high_as_its_matrices_together():
-    for config in (DiTConfig(input_size=8, num_classes=10), WanConfig()):
-        for name, p in parameters_of(config).items():
-            assert not p.matrices or (len(p.shape) == 2 and p.shape[0] % p.matrices == 0), name
-
-
 @pytest.mark.parametrize("shape", [(3, 12, 8), (2, 8, 12), (1, 16, 16)])
-def test_singular_values_come_near_1_and_the_matrix_keeps_its_directions(framework, shape):
+def test_singular_values_come_near_1_in_the_same_directions(framework, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     found = framework.ops.numpy(orthogonalised(framework.ops.tensor(x), 5))
+    assert not framework.ops.numpy(orthogonalised(framework.ops.tensor(0 * x), 5)).any()
     for matrix, made in zip(x, found):
         u, s, v = np.linalg.svd(matrix, full_matrices=False)
         of_directions = u.T @ made @ v.T
         np.testing.assert_allclose(of_directions, np.diag(np.diag(of_directions)), atol=2e-4)
         assert np.diag(of_directions)[s > 0.05 * np.linalg.norm(s)].min() > 0.5 and np.diag(of_directions).max() < 1.3
-
-
-def test_a_matrix_of_zeros_stays_zeros(framework):
-    zeros = framework.ops.tensor(np.zeros((1, 4, 6), np.float32))
-    assert not framework.ops.numpy(orthogonalised(zeros, 5)).any()
 
 
 def test_every_value_of_the_golden_file_is_met(framework):
@@ -95,14 +84,14 @@ def test_a_planted_fault_is_seen(room, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "array", "words"),
+    ("key", "shape", "words"),
     [
-        ("original/other", np.zeros((5, 4, 4)), "param/other: is missing"),
-        ("original/square_split3", np.zeros((5, 16, 16)), "is no 3 matrices of one height: it has 16 rows"),
-        ("halved/square", np.zeros((5, 16, 16)), "halved/square: is no quantity"),
-        ("bfloat16/original/wide", np.zeros((5, 16, 15)), "param/wide: is missing"),
+        ("original/other", (5, 4, 4), "param/other: is missing"),
+        ("original/square_split3", (5, 16, 16), "is no 3 matrices of one height: it has 16 rows"),
+        ("halved/square", (5, 16, 16), "halved/square: is no quantity"),
+        ("bfloat16/original/wide", (5, 16, 15), "param/wide: is missing"),
     ],
 )
-def test_a_file_that_cannot_be_is_refused_by_name(framework, tmp_path, key, array, words):
+def test_impossible_file_is_refused(framework, tmp_path, key, shape, words):
     with pytest.raises(CheckpointError, match=words):
-        compare(part(tmp_path, **{key: array.astype(np.float32)}), None, 1e-5, 1e-12)
+        compare(part(tmp_path, **{key: np.zeros(shape, np.float32)}), None, 1e-5, 1e-12)

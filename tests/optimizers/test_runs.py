@@ -33,7 +33,7 @@ def path(tmp_path):
 
 @pytest.mark.extended
 @pytest.mark.ranks
-def test_one_from_outside_changes_no_loss_in_shards_and_is_resumed_converted_and_planned(configs, path, tmp_path):
+def test_outside_optimizer_is_sharded_resumed_and_converted(configs, path, tmp_path):
     """Shards of 2 ranks, their checkpoint resumed on one: the losses are those of one rank."""
     (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.blocks.{*}\n")
     sharded = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}"
@@ -55,8 +55,8 @@ def test_one_from_outside_changes_no_loss_in_shards_and_is_resumed_converted_and
     assert "optimizer" in plugged(path, "plan", "--model", configs.folder / "model.json", *machine)
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_what_is_loaded_is_what_was_saved_to_the_bit(configs, tmp_path, sharded):
+@pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_what_is_loaded_is_what_was_saved_to_the_bit(framework, configs, tmp_path, sharded):
     """One rank loads what two shards, or one, have written; saved again it is the same."""
     (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\n")
     how = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}" if sharded else ""
@@ -73,9 +73,6 @@ def test_what_is_loaded_is_what_was_saved_to_the_bit(configs, tmp_path, sharded)
 
 def loaded(configs, checkpoint):
     """Return what an engine of this process holds of the optimizer after it has loaded ``checkpoint``."""
-    from mindspeed_mm_dit import framework
-
-    framework.activate("pytorch")
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.models.composite import DiTModel
     from mindspeed_mm_dit.training.pytorch.engine import Engine
@@ -98,19 +95,19 @@ def given(flags):
     return checked(parse(words), 1).chosen_optimizer()
 
 
-BAD = {
-    "--optimizer mun": r"--optimizer = 'mun': unknown optimizer\n    Cure: Did you mean 'muon'\?",
-    "--muon-momentum 0.9": r"--muon-momentum = 0.9: means nothing to --optimizer adam\n    Cure: .* or use muon",
-    "--optimizer muon --muon-momentum 1": r"--muon-momentum = 1.0: must lie in \[0, 1\)",
-    "--optimizer muon --muon-num-ns-steps 0": "--muon-num-ns-steps = 0: must be from 1 to 100",
-    "--optimizer muon --adam-beta2 nan": "--adam-beta2 = nan: must lie in",
-    "--optimizer muon --muon-scale-mode spectral": "--muon-scale-mode: invalid choice",
-}
-
-
-@pytest.mark.parametrize("flags", BAD)
-def test_settings_that_cannot_be_are_refused_by_name(flags):
-    with pytest.raises(ConfigError, match=BAD[flags]):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--optimizer mun", r"--optimizer = 'mun': unknown optimizer\n.*'muon'"),
+        ("--muon-momentum 0.9", "--muon-momentum = 0.9: means nothing to --optimizer adam"),
+        ("--optimizer muon --muon-momentum 1", "--muon-momentum = 1.0"),
+        ("--optimizer muon --muon-num-ns-steps 0", "--muon-num-ns-steps = 0"),
+        ("--optimizer muon --adam-beta2 nan", "--adam-beta2 = nan"),
+        ("--optimizer muon --muon-scale-mode spectral", "--muon-scale-mode"),
+    ],
+)
+def test_impossible_settings_are_refused(flags, words):
+    with pytest.raises(ConfigError, match=words):
         given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
 
 
