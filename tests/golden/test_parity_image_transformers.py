@@ -22,8 +22,15 @@ def compare(compare):
     return lambda file, folder, left_out: compare(file, folder, 1e-5, 1e-12, None, left_out.__setitem__)
 
 
-@pytest.mark.parametrize("name", QUANTITIES)
-def test_outputs_modules_gradients_steps_tables_and_chains_are_those_of_diffusers(compare, name):
+ON_MINDSPORE = [pytest.mark.extended] if FRAMEWORK == "mindspore" else []
+NAMES = [
+    pytest.param(name, marks=ON_MINDSPORE if name in ("flux_schnell_tiny", "sd3_tiny") else []) for name in QUANTITIES
+]
+"""On MindSpore one network of each family, without its variants."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_of_diffusers_are_reproduced(compare, name):
     left_out = {}
     findings = compare(GOLDEN / f"{name}.npz", GOLDEN / name, left_out)
     assert [f for f in findings if not f.good] == []
@@ -31,12 +38,12 @@ def test_outputs_modules_gradients_steps_tables_and_chains_are_those_of_diffuser
     assert set(left_out) == ({"tap"} if name == "zimage_tiny" else set())
 
 
-@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same on every framework")
-def test_a_folder_of_another_network_or_with_another_setting_is_refused(compare, tmp_path):
+@pytest.mark.pytorch  # the same on every framework
+def test_folder_of_another_network_or_setting_is_refused(compare, tmp_path):
     shutil.copytree(GOLDEN / "flux_tiny", tmp_path / "flux")
     config = json.loads((tmp_path / "flux/config.json").read_text())
     for changed, words in (
-        ({"patch_size": 2}, "flux/config.json: patch_size = 2: is not supported, only 1"),
+        ({"patch_size": 2}, "flux/config.json: patch_size = 2"),
         ({"_class_name": "UNet2DModel"}, "_class_name = 'UNet2DModel': is none of .* FluxTransformer2DModel"),
         ({"num_layers": 3}, "is not the network of its config.json"),
         ({"in_channels": None}, "does not have the sizes of a FluxTransformer2DModel"),
@@ -48,7 +55,7 @@ def test_a_folder_of_another_network_or_with_another_setting_is_refused(compare,
         compare(GOLDEN / "flux_tiny.npz", tmp_path, {})
 
 
-@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same on every framework")
+@pytest.mark.pytorch
 def test_a_guidance_that_is_lost_is_found(compare, tmp_path):
     with np.load(GOLDEN / "flux_tiny.npz") as file:
         kept = {name: array for name, array in file.items() if "/" not in name or name == "train/sigma"}

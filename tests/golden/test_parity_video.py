@@ -16,8 +16,6 @@ FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN 
 ENCODERS = {"--vae": GOLDEN / "wan_vae_tiny", "--text-encoder": GOLDEN / "umt5_tiny"}
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
-about_the_report = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same words on every framework")
-
 
 @pytest.fixture(scope="module")
 def video():
@@ -33,7 +31,7 @@ def written(folder, video, *kept, **changed):
     return folder / "part.npz"
 
 
-def test_every_quantity_of_the_networks_the_times_the_chains_and_a_step_is_reproduced(compare):
+def test_every_quantity_of_text_to_video_is_reproduced(compare):
     left_out = {}
     findings = compare(FILE, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN}, left_out.__setitem__)
     assert len(findings) == 264
@@ -43,7 +41,7 @@ def test_every_quantity_of_the_networks_the_times_the_chains_and_a_step_is_repro
     assert set(left_out) == {"diffusers_euler", "vae", "umt5", "step/latents", "step/prompt_embeds"}
 
 
-@pytest.mark.skipif(FRAMEWORK != "mindspore", reason="PyTorch compiles nothing here")
+@pytest.mark.mindspore
 def test_gradients_through_compiled_networks_are_the_published_ones(compare, all_compiled, tmp_path):
     part = without(FILE, tmp_path, "(?!dit|wan)", ".+/(output|after)", ".+_step")
     findings = compare(part, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN})
@@ -51,8 +49,8 @@ def test_gradients_through_compiled_networks_are_the_published_ones(compare, all
     assert [f for f in findings if not f.good] == []
 
 
-@about_the_report
-def test_so_are_autoencoder_and_text_encoder_and_a_step_from_video_and_tokens(compare):
+@pytest.mark.pytorch
+def test_values_of_autoencoder_and_text_encoder_are_reproduced(compare):
     pytest.importorskip("transformers", reason="requirements/video.txt")
     left_out = {}
     findings = compare(FILE, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN, **ENCODERS}, left_out.__setitem__)
@@ -61,8 +59,8 @@ def test_so_are_autoencoder_and_text_encoder_and_a_step_from_video_and_tokens(co
     assert {"vae/decoded", "umt5/mm_embeds", "step/latents", "step/grad_norm_total"} <= {f.name for f in findings}
 
 
-@about_the_report
-def test_an_autoencoder_of_other_channels_and_levels_is_taken_by_its_own_config(compare, tmp_path):
+@pytest.mark.pytorch
+def test_autoencoder_of_other_channels_is_taken_by_its_config(compare, tmp_path):
     """Held to diffusers itself: 3 channels of latents, half the size of the frames, other constants."""
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
     torch.manual_seed(0)
@@ -90,15 +88,7 @@ def test_frames_two_levels_off_differ(compare, tmp_path, video):
     assert not finding.good
 
 
-@about_the_report
-def test_a_group_without_its_weights_is_left_out_and_said(tmp_path, video, capsys):
-    path = written(tmp_path, video, "wan/output", "sched/shift3/sigmas")
-    assert main(["parity", "--reference", str(path), *CHOSEN]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 1 quantities within tolerance" in said and "not checked: wan/ (needs --wan)" in said
-
-
-@about_the_report
+@pytest.mark.pytorch
 @pytest.mark.parametrize("name", ["dit/output", "dit/grad_norm/patch_embedding.bias", "sched/shift5/loss"])
 def test_a_wrong_value_gives_exit_code_1_and_is_named(tmp_path, video, capsys, name):
     needed = ("dit/target", "sched/x0", "sched/noise", "sched/model_output", "sched/index")
@@ -108,34 +98,21 @@ def test_a_wrong_value_gives_exit_code_1_and_is_named(tmp_path, video, capsys, n
     assert "DIFFERS" in row
 
 
-@about_the_report
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("dit/after_block2", "is no quantity this command knows"),
-        ("dit/grad_norm/blocks.0.norm1.wait", "is no quantity this command knows"),
-        ("sched/shift5/nothing", "is no quantity this command knows"),
-        ("sched/shift5.5.5/sigmas", "is no quantity this command knows"),
-        ("sched/shift5/infer0/sigmas", "is no quantity this command knows"),
-        ("sample/result_cfg", "is no quantity this command knows"),
-        ("dat/output", "is no quantity this command knows"),
-    ],
-)
-def test_a_key_that_means_nothing_is_an_error(tmp_path, video, capsys, key, words):
-    path = written(tmp_path, video, "dit/target", **{key: np.zeros(1)})
-    assert main(["parity", "--reference", str(path), *CHOSEN]) == 2
-    assert f"--reference: {key}: {words}" in capsys.readouterr().err
+@pytest.mark.pytorch
+def test_unknown_key_is_refused(compare, tmp_path, video):
+    for key in ("dit/after_block2", "dit/grad_norm/blocks.0.norm1.wait", "sched/shift5/nothing", "dat/output",
+                "sched/shift5.5.5/sigmas", "sched/shift5/infer0/sigmas", "sample/result_cfg"):  # fmt: skip
+        path = written(tmp_path, video, "dit/target", **{key: np.zeros(1)})
+        with pytest.raises(UserError, match=f"--reference: {key}: is no quantity this command knows"):
+            compare(path, CHECKPOINT, 1e-5, 1e-12)
 
 
-@about_the_report
+@pytest.mark.pytorch
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"dit__x": np.zeros((3, 16, 3, 4, 5), np.float32)}, "dit/x: latents of width 5: do not fit"),
-        (
-            {"dit__x": np.zeros((3, 16, 65, 2, 2), np.float32)},
-            "frames 65: are 65 patches, more than predictor.rope_max_seq_len = 64",
-        ),
+        ({"dit__x": np.zeros((3, 16, 3, 4, 5), np.float32)}, "dit/x: latents of width 5"),
+        ({"dit__x": np.zeros((3, 16, 65, 2, 2), np.float32)}, "more than predictor.rope_max_seq_len = 64"),
         ({"dit__x": np.zeros(3, np.float32)}, "dit/x: latents of shape ()"),
         ({"dit__t": np.zeros(2, np.float32)}, "dit/t: has the shape (2,), expected (3,)"),
         ({"dit__text": np.zeros((3, 7, 31), np.float32)}, "dit/text: has the shape (3, 7, 31), expected (3, 7, 32)"),
@@ -144,29 +121,29 @@ def test_a_key_that_means_nothing_is_an_error(tmp_path, video, capsys, key, word
         ({"config": np.zeros(3, np.int64)}, ""),
     ],
 )
-def test_inputs_that_the_network_cannot_be_given_are_named(tmp_path, video, capsys, changed, words):
+def test_inputs_that_do_not_fit_the_network_are_refused(tmp_path, video, capsys, changed, words):
     path = written(tmp_path, video, "dit/output", **changed)
     assert main(["parity", "--reference", str(path), *CHOSEN]) == (2 if words else 0)
     assert words in capsys.readouterr().err
 
 
-@about_the_report
+@pytest.mark.pytorch
 @pytest.mark.parametrize(
     ("key", "array", "words"),
     [
-        ("vae/video", np.zeros((1, 9, 32, 32)), "has the shape (1, 9, 32, 32), expected (any, 3, any, any, any)"),
+        ("vae/video", np.zeros((1, 9, 32, 32)), "expected (any, 3, any, any, any)"),
         ("umt5/ids", np.full((3, 16), 128), "must hold whole numbers from 0 to 127"),
-        ("umt5/ids", np.zeros((3, 1, 16), int), "has the shape (3, 1, 16), expected (any, any)"),
+        ("umt5/ids", np.zeros((3, 1, 16), int), "expected (any, any)"),
         ("umt5/mask", np.ones((3, 15), int), "has the shape (3, 15), expected (3, 16)"),
         ("step/prompt_ids", np.zeros((1, 1, 16), int), "has the shape (1, 1, 16), expected (2, 1, any)"),
-        ("step/noise", np.zeros((2, 16, 2, 4, 5)), "has the shape (2, 16, 2, 4, 5), expected (2, 16, 2, 4, 6)"),
+        ("step/noise", np.zeros((2, 16, 2, 4, 5)), "expected (2, 16, 2, 4, 6)"),
         ("step/t_index", np.array(1000), "must hold whole numbers from 0 to 999"),
-        ("step/shift", np.array(0), "step/shift = 0.0: must be at least"),
-        ("step/video", np.zeros((2, 3, 5, 32, 40)), "step/latents: latents of width 5: do not fit"),
-        ("sched/noise", np.zeros((2, 4, 3, 4, 3)), "has the shape (2, 4, 3, 4, 3), expected (2, 4, 3, 4, 4)"),
+        ("step/shift", np.array(0), "step/shift = 0.0"),
+        ("step/video", np.zeros((2, 3, 5, 32, 40)), "step/latents: latents of width 5"),
+        ("sched/noise", np.zeros((2, 4, 3, 4, 3)), "expected (2, 4, 3, 4, 4)"),
     ],
 )
-def test_inputs_of_the_other_groups_are_named_too(compare, tmp_path, video, key, array, words):
+def test_inputs_of_the_other_groups_are_refused(compare, tmp_path, video, key, array, words):
     pytest.importorskip("transformers", reason="requirements/video.txt")
     group = key.split("/")[0]
     needed = {name: kept for name, kept in video.items() if name.startswith(f"{group}/") and "grad_norm" not in name}
@@ -175,7 +152,7 @@ def test_inputs_of_the_other_groups_are_named_too(compare, tmp_path, video, key,
         compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12, ENCODERS)
 
 
-@about_the_report
+@pytest.mark.pytorch
 def test_encoders_of_another_model_are_refused(compare, tmp_path, video):
     transformers = pytest.importorskip("transformers", reason="requirements/video.txt")
     config = transformers.UMT5Config(vocab_size=128, d_model=16, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
@@ -188,7 +165,7 @@ def test_encoders_of_another_model_are_refused(compare, tmp_path, video):
         compare(tmp_path / "step.npz", CHECKPOINT, 1e-5, 1e-12, {"--text-encoder": tmp_path / "none"})
 
 
-@about_the_report
+@pytest.mark.pytorch
 def test_weights_without_a_config_take_the_one_of_the_file(tmp_path, video, capsys):
     from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 
@@ -203,13 +180,6 @@ def test_weights_without_a_config_take_the_one_of_the_file(tmp_path, video, caps
     assert "config = [0, 0, 0]: must be 12 whole numbers" in capsys.readouterr().err
     path = written(tmp_path, video, "dit/output", config=video["config"] + 1)
     assert main(["parity", "--reference", str(path), *given]) == 2
-
-
-@about_the_report
-def test_weights_of_another_network_are_refused(tmp_path, video, capsys):
-    path = written(tmp_path, video, "dit/output")
-    assert main(["parity", "--reference", str(path), "--checkpoint", str(WAN), "--ai-framework", FRAMEWORK]) == 2
-    assert "config" in capsys.readouterr().err
 
 
 def test_tables_of_other_lengths_and_shifts_are_made(compare, tmp_path):
