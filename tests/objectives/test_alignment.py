@@ -5,7 +5,7 @@ import torch
 from mindspeed_mm_dit.objectives.alignment import projection_loss
 
 
-def test_projections_that_point_where_the_features_do_have_the_least_loss_whatever_their_length():
+def test_projections_along_the_features_have_the_least_loss():
     features = [torch.randn(3, 4, width) for width in (5, 7)]
     exact = [2.5 * feature for feature in features]
     torch.testing.assert_close(projection_loss(exact, features, [1, 1]), torch.full((3,), -1.0))

@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw_of
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from tests.conftest import run_config
 from tests.outside.objective import DENOISE
 
@@ -46,17 +47,11 @@ def test_it_is_validated(framework, config, monkeypatch):
     assert found.quarters == pytest.approx({name: each[own].mean() for name, own in places.items()}, rel=1e-6)
 
 
-def test_what_it_has_is_checked_by_its_own_words(config, model_json):
+def test_outside_objective_is_checked_and_planned(config, model_json):
+    predictor = {**model_json["predictor"], "learn_sigma": True}
+    content = model_json | {"diffusion": {"model_id": "denoise"}, "predictor": predictor}
     with pytest.raises(ConfigError, match="a denoiser has no variance"):
-        predictor = {**model_json["predictor"], "learn_sigma": True}
-        model_config_from_mapping(
-            model_json | {"diffusion": {"model_id": "denoise"}, "predictor": predictor}, "model.json"
-        )
+        model_config_from_mapping(content, "model.json")
     with pytest.raises(ConfigError, match="is registered already"):
         register_objective("denoise", DENOISE._replace(quick_sampler="other"))
-
-
-def test_it_is_planned(config):
-    from mindspeed_mm_dit.planning.memory import Placement, memory
-
     assert memory(config, Placement()).activations_per_image > 0

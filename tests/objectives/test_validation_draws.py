@@ -26,11 +26,11 @@ def held_out(config, first, count):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("count", [4, 12, 100])
-def test_each_quarter_has_as_many_samples_as_any_other(name, count):
-    noise_levels = held_out(CONFIGS[name], 0, count)[NOISE_LEVEL]
-    np.testing.assert_array_equal(sums_by_quarter(np.ones(count), noise_levels)[1], [count / 4] * 4)
-    assert noise_levels.min() > 0 and noise_levels.max() < 1  # at the ends a path or a weight may be singular
+def test_each_quarter_has_as_many_samples_as_any_other(name):
+    for count in (4, 12, 100):
+        noise_levels = held_out(CONFIGS[name], 0, count)[NOISE_LEVEL]
+        np.testing.assert_array_equal(sums_by_quarter(np.ones(count), noise_levels)[1], [count / 4] * 4)
+        assert noise_levels.min() > 0 and noise_levels.max() < 1  # at the ends a path or a weight may be singular
 
 
 @pytest.mark.parametrize("name", CONFIGS)

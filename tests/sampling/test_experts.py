@@ -19,9 +19,9 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.clips_fixtures import clip_configs, write_clips
-from tests.conftest import FRAMEWORK, GOLDEN
+from tests.conftest import GOLDEN
 
-pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the text encoder runs on PyTorch")
+pytestmark = pytest.mark.pytorch  # for the text encoder
 HIGH, LOW, WHOLE = [0.6, 1.0], [0.0, 0.6], [0.0, 1.0]
 
 
@@ -51,7 +51,7 @@ def sampled(tmp_path, *flags):
     return np.load(output)["arr_0"]
 
 
-def test_each_expert_answers_in_its_own_window_whatever_the_batches(clips, tmp_path):
+def test_each_expert_answers_in_its_own_window(clips, tmp_path):
     high, low = expert(clips, "high", HIGH), expert(clips, "low", LOW)
     both = ("--checkpoint", high, "--low-noise-checkpoint", low)
     found = sampled(tmp_path, *both)
@@ -64,8 +64,10 @@ def test_each_expert_answers_in_its_own_window_whatever_the_batches(clips, tmp_p
     assert (guided == sampled(tmp_path, "--checkpoint", low, "--cfg-scale", "1")).all()
 
 
-@pytest.mark.parametrize("form", ["diffusers", "kohya", "native"])
-def test_each_expert_has_its_own_adapters_in_the_files_of_other_programs(clips, tmp_path, form):
+@pytest.mark.parametrize(
+    "form", ["diffusers", *(pytest.param(form, marks=pytest.mark.extended) for form in ("kohya", "native"))]
+)
+def test_each_expert_has_its_own_adapters(clips, tmp_path, form):
     """One file for each, and nothing in it tells which: the flag decides, as where diffusers loads it."""
     high, low = expert(clips, "high", HIGH), expert(clips, "low", LOW)
     draw, files = np.random.default_rng(0), []
@@ -94,39 +96,27 @@ def test_each_expert_has_its_own_adapters_in_the_files_of_other_programs(clips, 
 @pytest.mark.parametrize(
     ("first", "second", "flags", "words"),
     [
-        (("a", LOW), ("b", HIGH), (), "it is the expert of high noise\n    Cure: swap the two"),
-        (("a", HIGH), ("b", HIGH), (), "is an expert of the same noise levels as --checkpoint, 0.6 to 1"),
-        (("a", HIGH), ("b", [0.0, 0.5]), (), "--boundary: is needed"),
-        (("a", WHOLE), ("b", WHOLE), (), "--boundary: is needed"),
-        (("a", HIGH), ("b", LOW), ("--boundary", "2"), "--boundary = 2.0"),
-        (("a", HIGH), ("b", LOW), ("--low-noise-cfg-scale", "-1"), "--low-noise-cfg-scale = -1"),
-        (("a", HIGH), None, ("--boundary", "0.5"), "--boundary = 0.5: is for two experts"),
+        (LOW, HIGH, (), "it is the expert of high noise"),
+        (HIGH, HIGH, (), "is an expert of the same noise levels as --checkpoint, 0.6 to 1"),
+        (HIGH, [0.0, 0.5], (), "--boundary: is needed"),
+        (WHOLE, WHOLE, (), "--boundary: is needed"),
+        (HIGH, LOW, ("--boundary", "2"), "--boundary = 2.0"),
+        (HIGH, LOW, ("--low-noise-cfg-scale", "-1"), "--low-noise-cfg-scale = -1"),
+        (HIGH, None, ("--boundary", "0.5"), "--boundary = 0.5: is for two experts"),
+        (HIGH, LOW, "ffn_dim", "is of another model than --checkpoint: predictor.ffn_dim is 25, and there 24"),
     ],
 )
-def test_experts_that_do_not_belong_together_are_named_before_weights_are_read(
-    clips, capsys, first, second, flags, words
-):
-    both = (
-        "--checkpoint",
-        expert(clips, *first),
-        *(("--low-noise-checkpoint", expert(clips, *second)) if second else ()),
-    )
-    assert main(["sample", *both, *flags, "--prompt", "a", "--output", "unused.npz"]) == 2
+def test_experts_that_do_not_belong_together_are_refused(clips, capsys, first, second, flags, words):
+    given, other = ["--checkpoint", expert(clips, "a", first)], {}
+    if flags == "ffn_dim":
+        flags, other = (), {"ffn_dim": 25}
+    if second:
+        given += ["--low-noise-checkpoint", expert(clips, "b", second, **other)]
+    assert main(["sample", *given, *flags, "--prompt", "a", "--output", "unused.npz"]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_experts_of_different_configs_are_refused(clips, capsys):
-    both = (
-        "--checkpoint",
-        expert(clips, "high", HIGH),
-        "--low-noise-checkpoint",
-        expert(clips, "other", LOW, ffn_dim=25),
-    )
-    assert main(["sample", *both, "--prompt", "a", "--output", "unused.npz"]) == 2
-    assert "is of another model than --checkpoint: predictor.ffn_dim is 25, and there 24" in capsys.readouterr().err
-
-
-def test_a_diffusers_folder_of_both_needs_neither_a_model_json_nor_a_boundary(clips, tmp_path):
+def test_folder_of_diffusers_is_both_experts(clips, tmp_path):
     diffusers = pytest.importorskip("diffusers", reason="requirements/video.txt")
     place, model = clips
     text, vae = Path(model["text_encoder"]["from_pretrained"]), GOLDEN / "wan_vae_tiny"
@@ -146,7 +136,6 @@ def test_a_diffusers_folder_of_both_needs_neither_a_model_json_nor_a_boundary(cl
     assert np.array_equal(sampled(tmp_path, "--checkpoint", str(folder), *size), wanted)
     pipe = dit.load(folder)
     asked = {"prompts": "a seven moves left", "num": 2, "steps": 5, "sampler": "unipc", "frames": 9, "size": (32, 32)}
-    assert np.array_equal(pipe.sample(low_noise_guidance=2.0, **asked).arrays, wanted)
     assert np.array_equal(pipe.sample(low_noise_guidance=2.0, **asked).arrays, wanted)
     with pytest.raises(ConfigError, match="loss: is of one expert, and this pipeline has two"):
         pipe.loss(wanted, prompts="a seven moves left")

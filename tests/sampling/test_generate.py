@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,36 +78,24 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
         torch.testing.assert_close(state, x)
 
 
-def test_a_guided_chain_asks_for_the_null_class_too(model, config):
-    list(
-        states(
-            model, config, {"labels": np.array([1, 2])}, np.arange(2), SampleSettings(steps=2, guidance=Guidance(3.0))
-        )
-    )
+def test_guided_chain_asks_for_the_null_class_too(model, config):
+    settings = SampleSettings(steps=2, guidance=Guidance(3.0))
+    list(states(model, config, {"labels": np.array([1, 2])}, np.arange(2), settings))
     assert [y for _, _, y in model.asked] == [[1, 2, 10, 10]] * 2
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
-def test_images_are_those_of_their_numbers_in_batches_of_any_size(model, config, batch_size):
-    done, labels = [], np.array([0, 1, 2, 3, 9])
-    images = generate(
-        model,
-        config,
-        Asked({"label": labels.tolist()}),
-        SampleSettings(steps=3, batch_size=batch_size, options={"clip": 1.0}),
-        done.append,
-    )
-    np.testing.assert_array_equal(
-        images,
-        generate(model, config, Asked({"label": labels.tolist()}), SampleSettings(steps=3, options={"clip": 1.0})),
-    )
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_images_do_not_depend_on_the_batch_size(model, config, batch_size):
+    done, asked = [], Asked({"label": [0, 1, 2, 3, 9]})
+    settings = SampleSettings(steps=3, options={"clip": 1.0})
+    images = generate(model, config, asked, replace(settings, batch_size=batch_size), done.append)
+    np.testing.assert_array_equal(images, generate(model, config, asked, settings))
     assert images.shape == (5, 8, 8, 1) and sum(done) == 15 and max(done) <= batch_size
-
     assert len({image.tobytes() for image in images}) == 5
 
 
 @pytest.mark.parametrize(("points", "shown"), [(1, [5]), (2, [0, 5]), (3, [0, 2, 5]), (6, range(6))])
-def test_the_way_shows_states_from_the_first_to_the_last_as_far_apart_as_can_be(model, config, points, shown):
+def test_path_shows_states_from_the_first_to_the_last(model, config, points, shown):
     asked, settings = Asked({"label": [3]}), SampleSettings(steps=6)
     whole = room.generate_path(model, config, asked, settings, 6)
     way = room.generate_path(model, config, asked, settings, points)
@@ -114,7 +103,7 @@ def test_the_way_shows_states_from_the_first_to_the_last_as_far_apart_as_can_be(
     np.testing.assert_array_equal(way, whole[:, list(shown)])
 
 
-def test_a_model_of_classes_is_guided_on_three_channels_and_others_on_all(config):
+def test_model_of_classes_is_guided_on_three_channels(config):
     assert room.settings_for(config).guidance == Guidance(4.0, "3")
     assert room.settings_for(config, channels="all").guidance == Guidance(4.0, "all")
     assert room.settings_for(config, weaker=lambda: None).guidance == Guidance(4.0, "all")
@@ -134,36 +123,33 @@ def test_the_chain_is_the_models_unless_it_is_named(config):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"channels": "3"}, "--cfg-channels = 3: the latents of this model have 1"),
-        ({"rescale": "token", "config": CLIPS}, "--cfg-rescale = token: is for images, and this model makes videos"),
+        ({"channels": "3"}, "--cfg-channels = 3"),
+        ({"rescale": "token", "config": CLIPS}, "--cfg-rescale = token"),
         ({"seed": -1}, "--seed = -1"),
         ({"steps": 0}, "--steps = 0"),
         ({"bf16": "yes"}, "--bf16 = 'yes'"),
         ({"options": {"clip": -1}}, "--clip = -1"),
     ],
 )
-def test_settings_that_cannot_be_are_named_by_their_flag(config, given, words):
+def test_impossible_settings_are_refused_by_flag(config, given, words):
     with pytest.raises(ConfigError, match=f"^{words}"):
         room.settings_for(**{"config": config} | given)
 
 
-@pytest.mark.parametrize("label", [-1, 10])
-def test_a_label_beyond_the_classes_is_refused(model, config, label):
-    with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
-        generate(model, config, Asked({"label": [9, 0, label]}), SampleSettings(steps=1))
+def test_labels_beyond_the_classes_and_a_missing_null_class_are_refused(model, config, model_json):
+    for label in (-1, 10):
+        with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
+            generate(model, config, Asked({"label": [9, 0, label]}), SampleSettings(steps=1))
     assert model.asked == []
-
-
-def test_without_a_null_class_there_is_no_guidance(model, model_json):
     model_json["predictor"]["class_dropout_prob"] = 0.0
-    config = model_config_from_mapping(model_json, "model.json")
+    never = model_config_from_mapping(model_json, "model.json")
     with pytest.raises(ConfigError, match="no null class"):
-        generate(model, config, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
-    assert len(generate(model, config, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+        generate(model, never, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
+    assert len(generate(model, never, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
 
 
 @pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])
-def test_as_many_images_are_decoded_at_a_time_as_there_are_pixels_for(monkeypatch, size, at_a_time):
+def test_images_are_decoded_by_a_number_of_pixels(monkeypatch, size, at_a_time):
     monkeypatch.setattr(room, "DECODED_PIXELS", 40)
     decoded = []
     ae = SimpleNamespace(decode=lambda latents: decoded.append(len(latents)) or latents + 1)
@@ -172,17 +158,15 @@ def test_as_many_images_are_decoded_at_a_time_as_there_are_pixels_for(monkeypatc
     assert decoded == [at_a_time] * (7 // at_a_time) + [7 % at_a_time] * (7 % at_a_time > 0)
 
 
-def test_clip_bounds_what_is_taken_for_the_clean_image(model, config):
+def test_clip_bounds_the_clean_image(model, config):
     """Far beyond the bound, every clean image is the bound itself, and so is the last state."""
     far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
-    for clip, found in ((0.5, 0.5), (2.0, 2.0)):
-        *_, last = states(
-            far,
-            config,
-            {"labels": np.array([1])},
-            np.arange(1),
-            SampleSettings("ddim", steps=5, options={"clip": clip}),
-        )
-        torch.testing.assert_close(last, torch.full_like(last, found), rtol=1e-4, atol=0)
-    *_, last = states(far, config, {"labels": np.array([1])}, np.arange(1), SampleSettings("ddim", steps=5))
-    assert last.min() > 1000
+
+    def last(**options):
+        settings = SampleSettings("ddim", steps=5, options=options)
+        *_, state = states(far, config, {"labels": np.array([1])}, np.arange(1), settings)
+        return state
+
+    for clip in (0.5, 2.0):
+        torch.testing.assert_close(last(clip=clip), torch.full_like(last(), clip), rtol=1e-4, atol=0)
+    assert last().min() > 1000

@@ -35,7 +35,7 @@ def save(name, samples=IMAGES):
         ("v.png", VIDEOS, ["v.png"], "v.png"),
     ],
 )
-def test_every_kind_of_output_leaves_its_files_alone_and_names_them(tmp_path, name, samples, files, said):
+def test_every_kind_of_output_leaves_its_files_alone(tmp_path, name, samples, files, said):
     for _ in range(2):  # what was there is replaced
         assert save(f"{tmp_path}/{name}", samples) == f"{tmp_path}/{said}"
         assert names_in(tmp_path) == files
@@ -48,11 +48,10 @@ def test_a_link_stays_one_and_its_file_is_replaced(tmp_path):
     assert (tmp_path / "s.png").is_symlink() and Image.open(tmp_path / "there/own.png").size[0] > 8
 
 
-KINDS = [("s.npz", IMAGES), ("s.png", IMAGES), ("own/", IMAGES), ("v.gif", VIDEOS)]
-
-
-@pytest.mark.parametrize(("name", "samples"), KINDS)
-def test_a_disk_that_fills_up_is_named_with_its_cure_and_keeps_nothing_of_it(tmp_path, monkeypatch, name, samples):
+@pytest.mark.parametrize(
+    ("name", "samples"), [("s.npz", IMAGES), ("s.png", IMAGES), ("own/", IMAGES), ("v.gif", VIDEOS)]
+)
+def test_full_disk_leaves_nothing_of_the_output(tmp_path, monkeypatch, name, samples):
     (tmp_path / "s.npz").write_bytes(b"before")
 
     def full(file, *given, **more):
@@ -62,7 +61,7 @@ def test_a_disk_that_fills_up_is_named_with_its_cure_and_keeps_nothing_of_it(tmp
     monkeypatch.setattr(np, "savez", lambda file, *arrays: file.write(b"half") and full(Path(file.name)))
     monkeypatch.setattr(Image.Image, "save", lambda image, file, *how, **more: full(file))
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(PlatformError, match=r"--output = .*: cannot be written: No space left on device\n.*free space"):
+    with pytest.raises(PlatformError, match=r"--output = .*: cannot be written: No space left on device"):
         save(f"{tmp_path}/{name}", samples)
     assert [name for name in names_in(tmp_path) if name != "own"] == ["s.npz"]
     assert (tmp_path / "s.npz").read_bytes() == b"before"

@@ -14,34 +14,25 @@ PREDICTIONS = ("velocity", "noise", "score")
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_a_path_leads_from_noise_to_data(name):
+def test_path_leads_from_noise_to_data(name):
+    """For data N(0, 4) the velocity is the conditional mean of alpha' x_1 + sigma' x_0, in closed form."""
     with np.errstate(divide="raise"):  # whose end is without a warning of the infinite speed of VP's noise
         noise, data = PATHS[name](np.array([0.0])), PATHS[name](np.array([1.0]))
     assert noise.alpha[0] == pytest.approx(np.exp(-5.025) if name == "vp" else 0)
     assert (data.alpha[0], data.sigma[0] < 1e-15) == (1.0, True)
     assert noise.sigma[0] == pytest.approx(1.0, abs=3e-5)
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_the_speeds_are_the_derivatives_of_the_shares(name):
     h = 1e-6  # central differences are off by about h^2 and 1e-16 / h
-    here, before, after = PATHS[name](T), PATHS[name](T - h), PATHS[name](T + h)
-    np.testing.assert_allclose(here.d_alpha, (after.alpha - before.alpha) / (2 * h), rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(here.d_sigma, (after.sigma - before.sigma) / (2 * h), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_the_score_enters_the_velocity_as_it_does_for_gaussian_data(name):
-    """For data N(0, 4) the velocity is the conditional mean of alpha' x_1 + sigma' x_0, in closed form."""
-    point, x = PATHS[name](T), 0.7
-    variance = 4 * point.alpha**2 + point.sigma**2
+    point, before, after = PATHS[name](T), PATHS[name](T - h), PATHS[name](T + h)
+    np.testing.assert_allclose(point.d_alpha, (after.alpha - before.alpha) / (2 * h), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(point.d_sigma, (after.sigma - before.sigma) / (2 * h), rtol=1e-7, atol=1e-9)
+    x, variance = 0.7, 4 * point.alpha**2 + point.sigma**2
     velocity = (4 * point.alpha * point.d_alpha + point.sigma * point.d_sigma) / variance * x
     np.testing.assert_allclose(velocity, point.alpha_ratio * x + point.score_gain * (-x / variance), rtol=1e-12)
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("name", PATHS)
-def test_whatever_the_network_predicts_velocity_and_score_are_the_same(framework, name, prediction):
+def test_velocity_and_score_are_the_same_for_every_prediction(framework, name, prediction):
     from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 
     ops, draw = framework.ops, np.random.default_rng(0)
@@ -64,7 +55,7 @@ def test_whatever_the_network_predicts_velocity_and_score_are_the_same(framework
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)
-def test_the_loss_of_a_right_answer_is_zero_and_of_a_wrong_one_its_weighted_square(framework, prediction):
+def test_loss_is_the_weighted_square_of_the_error(framework, prediction):
     from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 
     ops, draw, t = framework.ops, np.random.default_rng(0), np.array([0.2, 0.6])

@@ -27,7 +27,7 @@ def drawn(objective):
 
 
 @pytest.mark.parametrize("noise_scale", [1.0, 2.0])
-def test_the_loss_of_predicted_data_is_that_of_the_velocity_it_means(noise_scale):
+def test_loss_of_predicted_data_is_that_of_its_velocity(noise_scale):
     of_data, of_velocity = process(prediction_type="data", noise_scale=noise_scale), process(noise_scale=noise_scale)
     x_t = of_data.noised(X, *drawn(of_data))
     error = of_data.velocity(TRUE, x_t, T) - of_data.velocity(X, x_t, T)
@@ -38,7 +38,7 @@ def test_the_loss_of_predicted_data_is_that_of_the_velocity_it_means(noise_scale
     torch.testing.assert_close(of_data.velocity(X, x_t, T)[free], target[free], rtol=1e-5, atol=1e-5)
 
 
-def test_where_little_noise_is_left_the_velocity_of_predicted_data_is_held_back():
+def test_velocity_of_predicted_data_is_held_back_at_little_noise():
     held = process(prediction_type="data", t_eps=0.2)
     moved = held.velocity(TRUE, X, np.array([0.5, 0.8, 0.9, 1.0]))
     torch.testing.assert_close(moved, (TRUE - X) / torch.tensor([0.5, 0.2, 0.2, 0.2])[:, None, None, None])
@@ -58,7 +58,7 @@ def test_noise_of_another_size_keeps_velocity_and_score_of_one_path(prediction):
 
 
 @pytest.mark.parametrize("prediction", ["velocity", "data"])
-def test_a_chain_begins_with_noise_of_the_size_of_training_and_ends_at_the_data(prediction):
+def test_chain_begins_with_noise_of_training_and_ends_at_data(prediction):
     """One image is all there is: what is asked answers with the data, or with the way there, and the chain arrives."""
     objective = process(prediction_type=prediction, noise_scale=2.0)
 
@@ -84,7 +84,7 @@ def test_the_last_step_of_heun_is_eulers_where_data_is_predicted():
     assert times == [0, 0.5, 0.5]
 
 
-def test_the_cosine_loss_is_added_and_knows_the_angle_over_channels_alone():
+def test_cosine_loss_is_the_angle_over_channels():
     plain, both = process(), process(cosine_loss=True)
     target = plain.target(X, *drawn(plain)[1:])
     for answer, angle in ((3.0 * target, 0.0), (-target, 2.0)):
@@ -102,15 +102,10 @@ def test_times_are_moved_by_the_size_of_the_latent():
     np.testing.assert_allclose(training_times(config, 3, sample_indices, (16, 32, 32)), shifted(plain, 2.0), rtol=1e-5)
     np.testing.assert_array_equal(draws(config, 3, sample_indices, (16, 16, 16))["timesteps"], plain)
     np.testing.assert_allclose(sampling_times(config, 4, (16, 32, 32)), shifted(np.linspace(0, 1, 5), 2.0))
-
-
-def test_a_chain_may_be_shifted_otherwise_than_training():
-    """LightningDiT's timestep_shift 0.3: u -> 0.3 u / (1 + (0.3 - 1) u), training as without."""
+    # LightningDiT's timestep_shift 0.3 moves the chain, u -> 0.3 u / (1 + (0.3 - 1) u), and not what is trained at.
     config, u = FlowMatchingConfig(sample_shift=1 / 0.3), np.linspace(0, 1, 8)
     np.testing.assert_allclose(sampling_times(config, 7), 0.3 * u / (1 - 0.7 * u), atol=1e-15)
-    np.testing.assert_array_equal(
-        training_times(config, 0, np.arange(9)), training_times(FlowMatchingConfig(), 0, np.arange(9))
-    )
+    np.testing.assert_array_equal(training_times(config, 3, sample_indices), plain)
 
 
 @pytest.mark.parametrize(
@@ -119,24 +114,23 @@ def test_a_chain_may_be_shifted_otherwise_than_training():
         ({"prediction_type": "data", "path": "gvp"}, "is defined on the path 'linear'"),
         ({"prediction_type": "data", "loss_weight": "velocity"}, "has no effect on prediction_type 'data'"),
         ({"prediction_type": "noise", "cosine_loss": True}, "compares velocities"),
-        ({"noise_scale": 0.0}, "diffusion.noise_scale = 0.0: must be at least"),
-        ({"t_eps": 0.0}, "diffusion.t_eps = 0.0: must be at least"),
+        ({"noise_scale": 0.0}, "diffusion.noise_scale = 0.0"),
+        ({"t_eps": 0.0}, "diffusion.t_eps = 0.0"),
         ({"shift_base": 4096, "shift": 3.0}, "contradicts shift_base = 4096"),
         ({"sample_shift": 1e9}, "all times would be at one end"),
     ],
 )
-def test_settings_that_do_not_go_together_are_named(settings, message):
-    with pytest.raises(ConfigError) as caught:
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
         FlowMatchingConfig(**settings)
-    assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["linear", "gvp"])
-@pytest.mark.parametrize("prediction", ["velocity", "noise", "data"])
-def test_a_network_that_is_told_1_minus_t_and_answers_towards_noise_learns_and_draws_the_same(path, prediction):
+@pytest.mark.parametrize(
+    ("path", "prediction"),
+    [("linear", "velocity"), ("linear", "noise"), ("linear", "data"), ("gvp", "velocity"), ("gvp", "noise")],
+)
+def test_data_time_of_0_learns_and_draws_the_same(path, prediction):
     """``data_time`` 0 is another language of network and objective; losses, draws and chains do not change."""
-    if (path, prediction) == ("gvp", "data"):
-        return
     here, there = (process(path=path, prediction_type=prediction, data_time=time) for time in (1, 0))
     sign = -1 if prediction == "velocity" else 1
     drawn_here, drawn_there = (draws(each.config, 0, np.arange(4), (2, 3, 3)) for each in (here, there))

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.objectives.flow.timesteps import (
     training_times,
 )
 
-SAMPLE_INDICES = np.arange(20_000)
+SAMPLE_INDICES = np.arange(10_000)
 
 
 def test_times_depend_on_seed_and_position_alone():
@@ -46,7 +46,7 @@ def test_times_depend_on_seed_and_position_alone():
 def test_uniform_times_fill_the_interval_of_the_path(config, interval):
     t = training_times(config, 0, SAMPLE_INDICES)
     assert np.float32(interval[0]) <= t.min() < interval[0] + 1e-3 and interval[1] - 1e-3 < t.max() <= interval[1]
-    assert t.mean() == pytest.approx(0.5, abs=0.01)  # 5 standard errors
+    assert t.mean() == pytest.approx(0.5, abs=0.0145)  # 5 standard errors
 
 
 def test_logit_normal_times_have_the_median_and_spread_of_their_law():
@@ -54,21 +54,13 @@ def test_logit_normal_times_have_the_median_and_spread_of_their_law():
         FlowMatchingConfig(timestep_sampling="logit_normal", logit_mean=0.5, logit_std=0.8), 0, SAMPLE_INDICES
     )
     logits = np.log(t / (1 - t))
-    assert (logits.mean(), logits.std()) == (pytest.approx(0.5, abs=0.03), pytest.approx(0.8, abs=0.02))
+    assert (logits.mean(), logits.std()) == (pytest.approx(0.5, abs=0.04), pytest.approx(0.8, abs=0.03))
     z = generator(0, Stream.TIMESTEP, 7).standard_normal()
     assert t[7] == pytest.approx(1 / (1 + np.exp(-(0.5 + 0.8 * z))), rel=1e-6)
     assert logit_normal(np.array([0.0]), 0.0, 1.0) == [0.5]
 
 
-def test_times_of_a_chain_are_even_in_the_interval_of_the_path():
-    for config, (first, last) in (
-        (FlowMatchingConfig(), (0, 1)),
-        (FlowMatchingConfig("linear", "score", sample_eps=0.2), (0.2, 0.8)),
-    ):
-        np.testing.assert_allclose(sampling_times(config, 4), np.linspace(first, last, 5), atol=1e-12)
-
-
-def test_a_shift_above_one_moves_times_towards_noise_and_leaves_the_ends():
+def test_shift_above_one_moves_times_towards_noise():
     t = np.linspace(0, 1, 11)
     assert (shifted(t, 3.0)[1:-1] < t[1:-1]).all() and (shifted(t, 0.5)[1:-1] > t[1:-1]).all()
     np.testing.assert_array_equal(shifted(t, 3.0)[[0, -1]], [0.0, 1.0])
@@ -81,6 +73,8 @@ def test_a_shift_above_one_moves_times_towards_noise_and_leaves_the_ends():
 
 def test_a_chain_leaves_room_for_its_last_step():
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 4), [0, 0.25, 0.5, 0.75, 1])
+    score = FlowMatchingConfig("linear", "score", sample_eps=0.2)
+    np.testing.assert_allclose(sampling_times(score, 4), np.linspace(0.2, 0.8, 5), atol=1e-12)
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 2, last_step=0.04), [0, 0.48, 0.96])
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig("vp"), 1), [0, 0.999])
     assert (np.diff(np.diff(sampling_times(FlowMatchingConfig(shift=3.0), 10))) > 0).all()
@@ -92,29 +86,21 @@ def test_a_short_chain_of_qwen_image_has_its_last_noise_level_too():
         np.testing.assert_allclose(sampling_times(config, steps, shape), times, atol=1e-12)
 
 
-def test_heun_ends_where_a_velocity_tells_the_score_and_noise_or_score_tell_it_anywhere():
+def test_heun_ends_where_the_score_is_known():
     """On the linear path the score is (t v - x) / (1 - t)."""
-    for last in (
-        DiffusionCoefficient(),
-        DiffusionCoefficient(last_step_size=0.5),
-        DiffusionCoefficient(last_step_size=1e-5),
-    ):
+    for last in (DiffusionCoefficient(last_step_size=size) for size in (0.04, 0.5, 1e-5)):
         check_heun_end(FlowMatchingConfig(), sde_times(FlowMatchingConfig(), 4, last), last)
     none = DiffusionCoefficient(last_step=None)
     for config in (FlowMatchingConfig(), FlowMatchingConfig(prediction_type="data")):
         with pytest.raises(ConfigError, match="--last-step = None: sde-heun asks for the score at t = 1, where"):
             check_heun_end(config, sde_times(config, 4, none), none)
+    with pytest.raises(ConfigError, match=r"diffusion\.sample_schedule = "):
+        sde_times(FlowMatchingConfig(sample_schedule=next(iter(PUBLISHED))), 4, DiffusionCoefficient())
     for prediction in ("noise", "score"):
         check_heun_end(FlowMatchingConfig(prediction_type=prediction), np.array([0.0, 1.0]), none)
 
 
-def test_a_schedule_of_published_times_has_no_chain_with_noise():
-    config = FlowMatchingConfig(sample_schedule=next(iter(PUBLISHED)))
-    with pytest.raises(ConfigError, match=r"diffusion\.sample_schedule = .*: is of chains without noise"):
-        sde_times(config, 4, DiffusionCoefficient())
-
-
-def test_times_with_heavy_tails_are_those_of_the_paper_whose_time_runs_the_other_way():
+def test_heavy_tailed_times_are_those_of_the_paper():
     u, scale = np.linspace(0, 1, 11), 1.29
     theirs = 1 - u - scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)  # Esser et al. 2024, eq. 20: 1 is noise
     np.testing.assert_allclose(heavy_tailed(u, scale), 1 - theirs, atol=1e-15)
@@ -166,14 +152,11 @@ def test_losses_of_velocities_are_weighted_as_in_diffusers(weight, of):
         ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
         ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
         ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
-        (
-            {"prediction_type": "noise", "sample_eps": 0.0},
-            "diffusion.sample_eps = 0: the velocity computed from the network's output",
-        ),
+        ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
         ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(settings, named):
+def test_impossible_settings_are_refused(settings, named):
     with pytest.raises(ConfigError, match=named):
         FlowMatchingConfig(**settings)
 

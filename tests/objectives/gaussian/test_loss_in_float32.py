@@ -48,7 +48,7 @@ def grid():
     return x, z * np.exp(log_scale), log_scale
 
 
-def test_the_likelihood_and_its_gradients_keep_their_digits_over_the_whole_range(framework):
+def test_likelihood_and_gradients_keep_their_digits(framework):
     from mindspeed_mm_dit.objectives.gaussian.process import discretized_gaussian_log_likelihood
 
     inputs, ops = grid(), framework.ops

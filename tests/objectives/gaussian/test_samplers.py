@@ -71,10 +71,6 @@ def test_clip_bounds_the_predicted_clean_latents(name):
         torch.testing.assert_close(last, torch.full_like(last, reached), rtol=1e-4, atol=0)
 
 
-def test_ddim_is_deterministic():
-    torch.testing.assert_close(draw("ddim", 10, 8), draw("ddim", 10, 8), rtol=0, atol=0)
-
-
 def test_an_unknown_sampler_is_named_with_the_nearest():
     with pytest.raises(ConfigError, match="Did you mean 'ddim'"):
         find_sampler(GaussianDiffusionConfig(), "dddim")
@@ -91,7 +87,7 @@ class TestGuidance:
         out = Guidance(3.0, channels).combine(self.labelled, self.unlabelled, 4)
         assert (out[:, :guided] == 4.0).all() and (out[:, guided:] == 2.0).all()
 
-    def test_outside_its_interval_the_network_is_asked_once_without_the_null_class(self):
+    def test_network_is_asked_once_outside_the_interval(self):
         asked = []
 
         def network(x, t, y):
@@ -104,7 +100,7 @@ class TestGuidance:
             predict(x, torch.tensor([timestep]), timestep / 999)
         assert asked == [[1], [1, 9], [1]]
 
-    def test_of_samples_at_different_times_only_those_within_the_interval_are_guided(self):
+    def test_only_samples_within_the_interval_are_guided(self):
         def network(x, t, y):
             return x + y.reshape(-1, 1, 1, 1)
 
@@ -141,20 +137,16 @@ class TestGuidance:
         assert not any(Guidance(1.0, "all", interval).applies_at(t / 10) for t in range(11))
         assert Guidance(0.0).applies_at(0) and Guidance(0.0).applies_at(1)
 
-    @pytest.mark.parametrize("interval", [(0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)])
-    def test_an_impossible_interval_is_an_error(self, interval):
-        with pytest.raises(ConfigError, match="low <= high"):
-            Guidance(2.0, "all", interval)
-
-    @pytest.mark.parametrize("scale", [-0.01, np.inf, np.nan])
-    def test_an_impossible_scale_is_an_error(self, scale):
-        with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}: must be "):
-            Guidance(scale)
-
-    @pytest.mark.parametrize("channels", ["2", 3, ["all"]])
-    def test_channels_of_another_name_are_an_error(self, channels):
-        with pytest.raises(ConfigError, match=r"--cfg-channels = .*: must be '3' or 'all'"):
-            Guidance(2.0, channels)
+    def test_impossible_guidance_is_refused(self):
+        for interval in ((0.8, 0.2), (-0.01, 0.5), (0.5, 1.01), (np.nan, 1.0)):
+            with pytest.raises(ConfigError, match="low <= high"):
+                Guidance(2.0, "all", interval)
+        for scale in (-0.01, np.inf, np.nan):
+            with pytest.raises(ConfigError, match=f"--cfg-scale = {scale}"):
+                Guidance(scale)
+        for channels in ("2", 3, ["all"]):
+            with pytest.raises(ConfigError, match="--cfg-channels = "):
+                Guidance(2.0, channels)
 
     def test_a_model_of_one_channel_is_guided_on_that_one(self):
         out = Guidance(3.0, "3").combine(self.labelled[:, :2], self.unlabelled[:, :2], 1)
@@ -164,12 +156,3 @@ class TestGuidance:
 def test_from_the_boundary_on_the_expert_of_high_noise_answers():
     ask = by_noise_level(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
     assert [ask(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]
-
-
-def test_the_noise_of_a_sample_depends_on_its_number_alone():
-    from mindspeed_mm_dit.data.draws import Stream, normals
-
-    whole = normals(7, Stream.SAMPLE_NOISE, np.arange(10), (2, 3), block=5)
-    parts = [normals(7, Stream.SAMPLE_NOISE, np.arange(a, b), (2, 3), block=5) for a, b in ((0, 4), (4, 10))]
-    assert np.array_equal(whole, np.concatenate(parts))
-    assert not np.array_equal(whole, normals(7, Stream.SAMPLE_NOISE, np.arange(10), (2, 3), block=6))
