@@ -16,7 +16,6 @@ from mindspeed_mm_dit.checkpoint.wan_folder import model_of
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.wan import WanConfig
 from tests.checkpoint_fixtures import assert_same
-from tests.clips_fixtures import clip_configs, write_clips
 
 SIZES = {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16, "ffn_dim": 24,
          "num_layers": 2, "in_channels": 1, "out_channels": 1, "patch_size": (3, 8, 8)}  # fmt: skip
@@ -45,22 +44,6 @@ def test_folder_is_converted_tensor_by_tensor(network, tmp_path, largest, capsys
 
 def arrays_of(network):
     return {name: value.numpy() for name, value in network.state_dict().items()}
-
-
-@pytest.mark.extended
-@pytest.mark.ranks
-def test_run_begins_with_a_folder_of_diffusers(network, tmp_path):
-    pytest.importorskip("av", reason="requirements/video.txt")
-    pytest.importorskip("transformers", reason="requirements/video.txt")
-    network.save_pretrained(tmp_path / "wan")
-    configs = clip_configs(tmp_path / "configs", write_clips(tmp_path), predictor="wan")
-    flags = f"--train-iters 1 --global-batch-size 4 --lr 1e-12 --init-from {tmp_path}/wan --save {tmp_path}/out"
-    outcome = configs.run(flags)
-    assert outcome.code == 0, outcome.output
-    assert main(["convert", f"{tmp_path}/out", f"{tmp_path}/out.safetensors", "--weights", "model"]) == 0
-    weights = safetensors.read(tmp_path / "out.safetensors").weights
-    for name, value in arrays_of(network).items():
-        np.testing.assert_allclose(weights[name], value, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 IMAGE = {"in_channels": 6, "image_dim": 10, "added_kv_proj_dim": 16, "pos_embed_seq_len": 4}

@@ -241,7 +241,7 @@ def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
         np.testing.assert_allclose(here["timesteps"], t / (t + shift * (1 - t)), rtol=1e-5)
 
 
-def test_a_cache_made_for_other_buckets_is_refused(encoded):
+def test_cache_made_for_other_buckets_is_refused(encoded):
     with pytest.raises(ConfigError, match=r"was made with another size or crop: .*8 x 8.* there and .* here"):
         samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
 

@@ -8,12 +8,10 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextStates
-from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
 from mindspeed_mm_dit.data.conditions.contract import Fed
 from mindspeed_mm_dit.data.conditions.text import CaptionFeed
-from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.rows import Wanted
@@ -189,14 +187,6 @@ def test_of_many_clips_the_frames_are_counted_and_not_decoded(tmp_path, monkeypa
     assert index.facts[0].spare(5) == 7 and "only the first frame was decoded" in index.notes[0]
 
 
-def test_a_video_that_is_damaged_after_the_check_is_named_with_its_line(tmp_path):
-    asked = param(tmp_path, [video(tmp_path, "a.mp4")])
-    reader = ClipReader(open_rows(asked), asked)
-    (tmp_path / "a.mp4").write_bytes(b"")
-    with pytest.raises(DataError, match=r"a.mp4: is empty \(line 1 of .*annotation.json\)"):
-        reader.read(np.zeros(1, int), np.zeros(1))
-
-
 def test_draws_follow_the_position_and_not_the_batch(tmp_path):
     entries = [video(tmp_path, f"{n}.mp4") | {"cap": [f"{n}a", f"{n}b"]} for n in range(3)]
     made = samples(param(tmp_path, entries, clip_start="random", caption_dropout_prob=0.3), seed=7)
@@ -208,14 +198,6 @@ def test_draws_follow_the_position_and_not_the_batch(tmp_path):
             assert np.array_equal(np.concatenate([part[name] for part in rounds]), whole[name])
     kinds = {caption[-1:] for caption in captions_of(whole)}
     assert kinds == {"", "a", "b"}
-
-
-def test_a_caption_is_dropped_by_its_positions_coin(tmp_path):
-    made = samples(param(tmp_path, [video(tmp_path, "a.mp4")], caption_dropout_prob=0.25), seed=3)
-    sample_indices = np.arange(2000)
-    dropped = np.array([is_dropped for _, is_dropped in made.words(sample_indices)[0]])
-    assert np.array_equal(dropped, draws.coins(3, Stream.LABEL_DROP, sample_indices, 0.25))
-    assert 0.2 < dropped.mean() < 0.3
 
 
 @pytest.mark.parametrize(

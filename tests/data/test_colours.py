@@ -123,19 +123,6 @@ def test_wide_colours_of_heif_and_avif_are_unclear(tmp_path, ending):
             assert colours_of(image) is expected
 
 
-@pytest.mark.skipif(not features.check("jpg_2000"), reason="Pillow was built without JPEG 2000")
-def test_the_profile_of_a_jpeg_2000_is_followed(tmp_path):
-    Image.new("RGB", (8, 8), COLOUR).save(tmp_path / "a.jp2")
-    content, profile = (tmp_path / "a.jp2").read_bytes(), of_rgb(WIDE, 2.2)
-    at, header = content.index(b"colr") - 4, content.index(b"jp2h") - 4
-    box = struct.pack(">I4s3B", 11 + len(profile), b"colr", 2, 0, 0) + profile
-    longer = int.from_bytes(content[header : header + 4], "big") + len(box) - 15
-    rest = content[header + 4 : at] + box + content[at + 15 :]
-    (tmp_path / "a.jp2").write_bytes(content[:header] + longer.to_bytes(4, "big") + rest)
-    assert np.abs(np.array(learned(tmp_path / "a.jp2")) - in_srgb(COLOUR, WIDE, 2.2)).max() <= 1
-    assert learned(tmp_path / "a.jp2", color_profiles="ignore") == list(COLOUR)
-
-
 @pytest.mark.parametrize(("mode", "options", "expected"), [
     ("RGB", {"icc_profile": ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()}, Colours.SRGB),
     ("RGB", {"exif": exif(1, "R98")}, Colours.SRGB),

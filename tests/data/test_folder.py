@@ -159,23 +159,6 @@ def test_classes_are_named_by_folders_by_labels_and_by_numbers(folder):
         assert open_rows(param(folder, index="labels.csv"), 3).classes == names
 
 
-def test_digits_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Image.Image, "save", full)
-    with pytest.raises(DataError, match="digits cannot be written there: No space left on device"):
-        open_rows(param(tmp_path / "digits", source="digits"), 10)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_split_depends_on_the_seed_and_loses_nothing(folder):
-    index = open_rows(param(folder), 2)
-    train, valid = split_rows(index, 0.34, seed=5)
-    assert len(valid) == 2 and sorted(train.paths + valid.paths) == sorted(index.paths)
-    assert split_rows(index, 0.34, seed=5)[1].paths == valid.paths
-
-
 def test_the_digits_are_written_as_an_image_folder(digits_folder):
     index = open_rows(param(digits_folder, index="labels.csv"), 10)
     assert len(index) == 1797

@@ -97,16 +97,10 @@ def test_column_of_no_text_is_refused(tmp_path):
             opened(tmp_path / "a", found | {"captions": column})
 
 
-def test_a_file_has_a_caption_a_line_and_a_mark_of_windows_is_none(tmp_path):
-    found = write_beside(tmp_path / "a", CAPTIONS[:1])
-    (tmp_path / "a/first/00.txt").write_bytes(b"\xef\xbb\xbfa one\r\n\r\n  one moves \r\n")
-    assert opened(tmp_path / "a", found).captions == (("a one", "one moves", "一"),)
-
-
 def test_line_ends_with_a_line_feed_alone(tmp_path):
     found = write_beside(tmp_path / "a", CAPTIONS[:1])
     for mark in ("\u2028", "\u2029", "\x85", "\f", "\v", "\x1c", "\x1e", "\r"):
-        (tmp_path / "a/first/00.txt").write_bytes(f"a one{mark}moves\r\na two\n".encode())
+        (tmp_path / "a/first/00.txt").write_bytes(f"\ufeffa one{mark}moves\r\n\r\n  a two \n".encode())
         assert opened(tmp_path / "a", found).captions == ((f"a one{mark}moves", "a two", "一"),)
         (tmp_path / "prompts").write_bytes(f"a one{mark}moves\r\na two".encode())
         assert prompts_of([], str(tmp_path / "prompts")) == [f"a one{mark}moves", "a two"]
@@ -164,13 +158,12 @@ def test_impossible_captions_setting_is_refused(section, message):
 
 
 def test_captions_of_the_embedded_digits_name_one_digit_each(tmp_path):
-    param = DatasetParam(
-        str(tmp_path / "captioned_digits"), 8, "captions.csv", captions="caption", source="captioned_digits"
+    place = str(tmp_path / "captioned_digits")
+    rows = opened(
+        place, {"captions": "caption", "source": "captioned_digits"}, ("label", "caption"), index="captions.csv"
     )
-    rows = source_of(param).open(param, Wanted(("label", "caption")))
     assert len(rows) == 1797 and {len(set(own)) for own in rows.captions} == {6}
     assert all(DIGIT_OF[caption] == label for own, label in zip(rows.captions, rows.labels) for caption in own)
     used = {caption for own in rows.captions for caption in own}
     assert used == {caption for digit in range(10) for caption in captions_of(digit, SEEN)}
     assert not used & {caption for digit in range(10) for caption in captions_of(digit, UNSEEN)}
-    assert {"a handwritten seven", "the number 7", "a digit after six", "an eight"} < used

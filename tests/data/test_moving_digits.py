@@ -17,7 +17,6 @@ from mindspeed_mm_dit.wings.scores.demo.moving_digits import (
     HELD_OUT,
     NAMES,
     PLACES,
-    SHAPES,
     _draw,
     moving,
     write_moving_digits,
@@ -66,28 +65,13 @@ def test_of_each_direction_one_caption_has_no_clip():
     assert {_draw(number, "two")[2] for number in range(100)} == set(PLACES)
 
 
-def test_digits_cross_canvases_of_other_shapes_and_lengths():
-    for frames, height, width in SHAPES:
-        for direction, (rows, columns) in DIRECTIONS.items():
-            room = abs(rows) * (height - 32) + abs(columns) * (width - 32)
-            offered = {_draw(number, "two", (frames, height, width))[1] for number in range(40)}
-            assert (direction in offered) == bool(room)
-            if room:
-                drawn = moving(np.full((8, 8), 16.0), direction, 0, (frames, height, width))
-                ink = (drawn == 255).all(3)
-                assert ink.shape == (frames, height, width) and (ink.sum((1, 2)) == 32 * 32).all()
-                starts = [np.argwhere(frame).min(0) for frame in ink]
-                assert (starts[-1] - starts[0]).tolist() == [rows * room, columns * room]
-
-
 @pytest.mark.parametrize(
     ("direction", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)]
 )
 def test_digit_moves_two_pixels_a_frame_as_its_caption_says(direction, axis, sign):
     drawn = moving(np.full((8, 8), 16.0), direction, 5)
-    frames = np.where(drawn > 3 * moving_digits.LIGHT, drawn, 0)  # without the canvas
-    assert drawn.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3 * 255).all()
-    places = [np.flatnonzero(frame.any(tuple({0, 1, 2} - {axis - 1}))).min() for frame in frames]
-    assert np.diff(places).tolist() == [2 * sign] * 8 and min(places) == 0 and max(places) == 16
-    other = 3 - axis
-    assert all(np.flatnonzero(frame.any(tuple({0, 1, 2} - {other - 1}))).min() == 5 for frame in frames)
+    frames = drawn > 3 * moving_digits.LIGHT  # without the canvas
+    assert drawn.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3).all()
+    starts = np.array([np.argwhere(frame).min(0) for frame in frames])
+    assert np.diff(starts[:, axis - 1]).tolist() == [2 * sign] * 8 and sorted(starts[[0, -1], axis - 1]) == [0, 16]
+    assert (starts[:, 2 - axis] == 5).all()

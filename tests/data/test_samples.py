@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, load_data_config
+from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
-from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.images import ImageReader
@@ -19,7 +19,6 @@ from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.data_set import DataSet
-from tests.captions_fixtures import CAPTIONS, captioned_configs
 from tests.data_fixtures import open_rows, open_samples
 
 NUM_IMAGES = 70
@@ -162,11 +161,3 @@ def test_example_captions_are_the_first_of_each_row_once():
     for cache, shown in ((None, ["a cat", "a dog"]), (True, ["a cat", "a dog"]), (False, [""])):
         cache = None if cache is None else SimpleNamespace(knows_captions=cache)
         assert Opened(None, None, rows, cache=cache).example_captions() == shown
-
-
-def test_a_caption_that_steers_in_two_ways_is_named_once(tmp_path):
-    captioned_configs(tmp_path)
-    model, data = load_model_config(tmp_path / "model.json"), load_data_config(tmp_path / "data.json")
-    named = DataSet(MultiModalArguments(model, data, None, {}), 0).named(np.arange(4))
-    said = {caption for own in CAPTIONS for caption in own}
-    assert {sample.label for sample in named} <= said

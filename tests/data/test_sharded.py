@@ -267,17 +267,6 @@ def test_what_is_no_shard_is_refused(tmp_path):
             shards.list_shards(param(tmp_path / "empty", "webdataset"), labelled)
 
 
-def test_row_groups_are_kept_up_to_a_number_of_bytes(tmp_path, monkeypatch):
-    write_parquets(tmp_path)
-    index = open_rows(param(tmp_path, "parquet"), 2)
-    expected = read(index)
-    monkeypatch.setattr("mindspeed_mm_dit.data.parquet_rows.KEPT_BYTES", 1)
-    again = open_rows_again(index)
-    assert np.array_equal(read(again), expected)
-    reader = again.paths._reader
-    assert len(reader._groups) == 1 and reader._kept_bytes == next(iter(reader._groups.values())).nbytes
-
-
 def test_digest_of_shards_depends_on_names_sizes_and_labels(tmp_path):
     def digest(folder, rename="train-00000.tar", label=lambda number: str(number % 2), longer=b""):
         write_tars(tmp_path / folder, label)
@@ -292,11 +281,13 @@ def test_digest_of_shards_depends_on_names_sizes_and_labels(tmp_path):
     assert len({one, *others}) == 4
 
 
-def test_a_thread_keeps_few_parquet_files_open(tmp_path, monkeypatch):
+def test_few_parquet_files_and_row_groups_are_kept(tmp_path, monkeypatch):
     write_parquets(tmp_path)
     index = open_rows(param(tmp_path, "parquet"), 2)
+    expected = read(index)
     monkeypatch.setattr(parquet_rows, "OPEN_FILES", 2)
-    monkeypatch.setattr(parquet_rows, "KEPT_BYTES", 0)
-    before, numbers = len(os.listdir("/proc/self/fd")), np.arange(ROWS)[::-1]
-    assert np.array_equal(read(index, numbers), read(index)[::-1])
-    assert len(os.listdir("/proc/self/fd")) - before <= 2 * 2  # (two readers)
+    monkeypatch.setattr(parquet_rows, "KEPT_BYTES", 1)
+    before, again = len(os.listdir("/proc/self/fd")), open_rows_again(index)
+    assert np.array_equal(read(again, np.arange(ROWS)[::-1]), expected[::-1])
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    assert len(again.paths._reader._groups) == 1
