@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -79,20 +78,6 @@ def test_autoencoder_survives_every_format(tmp_path):
         if kind == "diffusers":
             assert json.loads((target / "config.json").read_text()) == config
         source = target
-
-
-def test_assumptions_about_an_autoencoder_are_named(tmp_path):
-    wide = dataclasses.replace(TINY_VAE, block_out_channels=(32, 64), norm_num_groups=32)
-    write_torch_file(tmp_path / "a.pt", random_arrays(vae_shapes(wide), 0))
-    done = convert(tmp_path / "a.pt", tmp_path / "guess", "diffusers")
-    assert "norm_num_groups = 32 is assumed" in done.notes[0] and "scaling_factor is not known" in done.notes[0]
-    assert "scaling_factor" not in json.loads((tmp_path / "guess/config.json").read_text())
-    model_json = {**MODEL_JSON, "ae": {"model_id": "autoencoder_kl", "from_pretrained": "x", "scaling_factor": 0.5}}
-    convert(tmp_path / "a.pt", tmp_path / "a.safetensors", description=model_json)
-    done = convert(tmp_path / "a.safetensors", tmp_path / "known", "diffusers")
-    assert "is assumed" in done.notes[0] and "scaling_factor" not in done.notes[0]
-    assert json.loads((tmp_path / "known/config.json").read_text())["scaling_factor"] == 0.5
-    assert "no room for config.json" in convert(tmp_path / "known", tmp_path / "a.ckpt").notes[0]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
         write(store, iteration)
     assert store.iterations() == kept
     assert read_facts(store.path(kept[0])) == {"iteration": kept[0]}
+    assert (store.path(kept[0]) / RUN_FACTS).read_text() == f'{{\n "iteration": {kept[0]}\n}}\n'
 
 
 def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):

@@ -15,18 +15,15 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig, shape_of
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 
-def test_the_null_of_a_text_is_a_text_encoders_to_compute():
+def test_last_example_of_a_vector_is_its_null_if_dropped():
+    for dropout in (0.0, 0.1):
+        vector = Vector(width=4, dropout=dropout)
+        examples = vector.examples(3)["vector"]
+        assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
+        assert examples[-1].any() != vector.has_null
+        assert not vector.null(2)["vector"].any()
     with pytest.raises(ConfigError, match="predictor: its text: has a null value that only a text encoder"):
         TextStates(length=3, width=4).null(2)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_last_example_of_a_vector_is_its_null_if_dropped(dropout):
-    vector = Vector(width=4, dropout=dropout)
-    examples = vector.examples(3)["vector"]
-    assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
-    assert examples[-1].any() != vector.has_null
-    assert not vector.null(2)["vector"].any()
 
 
 def test_predictor_splits_no_sample_and_lacks_nothing_by_default():

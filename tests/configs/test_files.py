@@ -11,8 +11,10 @@ from mindspeed_mm_dit.configs.files import UnusableFile, add_content, digest_of_
 from mindspeed_mm_dit.errors import DataError
 
 
-def test_a_name_too_long_for_a_folder_is_none():
+def test_missing_places_are_no_folders(tmp_path):
     assert not is_folder(Path("x" * 300)) and is_folder(Path("/"))
+    with pytest.raises(DataError, match=r"ae.from_pretrained = .*/vae: there is no such file or folder"):
+        digest_of_files(str(tmp_path / "vae"))
 
 
 @pytest.mark.parametrize("read", [read_bytes, lambda path: add_content(hashlib.blake2b(), path)])
@@ -27,8 +29,3 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
     monkeypatch.setattr("builtins.open", failing)
     with pytest.raises(UnusableFile, match="cannot be read: Input/output error"):
         read(path)
-
-
-def test_a_digest_of_nothing_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"ae.from_pretrained = .*/vae: there is no such file or folder"):
-        digest_of_files(str(tmp_path / "vae"))

@@ -24,22 +24,17 @@ def test_paths_expand_as_in_mindspeed_mm(paths, found):
     assert resolve_paths(paths, NAMES, "sub_modules_to_wrap") == [f"predictor.{name}" for name in found]
 
 
-@pytest.mark.parametrize(
-    ("path", "message"),
-    [
-        ("predictor.head", "Modules of 'predictor' are: blocks, final_layer"),
-        ("predictor.final_layr", "Did you mean 'predictor.final_layer'"),
-        ("predictor.blocks.{0-9}", "no module 'predictor.blocks.4'"),
-        ("predictor.blocks.{3-1}", "runs backwards"),
-        ("predictor.blocks.{a}", "neither a number nor a range"),
-        ("a.{*}.b.{*}", "at most one pair"),
-    ],
-)
-def test_a_path_that_matches_nothing_is_an_error(path, message):
-    with pytest.raises(ConfigError) as caught:
-        resolve_paths([path], NAMES, "sub_modules_to_wrap")
-    assert message in str(caught.value)
-    assert "sub_modules_to_wrap[0]" in str(caught.value)
+def test_path_that_matches_nothing_is_refused():
+    for path, message in {
+        "predictor.head": "Modules of 'predictor' are: blocks, final_layer",
+        "predictor.final_layr": "'predictor.final_layer'",
+        "predictor.blocks.{0-9}": "no module 'predictor.blocks.4'",
+        "predictor.blocks.{3-1}": "runs backwards",
+        "predictor.blocks.{a}": "neither a number nor a range",
+        "a.{*}.b.{*}": "at most one pair",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"sub_modules_to_wrap\[0\](?s:.*){message}"):
+            resolve_paths([path], NAMES, "sub_modules_to_wrap")
 
 
 def test_sharding_size_must_divide_the_ranks():

@@ -24,23 +24,20 @@ def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
     assert not (tmp_path / "looked").exists()
 
 
-@pytest.mark.parametrize(
-    ("check", "name", "reason"),
-    [
+def test_place_of_the_wrong_kind_is_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link.png").symlink_to("/proc/nowhere/x.png")
+    for check, name, reason in (
         (check_output_file, "folder", "is a folder"),
         (check_output_file, "file/x.png", "cannot be made"),
         (check_output_folder, "file", "is a file"),
         (check_output_folder, "file/below", "cannot be made"),
         (partial(check_output_folder, make=False), "file/below", "cannot be made: .*file is a file"),
         (check_output_file, "link.png", "the folder /proc/nowhere cannot be made"),
-    ],
-)
-def test_a_place_of_the_wrong_kind_is_refused_by_flag_and_path(tmp_path, check, name, reason):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("")
-    (tmp_path / "link.png").symlink_to("/proc/nowhere/x.png")
-    with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
-        check("--flag", tmp_path / name)
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
+            check("--flag", tmp_path / name)
 
 
 def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
+from mindspeed_mm_dit.cli import cache_latents
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
@@ -24,6 +25,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
 from tests.conftest import ROOT
 from tests.data_fixtures import open_rows, open_samples, split_rows
+from tests.parts import BEFORE
 
 NUM_IMAGES = 11
 OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
@@ -328,3 +330,27 @@ def test_command_refuses_what_cannot_be_cached(home, tmp_path, monkeypatch, caps
         assert cache(home, tmp_path / output, model=model) == 2
         assert words in capsys.readouterr().err
         assert not list((tmp_path / output).glob("*")) and not (home / "images/latents").exists()
+
+
+def test_vectors_of_another_source_are_kept(home, tmp_path, monkeypatch):
+    vectors, opened = np.random.default_rng(0).standard_normal((NUM_IMAGES, 5)), cache_latents._open
+
+    def with_vectors(*given):
+        found = opened(*given)
+        items = {**found.rows.items, "vector": vectors}
+        return dataclasses.replace(found, rows=dataclasses.replace(found.rows, items=items))
+
+    monkeypatch.setattr(cache_latents, "_open", with_vectors)
+    assert cache(home, tmp_path / "made") == 0
+    found = open_cache(tmp_path / "made").rows(str(home / "images")).items
+    np.testing.assert_array_equal(found["vector"], vectors.astype(np.float32))
+    assert found["label"].tolist() == [number // 6 for number in range(NUM_IMAGES)]
+
+
+def test_cache_of_version_0_1_is_listed_by_its_table():
+    cache = Cache(str(BEFORE / "latents/cache"), "dataset_param.latents")
+    rows = cache.rows("pictures")
+    assert (rows.classes, rows.labels.tolist()) == (("diamond", "disc"), [0] * 8 + [1] * 8)
+    assert rows.paths[:2] == ("pictures/diamond/01.png", "pictures/diamond/03.png") and rows.shapes is None
+    cache.index = dataclasses.replace(cache.index, classes=())
+    assert cache.rows("pictures").classes == ("0", "1")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import csv
 import shutil
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,3 +189,15 @@ def test_grey_of_16_bits_is_rounded_to_the_nearest_of_8(tmp_path):
     for more, rounded in ((-128, 0), (-129, -1), (0, 0), (128, 0), (129, 1)):
         Image.fromarray(np.clip(257 * (steps + 1) + more, 0, 65535).astype(np.uint16)).save(tmp_path / "grey.png")
         assert (load_pixels(str(tmp_path / "grey.png"), 4, 1)[0] == steps[:, 2:6] + 1 + rounded).all()
+
+
+@pytest.mark.parametrize(("version", "is_read"), [(None, False), ("1.0.0", False), ("1.1.0", True), ("0.22.0", False)])
+def test_heif_needs_a_reader_that_turns_once(monkeypatch, version, is_read):
+    registered = []
+    reader = version and SimpleNamespace(__version__=version, register_heif_opener=lambda: registered.append(version))
+    monkeypatch.setitem(sys.modules, "pillow_heif", reader)
+    readable_formats.cache_clear()
+    try:
+        assert readable_formats() and bool(registered) == is_read
+    finally:
+        readable_formats.cache_clear()

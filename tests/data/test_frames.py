@@ -46,7 +46,7 @@ def gradient(height, width):
     return np.stack([rows * 4, columns * 3, rows + columns], -1)[None].repeat(2, 0).astype(np.uint8)
 
 
-def test_a_video_of_the_size_passes_unchanged_in_either_way():
+def test_video_of_the_size_passes_unchanged():
     frames = gradient(30, 22)
     for crop in ("exact", "mindspeed_mm"):
         assert np.array_equal(fit_frames(frames, (30, 22), crop).transpose(1, 2, 3, 0), frames)

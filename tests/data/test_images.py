@@ -52,20 +52,16 @@ def test_an_image_that_stays_the_same_in_memory_is_mirrored_anew_each_time(index
         assert pixels.tolist() == ([3, 2, 1, 0] if flip else [0, 1, 2, 3])
 
 
-def test_a_bad_image_is_tried_once_and_said_once(index, decoded, capsys):
+def test_skipped_image_is_tried_and_named_once(index, decoded, capsys):
     reader = ImageReader(index, 4, 3, skip_bad=True)
     for _ in range(3):
-        read = reader.read(np.arange(4), UPRIGHT)
-        assert read.rows.tolist() == [0, 2, 2, 3]
+        assert reader.read(np.arange(4), UPRIGHT).rows.tolist() == [0, 2, 2, 3]
     assert decoded.count("1.png") == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {index.paths[1]} cannot be decoded: it is no image")
-    assert said.endswith("; it is skipped\n") and said.count("\n") == 1
+    assert capsys.readouterr().err.count(f"{index.paths[1]} cannot be decoded") == 1
 
 
-def test_without_leave_to_skip_a_bad_image_is_an_error_every_time(index, capsys):
+def test_bad_image_is_an_error_every_time_unless_skipped(index):
     reader = ImageReader(index, 4, 3)
     for _ in range(2):
         with pytest.raises(DataError, match=r"1\.png: cannot be decoded: it is no image"):
             reader.read(np.array([1]), UPRIGHT[:1])
-    assert capsys.readouterr().err == ""

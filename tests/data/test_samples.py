@@ -14,7 +14,6 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.images import ImageReader
-from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -94,13 +93,6 @@ def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
     assert batch["timesteps"].tolist() == draws.timesteps(7, sample_indices, 1000).tolist()
     for name, stream in (("noise", Stream.NOISE), ("posterior_noise", Stream.POSTERIOR)):
         np.testing.assert_array_equal(batch[name], draws.normals(7, stream, sample_indices, (1, 8, 8)))
-
-
-def test_an_error_in_a_worker_reaches_the_training_thread(configs):
-    rows = open_rows(configs[1].dataset_param)
-    samples = open_samples(*configs, rows=dataclasses.replace(rows, paths=("gone.png",) * NUM_IMAGES))
-    with pytest.raises(DataError, match=r"gone\.png"):
-        next(load_batches(samples, iter([np.arange(4)]), 2, 2))
 
 
 def test_configs_that_contradict_each_other_are_refused(configs):

@@ -70,6 +70,7 @@ def write_parquets(folder, names=("cat", "dog"), rows=None):
         parquet.write_table(table, folder / f"data/train-{shard:05d}-of-00003.parquet", row_group_size=3)
 
 
+KIND = shards.KINDS["webdataset"]
 WRITERS = {"parquet": write_parquets, "webdataset": write_tars}
 
 
@@ -157,6 +158,11 @@ def test_index_is_written_in_the_folder_and_may_be_read_by_all(tmp_path, monkeyp
     monkeypatch.setattr(shards.tempfile, "NamedTemporaryFile", full)
     index = open_rows(param(tmp_path, "webdataset"), 2)
     assert len(index) == ROWS and "cannot be written" in index.notes[0]
+    for read_bytes, notes in ((64 * 2**20, 1), (1500 * 2**20, 2)):
+        large = KIND._replace(scan=lambda *args, size=read_bytes: KIND.scan(*args)._replace(read_bytes=size))
+        monkeypatch.setitem(shards.KINDS, "webdataset", large)
+        found = open_rows(param(tmp_path, "webdataset"), 2).notes
+        assert len(found) == notes and ("1,500 MiB" in found[-1]) == (notes == 2)
 
 
 def test_damaged_rows_are_refused_or_left_out(tmp_path):

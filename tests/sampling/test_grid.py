@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fontTools.fontBuilder import FontBuilder
-from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
 from mindspeed_mm_dit.sampling import fonts
@@ -27,45 +25,12 @@ def here(monkeypatch, tmp_path):
         remembered.cache_clear()
 
 
-def write_font(path, letter):
-    """Write a font whose one letter is a full square."""
-    pen = TTGlyphPen(None)
-    pen.moveTo((0, 0))
-    for corner in ((0, 900), (900, 900), (900, 0)):
-        pen.lineTo(corner)
-    pen.closePath()
-    builder = FontBuilder(1000, isTTF=True)
-    builder.setupGlyphOrder([".notdef", "letter"])
-    builder.setupCharacterMap({ord(letter): "letter"})
-    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "letter": pen.glyph()})
-    builder.setupHorizontalMetrics({".notdef": (1000, 0), "letter": (1000, 0)})
-    builder.setupHorizontalHeader(ascent=900, descent=-100)
-    builder.setupNameTable({"familyName": "Square", "styleName": "Regular"})
-    builder.setupOS2()
-    builder.setupPost()
-    builder.save(path)
-    return path
-
-
 def test_name_that_no_font_has_is_a_number(here, capsys):
     here()
     titles = ["élan", "猫", "x" * 50, "élan 猫", "a 猫 moves"]
     for _ in range(2):
         assert [text for text, _ in _texts(titles)] == ["élan", "1", "x" * 37 + "...", "élan ?", "a ? moves"]
     assert capsys.readouterr().err.count("no font here has all letters of") == 3
-
-
-def test_a_font_of_the_system_that_has_the_letters_draws_them(here, tmp_path, capsys):
-    (tmp_path / "damaged.ttf").write_bytes(b"no font")
-    boxes = write_font(tmp_path / "LastResort.ttf", "猫")
-    here(tmp_path / "damaged.ttf", boxes)
-    assert _texts(["猫"])[0][0] == "0"
-    here(tmp_path / "damaged.ttf", write_font(tmp_path / "Square-Regular.ttf", "猫"))
-    (text, font), (other, _) = _texts(["猫", "狗"])
-    assert (text, other) == ("猫", "1") and font.path == f"{tmp_path}/Square-Regular.ttf"
-    capsys.readouterr()
-    grid = np.asarray(draw_grid(np.full((1, 48, 48, 3), 255, np.uint8), ["猫"]))
-    assert (grid == 0).all(axis=-1).sum() > 100, "the square of 13 points is black"
 
 
 def test_a_caption_stands_above_a_grid_with_a_border_and_widens_it_where_it_must():

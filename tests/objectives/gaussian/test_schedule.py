@@ -74,18 +74,16 @@ def test_a_step_of_the_solver_is_measured_in_half_log_signal_to_noise():
     assert schedule.solution_weights(0) == (0.0, 1.0, np.inf)
 
 
-def test_a_chain_of_one_step_has_the_variance_of_that_step():
-    schedule = Schedule.create("linear", 1000).respaced(np.array([400]))
+def test_short_chains_have_the_variances_of_their_steps():
+    """Of the first step of a chain the posterior variance is zero, and the second stands for it."""
+    one = Schedule.create("linear", 1000).respaced(np.array([400]))
     for table in ("posterior_log_variance_clipped", "fixed_large_log_variance"):
-        np.testing.assert_allclose(getattr(schedule, table), np.log(schedule.betas))
-    assert len(schedule) == 1 and schedule.timestep_map.tolist() == [400]
-
-
-def test_second_variance_of_a_chain_stands_for_the_first():
-    schedule = Schedule.create("linear", 1000).respaced(np.array([200, 400]))
-    second = np.log(schedule.posterior_variance[1])
-    np.testing.assert_allclose(schedule.posterior_log_variance_clipped, [second, second])
-    np.testing.assert_allclose(schedule.fixed_large_log_variance, [second, np.log(schedule.betas[1])])
+        np.testing.assert_allclose(getattr(one, table), np.log(one.betas))
+    assert len(one) == 1 and one.timestep_map.tolist() == [400]
+    two = Schedule.create("linear", 1000).respaced(np.array([200, 400]))
+    second = np.log(two.posterior_variance[1])
+    np.testing.assert_allclose(two.posterior_log_variance_clipped, [second, second])
+    np.testing.assert_allclose(two.fixed_large_log_variance, [second, np.log(two.betas[1])])
 
 
 @pytest.mark.parametrize(("noise_schedule", "steps"), [("linear", 21), ("squaredcos_cap_v2", 2)])

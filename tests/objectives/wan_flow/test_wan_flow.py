@@ -11,7 +11,7 @@ import pytest
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.registry import draw_of, objective_of, sampler_options
+from mindspeed_mm_dit.objectives.registry import objective_of, sampler_options
 from mindspeed_mm_dit.objectives.wan_flow.draws import batch, draws, draws_at
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, multistep_sigmas, training_table
 from mindspeed_mm_dit.wings.lab.table import relative_error
@@ -181,16 +181,6 @@ def test_the_network_is_told_the_times_it_was_trained_at(framework):
     for (t, sigma), wanted in zip(told, euler_sigmas(TUTORIAL, 4), strict=False):
         np.testing.assert_allclose(t, np.full(3, 1000 * wanted), rtol=1e-6)
         np.testing.assert_allclose(sigma, np.full(3, wanted))
-
-
-def test_the_host_s_section_is_read_as_it_stands():
-    section = {
-        "model_id": "wan_flow_match_scheduler", "num_train_timesteps": 1000, "shift": 5, "sigma_min": 0.0,
-        "extra_one_step": True,
-    }  # fmt: skip
-    config = from_mapping(WanFlowConfig, section, "model.json: diffusion")
-    assert config == TUTORIAL
-    assert draw_of(config)(0, np.arange(2), SHAPE)["noise"].shape == (2, *SHAPE)
 
 
 @pytest.mark.parametrize(
