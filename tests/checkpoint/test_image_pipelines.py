@@ -161,7 +161,7 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
         ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
     ],
 )
-def test_model_that_the_pipeline_would_sample_otherwise_is_refused(change, words, tmp_path, capsys):
+def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp_path, capsys):
     parts = {
         "ae": {"model_id": "autoencoder_kl", "from_pretrained": "vae", "latent_channels": 3},
         "text_encoder": {"model_id": "qwen3", "from_pretrained": "text"},

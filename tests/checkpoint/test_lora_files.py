@@ -131,7 +131,7 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
         ("native.safetensors", "native", ""),
     ],
 )
-def test_files_of_diffusers_kohya_and_comfyui_are_written_as_they_were(tmp_path, source, form, file):
+def test_files_of_other_programs_are_written_as_they_were(tmp_path, source, form, file):
     path, notes = written(form, tmp_path, files.read(FOLDER / source), parameters_of(WAN).shapes())
     wanted, found = (read_safetensors_file(place / file)[0] for place in (FOLDER / source, path))
     assert found.keys() == wanted.keys() and notes == ()

@@ -303,7 +303,7 @@ def test_facts_of_another_iteration_are_refused(tmp_path):
     assert read_facts(tmp_path / "copy") == {"iteration": 20}  # another name says nothing
 
 
-def test_samples_are_counted_up_to_the_most_that_a_run_can_consume(tmp_path):
+def test_samples_are_counted_up_to_the_most_of_a_run(tmp_path):
     store = CheckpointStore(tmp_path)
     for iteration, consumed in enumerate((0, MOST_SAMPLES, MOST_SAMPLES + 1, -1, True, 1.0), 1):
         store.begin(iteration)

@@ -152,7 +152,7 @@ def test_cache_is_refused_for_moving_starts_and_among_the_clips(framework, digit
         assert "lies among the clips" in capsys.readouterr().err
 
 
-def test_latents_that_are_not_finite_or_missing_tokens_are_refused(made, tmp_path):
+def test_not_finite_latents_and_missing_tokens_are_refused(made, tmp_path):
     shutil.copytree(made / "cache", tmp_path / "cache")
     path = tmp_path / "cache/rows-00001.safetensors"
     tensors = load_file(path)

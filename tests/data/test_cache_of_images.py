@@ -178,7 +178,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
     assert open_cache(tmp_path).index.num_rows == NUM_IMAGES
 
 
-def test_a_cache_of_another_autoencoder_or_crop_is_refused_by_name(home, made, tmp_path, capsys):
+def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, capsys):
     (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
     (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
     for name, words in (
@@ -290,7 +290,7 @@ def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, 
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
 
 
-def test_cache_keeps_its_images_digest_and_fits_only_their_latents(home, made, monkeypatch):
+def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monkeypatch):
     model, data = load(home, made)
     online = dataclasses.replace(data.dataset_param, latents=None)
     index = open_rows(data.dataset_param, 2)

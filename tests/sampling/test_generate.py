@@ -136,7 +136,7 @@ def test_impossible_settings_are_refused_by_flag(config, given, words):
         room.settings_for(**{"config": config} | given)
 
 
-def test_labels_beyond_the_classes_and_a_missing_null_class_are_refused(model, config, model_json):
+def test_labels_beyond_the_classes_are_refused(model, config, model_json):
     for label in (-1, 10):
         with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
             generate(model, config, Asked({"label": [9, 0, label]}), SampleSettings(steps=1))
