@@ -127,7 +127,9 @@ def test_a_run_keeps_optimizer_average_and_facts(tmp_path, first, second):
 
 
 @needs_torch
-@pytest.mark.parametrize("owner", ["predictor.{name}", "{number}", "{name}"])
+@pytest.mark.parametrize(
+    "owner", ["{number}", *(pytest.param(own, marks=pytest.mark.extended) for own in ("predictor.{name}", "{name}"))]
+)
 def test_run_of_mindspeed_mm_is_converted_with_its_moments(tmp_path, owner):
     from mindspeed_mm_dit.checkpoint import torch_dcp
 

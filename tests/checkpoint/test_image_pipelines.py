@@ -126,7 +126,12 @@ def their_picture(pipeline, config, asked, predictor):
     ).images[0]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+VARIANTS = ("FluxPipeline, schnell", "Flux2KleinPipeline")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.extended] * (name in VARIANTS)) for name in FAMILIES]
+)
 def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name, tmp_path):
     predictor, _, _, theirs, ours = FAMILIES[name]
     kind = getattr(diffusers, name.partition(",")[0], None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
@@ -13,6 +14,7 @@ from mindspeed_mm_dit.wings.scores.digits import cut_out
 from tests.conftest import ROOT
 
 
+@pytest.mark.extended
 def test_digits_on_rectangles_are_trained_whole_and_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = ROOT / "examples/dit/digits_buckets"

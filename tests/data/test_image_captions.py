@@ -157,6 +157,7 @@ def test_impossible_captions_setting_is_refused(section, message):
         DatasetParam("a", 8, **section)
 
 
+@pytest.mark.extended
 def test_captions_of_the_embedded_digits_name_one_digit_each(tmp_path):
     place = str(tmp_path / "captioned_digits")
     rows = opened(

@@ -12,7 +12,6 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.labels import labels_of
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import DataError
@@ -138,11 +137,3 @@ def test_names_that_shards_number_differently_are_one_class(tmp_path):
     for word in (1, "owl"):
         with pytest.raises(DataError, match=r"01\.parquet: row 0: label '.*': is none of the classes .*: cat, dog"):
             opened(of_parquets(tmp_path, ["dog", word], [["cat", "dog"], None]))
-
-
-def test_names_and_numbers_that_are_easily_confused_are_named():
-    place = "row {}".format
-    assert "'Cat' and 'cat' are two classes" in labels_of(["Cat", "cat"], "here", place).notes[0]
-    assert "'1' and '01' are one class" in labels_of(["1", "01", "2"], "here", place).notes[0]
-    with pytest.raises(DataError, match="row 1: has no label"):
-        labels_of(["a", ""], "here", place)
