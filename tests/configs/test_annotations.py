@@ -3,9 +3,12 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).parents[2] / "mindspeed_mm_dit"
 
 
+@pytest.mark.extended
 def test_no_class_variable_is_without_its_type():
     plain = [
         f"{file.relative_to(PACKAGE)}:{node.lineno}"

@@ -97,7 +97,4 @@ def test_a_flag_is_accepted_up_to_its_bound_and_refused_beyond(flag, allowed, re
     for value in refused:
         with pytest.raises(ConfigError, match=flag):
             parse(f"{flag}={value}")
-
-
-def test_a_constant_rate_may_warm_up_to_the_last_step():
     assert parse("--lr-decay-style constant --lr-warmup-iters 10").lr_warmup_iters == 10

@@ -34,12 +34,11 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     assert not PredictorConfig.may_lack(plain, "a.weight") and PredictorConfig.settings_of_size(plain) == {}
 
 
-def test_a_tensor_that_is_missing_or_of_other_dimensions_is_named():
+def test_missing_tensor_and_other_dimensions_are_refused():
     assert shape_of({"a": (2, 3)}, "a", 2) == (2, 3)
-    with pytest.raises(CheckpointError, match=r"SOURCE: a is \(2, 3\), expected 4 dimensions"):
-        shape_of({"a": (2, 3)}, "a", 4)
-    with pytest.raises(CheckpointError, match="SOURCE: b is missing"):
-        shape_of({"a": (2, 3)}, "b", 2)
+    for name, words in (("a", r"SOURCE: a is \(2, 3\), expected 4 dimensions"), ("b", "SOURCE: b is missing")):
+        with pytest.raises(CheckpointError, match=words):
+            shape_of({"a": (2, 3)}, name, 4)
 
 
 def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):

@@ -11,15 +11,12 @@ SIZES = [(1, 2), (1, 3), (2, 3), (2, 4), (2, 8), (3, 4), (4, 7)]
 DRAW = np.random.default_rng(0)
 
 
-def test_a_line_of_two_pixels_grows_to_four_as_bilinear_interpolation_has_it():
-    grown = [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]  # centres at -0.25, 0.25, 0.75, 1.25; edges repeated
-    np.testing.assert_allclose(resize_matrix(2, 4), grown, atol=1e-15)
-
-
-def test_growing_is_what_pytorch_does():
+def test_growing_is_bilinear_interpolation_of_pytorch():
     functional = pytest.importorskip("torch.nn.functional")
     import torch
 
+    grown = [[1, 0], [0.75, 0.25], [0.25, 0.75], [0, 1]]  # centres at -0.25, 0.25, 0.75, 1.25; edges repeated
+    np.testing.assert_allclose(resize_matrix(2, 4), grown, atol=1e-15)
     for before, after in SIZES:
         patch = torch.tensor(DRAW.standard_normal((1, 1, before, before)))
         theirs = functional.interpolate(patch, (after, after), mode="bilinear", align_corners=False)[0, 0].numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+from itertools import product
 
 import pytest
 
@@ -58,15 +59,10 @@ def test_with_adapters_nothing_of_the_base_is_trained_or_saved():
     assert parameters.num_elements() - parameters.num_elements(trained_only=True) == DIT.num_elements()
 
 
-@pytest.mark.parametrize(
-    "tuning",
-    [Tuning(("blocks.{1-2}.attn.qkv", "fc1"), 3), Tuning(freeze=("blocks.{0-1}", "t_embedder")), Tuning(("fc2",), 5)],
-    ids=["some-blocks", "frozen-blocks", "all-blocks"],
-)
-@pytest.mark.parametrize("shards", [1, 3])
-def test_the_closed_form_counts_what_single_blocks_have_too(tuning, shards):
-    parameters = tuning.applied(DIT)
-    for trained_only in (False, True):
+def test_closed_form_counts_what_single_blocks_have_too():
+    some_blocks, frozen = Tuning(("blocks.{1-2}.attn.qkv", "fc1"), 3), Tuning(freeze=("blocks.{0-1}", "t_embedder"))
+    for tuning, shards, trained_only in product((some_blocks, frozen, Tuning(("fc2",), 5)), (1, 3), (False, True)):
+        parameters = tuning.applied(DIT)
         each = (-(-s[0] // shards) * math.prod(s[1:]) for s in parameters.shapes(trained_only).values())
         assert parameters.num_elements(shards, trained_only) == sum(each)
 

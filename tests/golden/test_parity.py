@@ -224,17 +224,6 @@ def test_a_file_of_one_group_is_known_for_flow_matching(compare, tmp_path, names
 
 
 @pytest.mark.pytorch
-def test_labels_of_any_kind_of_whole_number_will_do(compare, tmp_path):
-    given = flow_file(tmp_path / "a.npz", "path/Linear/output")
-    flow_file(
-        tmp_path / "b.npz", "path/Linear/output", y=given["y"].astype(np.uint8), x0=given["x0"].astype(np.float64)
-    )
-    for name in ("a", "b"):
-        (found,) = compare(tmp_path / f"{name}.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)
-        assert found.good
-
-
-@pytest.mark.pytorch
 def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, tmp_path):
     """On no channel the halves are the network's own answers; from there to the last each is guided as on three."""
     given = flow_file(tmp_path / "a.npz", "cfg_output_scale1.5_rgb3", "path/Linear/output")

@@ -147,19 +147,6 @@ def test_inputs_of_the_other_groups_are_refused(compare, tmp_path, video, key, a
 
 
 @pytest.mark.pytorch
-def test_encoders_of_another_model_are_refused(compare, tmp_path, video):
-    transformers = pytest.importorskip("transformers", reason="requirements/video.txt")
-    config = transformers.UMT5Config(vocab_size=128, d_model=16, d_kv=8, d_ff=8, num_layers=1, num_heads=1)
-    transformers.UMT5EncoderModel(config).save_pretrained(tmp_path / "umt5")
-    given = {name: array for name, array in video.items() if name.startswith("step/")}
-    np.savez(tmp_path / "step.npz", config=video["config"], **given)
-    with pytest.raises(UserError, match="--text-encoder: its states have width 16, and --checkpoint takes 32"):
-        compare(tmp_path / "step.npz", CHECKPOINT, 1e-5, 1e-12, {"--text-encoder": tmp_path / "umt5"})
-    with pytest.raises(UserError, match="there is no such folder; nothing is downloaded"):
-        compare(tmp_path / "step.npz", CHECKPOINT, 1e-5, 1e-12, {"--text-encoder": tmp_path / "none"})
-
-
-@pytest.mark.pytorch
 def test_weights_without_a_config_take_the_one_of_the_file(compare, tmp_path, video):
     from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 

@@ -118,6 +118,6 @@ def test_settings_travel_through_run_json(lion):
     assert chosen_in(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
 
 
-def test_a_name_is_taken_once(lion):
+def test_name_is_taken_once(lion):
     with pytest.raises(ConfigError, match="optimizer 'lion': is registered already"):
         register_optimizer("lion", LION._replace(config=int))

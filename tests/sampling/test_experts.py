@@ -143,18 +143,3 @@ def test_folder_of_diffusers_is_both_experts(clips, tmp_path):
     ours = safetensors.read(Path(low)).weights
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name].numpy()) for name in ours)
     assert json.loads((folder / "model_index.json").read_text())["boundary_ratio"] == 0.6
-
-
-@pytest.mark.extended
-def test_the_app_draws_with_both(clips, monkeypatch):
-    pytest.importorskip("gradio", reason="requirements of mm-dit app")
-    from mindspeed_mm_dit.wings.view import app
-
-    served = []
-    monkeypatch.setattr(app, "serve", lambda pipe, title, port: served.append((pipe, app.page_of(pipe, title))))
-    both = ("--checkpoint", expert(clips, "high", HIGH), "--low-noise-checkpoint", expert(clips, "low", LOW))
-    assert main(["app", *both]) == 0
-    assert served[0][0].experts.boundary == 0.6 and served[0][0].experts.low == both[-1]
-    image = {"in_channels": 6, "patch_size": [1, 8, 8]}
-    with pytest.raises(ConfigError, match="mm-dit app: this model begins a clip with an image"):
-        app.page_of(dit.load(expert(clips, "image", HIGH, **image)), "image")

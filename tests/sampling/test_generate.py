@@ -103,18 +103,12 @@ def test_path_shows_states_from_the_first_to_the_last(model, config, points, sho
     np.testing.assert_array_equal(way, whole[:, list(shown)])
 
 
-def test_model_of_classes_is_guided_on_three_channels(config):
-    assert room.settings_for(config).guidance == Guidance(4.0, "3")
+def test_chain_and_guidance_are_those_of_the_model_unless_named(config):
+    usual = room.settings_for(config)
+    assert (usual.sampler, usual.steps, usual.options, usual.guidance) == ("ddpm", 250, {}, Guidance(4.0, "3"))
     assert room.settings_for(config, channels="all").guidance == Guidance(4.0, "all")
     assert room.settings_for(config, weaker=lambda: None).guidance == Guidance(4.0, "all")
-
-
-def test_the_chain_is_the_models_unless_it_is_named(config):
-    usual, named = (
-        room.settings_for(config, **given)
-        for given in ({}, {"sampler": "ddim", "steps": 7, "options": {"clip": np.float64(1)}, "rescale": "token"})
-    )
-    assert (usual.sampler, usual.steps, usual.options) == ("ddpm", 250, {})
+    named = room.settings_for(config, sampler="ddim", steps=7, options={"clip": np.float64(1)}, rescale="token")
     assert (named.sampler, named.steps, named.guidance.rescale) == ("ddim", 7, "token")
     assert named.options == {"clip": 1.0} and type(named.options["clip"]) is float
     assert room.settings_for(CLIPS).steps == 50
