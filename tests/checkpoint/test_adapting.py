@@ -140,7 +140,7 @@ def test_model_without_label_dropout_has_no_null_class(begun):
     assert values[TABLE].shape == (4, 16)
 
 
-def test_another_size_has_its_positions_computed(begun):
+def test_other_size_has_its_positions_computed(begun):
     values, how = begun(input_size=16)
     np.testing.assert_array_equal(values["pos_embed"][0], sincos_positions_2d(16, 8))
     assert how == {"pos_embed": "computed anew for 8 x 8 patches"}

@@ -82,7 +82,7 @@ def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
             assert read_facts(store.path(iteration))[BEST]["iteration"] == best
 
 
-def test_a_best_checkpoint_that_is_gone_or_no_number_is_named(tmp_path):
+def test_best_checkpoint_that_is_gone_or_no_number_is_refused(tmp_path):
     store = CheckpointStore(tmp_path)
     store.begin(3)
     store.commit(3, {BEST: {"iteration": 2, "loss": 0.5}})  # (its write had failed)

@@ -55,11 +55,11 @@ def test_a_condition_is_dropped_by_a_coin_of_its_own(model, param):
     assert 0 < drops.sum() < 40 and (batch["labels"] == 3).tolist() != drops.tolist()
 
 
-def test_what_does_not_fit_is_named(model, model_json, param):
-    with pytest.raises(ConfigError, match="steered by its angle"):
-        open_data(model, SOURCE_CONFIGS["image_folder"](param.data_folder, 8))
+def test_data_that_does_not_fit_is_refused(model, model_json, param):
     by_label = model_config_from_mapping(model_json, "model.json")
     assert len(open_data(by_label, param).rows) == IMAGES  # an item more than is asked for is no harm
+    with pytest.raises(ConfigError, match="steered by its angle"):
+        open_data(model, SOURCE_CONFIGS["image_folder"](param.data_folder, 8))
     with pytest.raises(DataError, match=r"turned\.npz: holds no turned images"):
         open_data(model, dataclasses.replace(param, data_folder=param.data_folder + "/none"))
     with pytest.raises(ConfigError, match="registered already"):
