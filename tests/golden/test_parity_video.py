@@ -42,6 +42,7 @@ def test_every_quantity_of_text_to_video_is_reproduced(compare):
 
 
 @pytest.mark.mindspore
+@pytest.mark.costly("gradients of networks of video that MindSpore compiles are the published ones")
 def test_gradients_through_compiled_networks_are_the_published_ones(compare, all_compiled, tmp_path):
     part = without(FILE, tmp_path, "(?!dit|wan)", ".+/(output|after)", ".+_step")
     findings = compare(part, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN})
