@@ -105,7 +105,8 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     classes = named_to_the_last(classes, labels)
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
-    index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
+    classes = classes if labelled else ()
+    index, looks = Rows(rows, items, classes, notes=notes, digest=digest, files=rows.files), list[Look]()
     if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all and param.buckets is None:
         said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
         index = dataclasses.replace(index, notes=(*notes, said))

@@ -77,6 +77,11 @@ class ShardRows(Sequence[str]):
         file, row, _ = self._place(number)
         return f"{file}: row {row}"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all shards."""
+        return tuple(map(str, self._files))
+
     def content(self, number: int) -> bytes:
         """Return the file of an image; raises UnusableFile."""
         file, _, (first, second) = self._place(number)
