@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.text_encoder import (
     UMT5Config,
 )
 from mindspeed_mm_dit.data.cache_index import check_same
-from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption
+from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption, fix_text
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS
 from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_tokenizer
@@ -68,7 +68,7 @@ PIPELINES = {
 def ids_of_pipeline(module, name, method, tokenizer, texts, config):
     """Return the ids (B, L) that a pipeline of diffusers hands to its text encoder."""
     pytest.importorskip("diffusers")
-    encoder = Mock(side_effect=StopIteration)
+    encoder = Mock(side_effect=StopIteration, device="cpu", **{"modules.return_value": []})
     each = {f"{part}{number}": value for part, value in (("tokenizer", tokenizer), ("text_encoder", encoder))
             for number in ("", "_2", "_3")}  # fmt: skip
     template = {"prompt_template_encode": config.prompt_template, "prompt_template_encode_start_idx": 0}
@@ -105,6 +105,8 @@ def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     config = kind("nowhere", str(tmp_path), max_length=300).completed(asks[0] if len(asks) == 1 else {})
     texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
+    if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
+        texts = [fix_text(text).lower() for text in texts]
     asked = ids_of_pipeline if len(asks) > 1 else ids_of_chat
     expected = asked(*(asks if len(asks) > 1 else ()), tokenizer, texts, config)
     ids, mask = CaptionTokenizer(config)(TEXTS)
