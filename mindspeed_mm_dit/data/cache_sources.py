@@ -2,8 +2,8 @@
 
     sources.jsonl   a line for each file: path below data_folder, bytes, modification time in ns, digest
 
-A file whose size and time are the recorded ones counts as unchanged, and one that is absent is not needed. Only where
-the time alone differs is a file read, and its digest decides.
+A file of another size has changed, and one that is absent is not needed. Otherwise the digest decides, except that a
+file with the recorded time counts as unchanged, unread, if the files have more than READ_BYTES in all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
 SOURCES = "sources.jsonl"
+READ_BYTES = 256 * 2**20
+"""Files of up to this size in all are read by every run, which takes less than a second."""
 NOT_RECORDED = "does not record its source files (it is of an earlier version), so changes of them are not noticed"
 
 
@@ -73,7 +75,7 @@ def check_sources(cache: Path, setting: str, folder: str) -> tuple[str, ...]:
     try:
         files = [SourceFile(*json.loads(line)) for line in read_bytes(cache / SOURCES).splitlines()]
         changed, touched = _compared(files, folder)
-    except (UnusableFile, ValueError, TypeError) as error:
+    except (UnusableFile, ValueError, TypeError, RecursionError) as error:
         cure = "run mm-dit cache-latents again: it keeps what is encoded"
         raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", cure) from None
     if changed:
@@ -85,14 +87,15 @@ def check_sources(cache: Path, setting: str, folder: str) -> tuple[str, ...]:
         )
     if touched:
         return (
-            f"note: {touched:,} source files of {cache} have other times and the same bytes, so all of them were read; "
+            f"note: {touched:,} source files of {cache} have other times and the same bytes, and were read; "
             "mm-dit cache-latents into the same folder records the new times",
         )
     return ()
 
 
 def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]:
-    """Return the names of the files that changed, and how many others have another time."""
+    """Return the names of the files that changed, and how many others were read for another time."""
+    reads_all = sum(file.size for file in files) <= READ_BYTES
 
     def look(file: SourceFile) -> str:
         path = os.path.join(folder, file.path)
@@ -100,9 +103,12 @@ def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]
             found = os.stat(path)
             if found.st_size != file.size:
                 return "changed"
-            if found.st_mtime_ns == file.mtime_ns:
+            has_time = found.st_mtime_ns == file.mtime_ns
+            if has_time and not reads_all:
                 return ""
-            return "touched" if digest_of(path).hex() == file.digest else "changed"
+            if digest_of(path).hex() != file.digest:
+                return "changed"
+            return "" if has_time or reads_all else "touched"
         except (UnusableFile, OSError, ValueError):  # absent, or not readable: it is not needed
             return ""
 

@@ -226,7 +226,7 @@ WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parq
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind):
+def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind, monkeypatch):
     """A file that is touched or copied has the same bytes; files that are gone are not needed."""
     folder = tmp_path / "images"
     if WRITERS[kind]:
@@ -240,10 +240,19 @@ def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind):
     param = dataclasses.replace(param, latents=str(tmp_path / "made"))
     notes = open_data(model, param).rows.notes
     os.utime(file, ns=(1, 1))
+    assert open_data(model, param).rows.notes == notes
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 0)
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
     assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
     assert open_data(model, param).rows.notes == notes
 
+    content, times = bytearray(file.read_bytes()), file.stat().st_mtime_ns
+    file.write_bytes(content[:-1] + b"x")
+    os.utime(file, ns=(times, times))
+    open_data(model, param)  # of many files, one with the same size and time is not read
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 2**28)
+    with pytest.raises(DataError, match=r"1 of its .* changed"):
+        open_data(model, param)
     shutil.copy(other, file)
     with pytest.raises(DataError, match=f"1 of its .* changed: {file.relative_to(folder)}"):
         open_data(model, param)
