@@ -42,8 +42,8 @@ def source_files(rows: Rows, folder: str) -> list[SourceFile]:
     """Return the files that ``rows`` are read from, each read once; raises DataError if one cannot be read."""
 
     def look(path: str) -> SourceFile:
-        found = os.stat(path)
-        return SourceFile(os.path.relpath(path, folder), found.st_size, found.st_mtime_ns, digest_of(path).hex())
+        stat = os.stat(path)
+        return SourceFile(os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns, digest_of(path).hex())
 
     paths = [path for path in dict.fromkeys(rows.files or rows.paths) if os.path.isfile(path)]
     try:
@@ -100,10 +100,10 @@ def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]
     def look(file: SourceFile) -> str:
         path = os.path.join(folder, file.path)
         try:
-            found = os.stat(path)
-            if found.st_size != file.size:
+            stat = os.stat(path)
+            if stat.st_size != file.size:
                 return "changed"
-            has_time = found.st_mtime_ns == file.mtime_ns
+            has_time = stat.st_mtime_ns == file.mtime_ns
             if has_time and not reads_all:
                 return ""
             if digest_of(path).hex() != file.digest:
@@ -112,6 +112,6 @@ def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]
         except (UnusableFile, OSError, ValueError):  # absent, or not readable: it is not needed
             return ""
 
-    looking = in_threads(look, files)
-    found = list(progress("comparing files", looking, total=len(files), unit="file", delay=2))
-    return [file.path for file, state in zip(files, found) if state == "changed"], found.count("touched")
+    looks = in_threads(look, files)
+    states = list(progress("comparing files", looks, total=len(files), unit="file", delay=2))
+    return [file.path for file, state in zip(files, states) if state == "changed"], states.count("touched")

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.data.cache_sources import check_sources
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
@@ -286,6 +287,13 @@ def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
     _, data = load(home, tmp_path)
     with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
         open_rows(data.dataset_param, 2)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"[1, 2, 3, 4]", b'["a", "b", 0, ""]', b"\xff", b"[" * 10**5])
+def test_damaged_record_of_source_files_is_named(tmp_path, content):
+    (tmp_path / "sources.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"sources\.jsonl cannot be read"):
+        check_sources(tmp_path, "dataset_param.latents", str(tmp_path))
 
 
 def test_pixel_models_have_nothing_to_cache(home, capsys):

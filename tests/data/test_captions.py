@@ -62,7 +62,7 @@ PIPELINES = {
     "flux2 klein": (Qwen3Config, Flux2Config.published_texts),
     "flux2": (Mistral3Config, {}),
 }
-"""Config of the encoder, and what asks it: a method of diffusers, or a chat as its newer pipelines write it."""
+"""Config of the encoder, and a method of diffusers; or what the encoder was published with, to compare with a chat."""
 
 
 def ids_of_pipeline(module, name, method, tokenizer, texts, config):
@@ -87,32 +87,35 @@ def ids_of_chat(tokenizer, texts, config):
         if isinstance(config, Mistral3Config) else [{"role": "user", "content": text}]
         for text in texts
     ]  # fmt: skip
-    how = {"add_generation_prompt": True, "enable_thinking": "<think>" not in config.prompt_template}
-    return [tokenizer(tokenizer.apply_chat_template(chat, tokenize=False, **how), add_special_tokens=False)["input_ids"]
-            for chat in chats]  # fmt: skip
+    thinking = "<think>" not in config.prompt_template
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+    written = [tokenizer.apply_chat_template(chat, **settings) for chat in chats]
+    return tokenizer(written, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
     import transformers
 
-    kind, *asks = PIPELINES[name]
+    kind, *source = PIPELINES[name]
     if kind is CLIPTextConfig:
         write_clip_tokenizer(tmp_path)
         tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path)
     else:
         write_byte_tokenizer(tmp_path, "mistral3" if kind is Mistral3Config else "qwen3")
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    config = kind("nowhere", str(tmp_path), max_length=300).completed(asks[0] if len(asks) == 1 else {})
+    config = kind("nowhere", str(tmp_path), max_length=300).completed(source[0] if len(source) == 1 else {})
     texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
     if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
         texts = [fix_text(text).lower() for text in texts]
-    asked = ids_of_pipeline if len(asks) > 1 else ids_of_chat
-    expected = asked(*(asks if len(asks) > 1 else ()), tokenizer, texts, config)
+    if len(source) == 1:
+        expected = ids_of_chat(tokenizer, texts, config)
+    else:
+        expected = ids_of_pipeline(*source, tokenizer, texts, config)
     ids, mask = CaptionTokenizer(config)(TEXTS)
-    for text, row, real, wanted in zip(TEXTS, ids, mask, expected):
-        found = row[real == 1].tolist()
-        assert found == wanted[: len(found)] and set(wanted[len(found) :]) <= {tokenizer.pad_token_id}, text
+    for text, row, real, reference in zip(TEXTS, ids, mask, expected):
+        tokens = row[real == 1].tolist()
+        assert tokens == reference[: len(tokens)] and set(reference[len(tokens) :]) <= {tokenizer.pad_token_id}, text
 
 
 def test_caches_of_cleaned_captions_are_refused(tmp_path):
