@@ -63,10 +63,11 @@ def sources_json(files: Iterable[SourceFile]) -> str:
     return "".join(json.dumps(file) + "\n" for file in files)
 
 
-def check_sources(cache: Path, setting: str, folder: str) -> tuple[str, ...]:
+def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] = ()) -> tuple[str, ...]:
     """Return notes on the source files of a ``cache``; ``setting``: the key of data.json that names it.
 
-    folder: where the files are looked for. Raises DataError, naming those that changed since the cache was made.
+    folder: where the files are looked for; listed: files that the cache must have been made from, if it records any.
+    Raises DataError, naming those that changed or were added since the cache was made.
     """
     if not os.path.isdir(folder):
         return ()
@@ -75,6 +76,7 @@ def check_sources(cache: Path, setting: str, folder: str) -> tuple[str, ...]:
     try:
         files = [SourceFile(*json.loads(line)) for line in read_bytes(cache / SOURCES).splitlines()]
         changed, touched = _compared(files, folder)
+        changed += sorted({os.path.relpath(path, folder) for path in listed} - {file.path for file in files})
     except (UnusableFile, ValueError, TypeError, RecursionError) as error:
         cure = "run mm-dit cache-latents again: it keeps what is encoded"
         raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", cure) from None
@@ -82,7 +84,7 @@ def check_sources(cache: Path, setting: str, folder: str) -> tuple[str, ...]:
         shown = ", ".join(changed[:PROBLEMS_SHOWN]) + (", ..." if len(changed) > PROBLEMS_SHOWN else "")
         raise DataError(
             f"{setting} = {cache}",
-            f"was made before {len(changed):,} of its {len(files):,} source files in {folder} changed: {shown}",
+            f"was made before files in {folder} were changed or added, {len(changed):,} in all: {shown}",
             "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
         )
     if touched:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,7 +135,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
 
 
 def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
-    """Return the rows of a cache, compared with the annotation if that is there.
+    """Return the rows of a cache, compared with the annotation if that is there, and the images it names beside them.
 
     Raises:
         DataError: clips of the cache have other captions or labels there, or it lists more clips.
@@ -144,16 +145,20 @@ def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
     known = {name: label for label, name in enumerate(rows.classes)}
     captioned = any(rows.items.get("caption", ()))
     label_key = param.label_key if "label" in rows.items else None
-    listed = Counter[tuple[Any, ...]]()
+    captions = rows.captions if captioned else [()] * len(rows)
+    labels = rows.labels.tolist() if label_key else [None] * len(rows)
+    cached, listed = Counter[tuple[Any, ...]](zip(rows.paths, captions, labels)), Counter[tuple[Any, ...]]()
+    images: list[str] = []
     for line in read_annotation(Path(param.json_path)):
         with suppress(UnusableEntry):  # (such a clip is not in the cache)
             entry = entry_of(line, captioned, label_key)
             word = composed([str(entry.label).strip()])[0]
             label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
-            listed[str(Path(param.data_folder, entry.path)), entry.captions, label] += 1
-    captions = rows.captions if captioned else [()] * len(rows)
-    labels = rows.labels.tolist() if label_key else [None] * len(rows)
-    changed = sorted({path for path, _, _ in Counter(zip(rows.paths, captions, labels)) - listed})
+            names = images_beside(line, param.beside.values())
+            clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
+            listed[clip] += 1
+            images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
+    changed = sorted({path for path, _, _ in cached - listed})
     if changed or listed.total() > len(rows) + rows.skipped:
         shown = ", ".join(changed[:NAMES_SHOWN]) + (", ..." if len(changed) > NAMES_SHOWN else "")
         raise DataError(
@@ -162,7 +167,7 @@ def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
             + (f"; of {len(changed):,} it has another caption or label, or none: {shown}" if changed else ""),
             "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
         )
-    return rows
+    return replace(rows, files=tuple(images))
 
 
 def _items(

@@ -198,7 +198,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     rows = cache.rows(param.data_folder)
     if cache.index.lists_files:
         rows = source_of(param).as_listed(param, rows)
-    notes = check_sources(cache.folder, param.cache_key, param.data_folder)
+    notes = check_sources(cache.folder, param.cache_key, param.data_folder, rows.files)
     return _checked(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
 
 

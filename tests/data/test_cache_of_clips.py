@@ -158,7 +158,7 @@ def test_cache_of_changed_clips_or_captions_is_refused(framework, digits, tmp_pa
         from_cache(tmp_path)
     annotation.write_text((digits / "annotation.json").read_text())
     video.write_bytes(video.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=f"changed: videos/{video.name}"):
+    with pytest.raises(DataError, match=f"changed or added, 1 in all: videos/{video.name}"):
         from_cache(tmp_path)
     video.unlink()
     from_cache(tmp_path)

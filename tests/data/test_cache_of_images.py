@@ -240,6 +240,10 @@ def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind, monkeyp
     model, param = load_model_config(home / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
     param = dataclasses.replace(param, latents=str(tmp_path / "made"))
     notes = open_data(model, param).rows.notes
+    added = shutil.copy(other, other.with_stem("train-new"))
+    with pytest.raises(DataError, match=r"added, 1 in all: .*train-new|holds 12"):
+        open_data(model, param)
+    added.unlink()
     os.utime(file, ns=(1, 1))
     assert open_data(model, param).rows.notes == notes
     monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 0)
@@ -252,10 +256,10 @@ def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind, monkeyp
     os.utime(file, ns=(times, times))
     open_data(model, param)  # of many files, one with the same size and time is not read
     monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 2**28)
-    with pytest.raises(DataError, match=r"1 of its .* changed"):
+    with pytest.raises(DataError, match="changed or added, 1 in all"):
         open_data(model, param)
     shutil.copy(other, file)
-    with pytest.raises(DataError, match=f"1 of its .* changed: {file.relative_to(folder)}"):
+    with pytest.raises(DataError, match=f"changed or added, 1 in all: {file.relative_to(folder)}"):
         open_data(model, param)
     assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 2
     (tmp_path / "made/sources.jsonl").rename(tmp_path / "sources.jsonl")  # as of an earlier version
