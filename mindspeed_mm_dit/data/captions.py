@@ -1,4 +1,4 @@
-"""From captions to token ids, as MindSpeed-MM's tutorial and Wan prepare them. No framework."""
+"""From captions to token ids, as the pipelines of each encoder's publishers prepare them. No framework."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
         """Config of the text encoder that it belongs to."""
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the number of tokens of each cleaned caption, its end included, without truncation."""
+        """Return the number of tokens of each caption, its end included, without truncation."""
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Return ids and mask of captions (B,), padded or truncated to ``max_length``."""
@@ -44,13 +44,23 @@ class Tokenizer(Protocol):
 def clean_caption(caption: str) -> str:
     """Fix the encoding of a caption, unescape HTML, and collapse whitespace.
 
-    This is MindSpeed-MM's basic_clean and whitespace_clean, the cleaning that Wan was trained with.
+    This is the cleaning of Wan's pipelines, and MindSpeed-MM's basic_clean and whitespace_clean.
     """
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(fix_text(caption)))).strip()
+
+
+def fix_text(caption: str) -> str:
+    """Repair a caption with ftfy, which also makes typeset quotes, full-width letters and ligatures plain."""
     try:
         import ftfy
     except ImportError as error:
         raise PlatformError("captions", f"are repaired with ftfy, which cannot be used here: {error}", NEEDED) from None
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(caption)))).strip()
+    return ftfy.fix_text(caption)
+
+
+def unchanged(caption: str) -> str:
+    """Return a caption as it is, line breaks and double spaces included."""
+    return caption
 
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -63,6 +73,11 @@ class CaptionTokenizer:
     def __init__(self, config: TransformersTextConfig) -> None:
         self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
+        self._clean: Callable[[str], str] = clean_caption if config.cleans_captions else unchanged
+        if type(self._tokenizer).__name__.startswith("CLIPTokenizer"):
+            # The pipelines of FLUX.1 and SD3 load CLIPTokenizer, which does this itself in transformers 4. The fast
+            # tokenizer and transformers 5 do not, and would read other tokens.
+            self._clean = lambda caption: fix_text(caption).lower()
 
     @property
     def vocabulary_size(self) -> int:
@@ -75,7 +90,7 @@ class CaptionTokenizer:
         return {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self._tokenizer.eos_token_id}
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the number of tokens of each cleaned caption, its end included, without truncation.
+        """Return the number of tokens of each caption, its end included, without truncation.
 
         Of a prompt around it, the tokens that are kept count too.
         """
@@ -93,10 +108,10 @@ class CaptionTokenizer:
             )  # fmt: skip
 
     def _read(self, captions: Iterable[str]) -> list[str]:
-        return [self.config.prompt(clean_caption(caption)) for caption in captions]
+        return [self.config.prompt(self._clean(caption)) for caption in captions]
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Clean captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
+        """Read captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
 
         The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
         A language model reads it in its prompt, of which the tokens that are left out later come first.

@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +23,7 @@ from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
-from mindspeed_mm_dit.data.labels import check_labels, labels_of, named_to_the_last
+from mindspeed_mm_dit.data.labels import check_labels, composed, labels_of, named_to_the_last
 from mindspeed_mm_dit.data.rows import Rows, Wanted
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
@@ -30,7 +32,7 @@ from mindspeed_mm_dit.terminal import progress
 
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
-PROBLEMS_SHOWN = 100
+PROBLEMS_SHOWN, NAMES_SHOWN = 100, 5
 
 
 EARLY = 0.05
@@ -128,7 +130,44 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         facts=clips,
         shapes=shapes,
         sizes=sizes,
+        files=tuple(str(Path(param.data_folder) / name) for clip in clips for name in (clip.entry.path, *clip.beside)),
     )
+
+
+def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
+    """Return the rows of a cache, compared with the annotation if that is there, and the images it names beside them.
+
+    Raises:
+        DataError: clips of the cache have other captions or labels there, or it lists more clips.
+    """
+    if not Path(param.json_path).is_file():
+        return rows
+    known = {name: label for label, name in enumerate(rows.classes)}
+    captioned = any(rows.items.get("caption", ()))
+    label_key = param.label_key if "label" in rows.items else None
+    captions = rows.captions if captioned else [()] * len(rows)
+    labels = rows.labels.tolist() if label_key else [None] * len(rows)
+    cached, listed = Counter[tuple[Any, ...]](zip(rows.paths, captions, labels)), Counter[tuple[Any, ...]]()
+    images: list[str] = []
+    for line in read_annotation(Path(param.json_path)):
+        with suppress(UnusableEntry):  # (such a clip is not in the cache)
+            entry = entry_of(line, captioned, label_key)
+            word = composed([str(entry.label).strip()])[0]
+            label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
+            names = images_beside(line, param.beside.values())
+            clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
+            listed[clip] += 1
+            images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
+    changed = sorted({path for path, _, _ in cached - listed})
+    if changed or listed.total() > len(rows) + rows.skipped:
+        shown = ", ".join(changed[:NAMES_SHOWN]) + (", ..." if len(changed) > NAMES_SHOWN else "")
+        raise DataError(
+            f"{param.cache_key} = {param.features}",
+            f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
+            + (f"; of {len(changed):,} it has another caption or label, or none: {shown}" if changed else ""),
+            "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
+        )
+    return replace(rows, files=tuple(images))
 
 
 def _items(

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, Wanted
-from mindspeed_mm_dit.data.shards import list_shards
+from mindspeed_mm_dit.data.shards import list_shards, shard_files
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
@@ -105,7 +105,8 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     classes = named_to_the_last(classes, labels)
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
-    index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
+    classes = classes if labelled else ()
+    index, looks = Rows(rows, items, classes, notes=notes, digest=digest, files=rows.files), list[Look]()
     if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all and param.buckets is None:
         said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
         index = dataclasses.replace(index, notes=(*notes, said))
@@ -156,6 +157,12 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
         )
     _check_captions(param, rows, dict(zip((path for path, _ in present), told)))
     return dataclasses.replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes)
+
+
+def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
+    """Return the rows of a cache with the shards that are there now; they may be absent."""
+    folder = Path(param.data_folder)
+    return dataclasses.replace(rows, files=tuple(map(str, shard_files(folder, param)))) if is_folder(folder) else rows
 
 
 def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -> None:

@@ -44,6 +44,8 @@ class Rows:
     """The same for each file before scaling, (N, 2 or 3); None if unknown or without ``shapes``."""
     cached: np.ndarray | None = None
     """(N,) int64: row number in the cache that data.json names; None without a cache."""
+    files: Sequence[str] = ()
+    """Files that the rows are read from, if they are others than ``paths``."""
 
     def __len__(self) -> int:
         return len(self.paths)

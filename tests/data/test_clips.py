@@ -204,7 +204,10 @@ def test_images_beside_clips_come_with_them_at_their_size(tmp_path):
     assert read["last_image"].mean((1, 2, 3)).tolist() == [91, 90] and "first_image" not in read
     before = open_rows(half).digest
     Image.new("RGB", (24, 16), (1, 2, 3)).save(tmp_path / entries[0]["end"], compress_level=0)
-    assert open_rows(half).digest != before
+    rows = open_rows(half)
+    assert rows.digest != before and set(rows.files) == {*rows.paths, f"{tmp_path}/a.mp4.png", f"{tmp_path}/b.mp4.png"}
+    other = param(tmp_path, [entries[0] | {"end": "c.png"}, entries[1]], last_frame_key="end")
+    assert source_of(other).as_listed(other, rows).files == (f"{tmp_path}/c.png", f"{tmp_path}/b.mp4.png")
 
 
 def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path):
