@@ -99,6 +99,11 @@ class Parser(argparse.ArgumentParser):
         reason = f"unknown flag{'s' * (len(names) > 1)}" if flags else "is neither a flag nor the value of one"
         suggestions = {name: did_you_mean(name, self._option_string_actions) for name in names}
         cure = "".join(f"{name}: {text}" if len(names) > 1 else text for name, text in suggestions.items() if text)
+        positionals = [action for action in self._actions if not action.option_strings]
+        if any(action.nargs == argparse.REMAINDER for action in positionals):
+            cure = (
+                f"flags stand at the end: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
+            )
         raise ConfigError(", ".join(names)[:100], reason, f"{cure}{self.help_command} lists every flag")
 
 

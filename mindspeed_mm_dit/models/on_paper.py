@@ -140,7 +140,8 @@ def _named(predictor: PredictorConfig, called: str) -> Iterator[None]:
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
             f"fails on paper, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
-            f"it is called as {called}, and works on paper if it uses nn and ops of mindspeed_mm_dit.framework alone",
+            f"it is called as {called}; on paper it can use the nn and ops of mindspeed_mm_dit.framework alone, which "
+            "mindspeed_mm_dit/framework/contract.py lists",
         ) from error
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_mm_dit.cli import train
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.cli.main import parser_of
+from mindspeed_mm_dit.cli.main import main, parser_of
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -105,6 +105,11 @@ def test_a_flag_of_another_trainer_is_translated(word, meant):
 )
 def test_a_synonym_is_a_flag_of_its_own_command(command, word, meant):
     assert f"{meant!r}" in synonym(f"--{word}", parser_of(command)._option_string_actions)
+
+
+def test_a_flag_before_the_config_is_told_its_place(capsys):
+    assert main(["train", "--lr", "1e-3", "digits"]) == main(["train", "--config", "digits"]) == 2
+    assert capsys.readouterr().err.count("mm-dit train CONFIG FLAGS") == 2
 
 
 def test_every_unknown_flag_is_named_at_once():
