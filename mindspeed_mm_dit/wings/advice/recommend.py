@@ -10,6 +10,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.planning.fit import host_bytes
 from mindspeed_mm_dit.planning.memory import RESERVE, Placement, memory
 
 GIB = 2**30
@@ -95,7 +96,8 @@ def _offloaded(model: ModelConfig, request: Request) -> Recommendation | None:
         found = recommend(model, dataclasses.replace(request, run=run))
     except ConfigError:
         return None
-    need = request.world_size * memory(model, found.placement, request.online_vae).in_machine
+    kept = memory(model, found.placement, request.online_vae).in_machine
+    need = request.world_size * max(kept, host_bytes(model.predictor))  # (each rank builds the whole network first)
     return found if need <= request.machine_bytes * (1 - RESERVE) else None
 
 
