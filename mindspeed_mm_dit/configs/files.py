@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mindspeed_mm_dit.errors import DataError, nearest
+from mindspeed_mm_dit.registry import Joined
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder, not a file"),
@@ -89,6 +90,16 @@ def nearest_to(path: Path, *known: str) -> str:
     """Return "Did you mean 'x'? " for what lies beside a ``path`` that is not there, or is ``known``; or ""."""
     beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
     return "" if os.path.lexists(path) else nearest(path.name, [*known, *beside])
+
+
+def how_to_fetch(path: str | Path) -> str:
+    """Return the command that fetches the published weights whose folder is part of ``path``, or ""."""
+    published = Joined[Any]("published weights")
+    for name in published:
+        folders = {repo.rpartition("/")[2] for repo in published[name].repos.values() if "://" not in repo}
+        if folders.intersection(Path(path).parts):
+            return f"mm-dit get {name} fetches it"
+    return ""
 
 
 def lines_of(text: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
@@ -164,7 +165,7 @@ def _load(config: TransformersTextConfig) -> Any:
     if not folder.is_dir():
         raise DataError(
             f"text_encoder.tokenizer = {folder}", "there is no such folder; nothing is downloaded",
-            "name the folder of the encoder's tokenizer",
+            how_to_fetch(folder) or "name the folder of the encoder's tokenizer",
         )  # fmt: skip
     check_names_no_code("text_encoder.tokenizer", folder)
     try:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig, TransformersVisionConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
@@ -124,7 +125,8 @@ def _load(
 ) -> Any:
     what = f"{section}.from_pretrained = {config.from_pretrained}"
     if not config.folder.is_dir():
-        raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
+        cure = how_to_fetch(config.folder) or "name the folder of the encoder"
+        raise CheckpointError(what, "there is no such folder; nothing is downloaded", cure)
     try:
         import transformers
     except ImportError as error:

@@ -183,7 +183,7 @@ def _with_network(
         **_micro_batch(model, machine, sharding, batch.value, buckets),
         **_learning(model, machine, steps.value, _has_blocks(machine, diffusion)),
         **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
-        **_precision_and_sharding(machine, sharding),
+        **precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, design, flags)
 
@@ -386,10 +386,13 @@ def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[s
     }
 
 
-def _precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+def precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+    """Return the flags for bfloat16 and for fsdp2.yaml, where they are needed."""
     flags = {}
     if machine.precision.compute == "bf16":
         flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
-    if machine.precision.way == "fsdp2" or sharding.placement.recompute:
+    if sharding.placement.offloaded:
+        flags["--use-torch-fsdp2"] = Choice(None, f"as fsdp2.yaml says: {sharding.reasons['offload_to_cpu']}")
+    elif machine.precision.way == "fsdp2" or sharding.placement.recompute:
         flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
     return flags
