@@ -8,12 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.float8 import unscaled
-from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
+from mindspeed_mm_dit.checkpoint.formats import diffusers, pt, safetensors
+from mindspeed_mm_dit.checkpoint.quantized import dequantized
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from tests.checkpoint_fixtures import assert_same, needs_diffusers
 from tests.conftest import GOLDEN
 
@@ -157,12 +158,82 @@ def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, p
         scales = [name for name in stored if "scale" in name and "input" not in name]
         for missing in (scales[-2:-1], scales, [*scales, *(name for name in stored if "_input" in name)]):
             save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
-            with pytest.raises(CheckpointError, match="is in float8, and its scale is missing"):
+            with pytest.raises(CheckpointError, match="is in float8_e4m3fn, and its scale is missing"):
                 safetensors.read_stored([path], path)
 
 
 def test_scales_of_as_many_blocks_as_a_weight_has_rows_are_those_of_blocks():
     scale = np.arange(1, 129, dtype=np.float32).reshape(1, 128)
     stored = {"a.weight": np.ones((128, 128 * 128), np.float32), "a.weight_scale_inv": scale}
-    found, _ = unscaled(stored, {"a.weight": "F8_E4M3"}, "low.safetensors")
+    found, _ = dequantized(stored, {"a.weight": "F8_E4M3"}, {}, "low.safetensors")
     np.testing.assert_array_equal(found["a.weight"], np.broadcast_to(scale.repeat(128, 1), (128, 128 * 128)))
+
+
+def mark(format_name, **settings):
+    torch = pytest.importorskip("torch")
+    return torch.tensor(list(json.dumps({"format": format_name, **settings}).encode()), dtype=torch.uint8)
+
+
+def comfy_mixed():
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    return load_file(GOLDEN / "quant_dit_tiny/comfy_mixed.safetensors")
+
+
+@pytest.mark.parametrize("form", ["marks", "header", "whole checkpoint", "float8 as bytes"])
+def test_float8_and_int8_of_one_file_equal_comfy_kitchen_s_numbers(form, tmp_path):
+    from safetensors.torch import save_file
+
+    stored, metadata, prefix = comfy_mixed(), {}, ""
+    layers = {name[:-12]: json.loads(bytes(tensor.tolist())) for name, tensor in stored.items() if "comfy" in name}
+    if form != "marks":
+        metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
+        stored = {name: tensor for name, tensor in stored.items() if "comfy_quant" not in name}
+    if form == "whole checkpoint":
+        prefix = "model.diffusion_model."
+        stored = {f"{prefix}{name}": tensor for name, tensor in stored.items()}
+        stored |= {"text_encoders.a.comfy_quant": mark("nvfp4"), "text_encoders.a.weight": mark("x")}
+    if form == "float8 as bytes":
+        stored = {name: t.view(mark("x").dtype) if "float8" in str(t.dtype) else t for name, t in stored.items()}
+    save_file(stored, tmp_path / "a.safetensors", metadata)
+    weights, _, _, notes = safetensors.read_stored([tmp_path / "a.safetensors"], tmp_path)
+    assert "4 tensors are stored in float8 and 6 tensors are stored in int8" in notes[0]
+    with np.load(GOLDEN / "quant_dit_tiny/comfy_mixed.npz") as truth:
+        assert (len(truth), len(weights)) == (10, 32)
+        for name, right in truth.items():
+            np.testing.assert_array_equal(weights[prefix + name.removeprefix("weight/")], right, name)
+
+
+LAYER = "blocks.0.mlp.fc1"
+UNREADABLE = {
+    "nvfp4": ({"comfy_quant": lambda _: mark("nvfp4")}, "nvfp4"),
+    "format that is no text": ({"comfy_quant": lambda _: mark(["int8"])}, "int8"),
+    "unknown setting": ({"comfy_quant": lambda _: mark("int8_tensorwise", turned=True)}, "turned"),
+    "groups of 12": ({"comfy_quant": lambda _: mark("int8_rowwise", convrot=True, convrot_groupsize=12)}, "12"),
+    "int8 of no format": ({"comfy_quant": None}, "I8"),
+    "int8 alone": ({"comfy_quant": None, "weight_scale": None}, "int8"),
+    "another dtype": ({"comfy_quant": lambda _: mark("float8_e4m3fn")}, "I8"),
+    "no scale": ({"weight_scale": None}, "scale"),
+    "scale of another shape": ({"weight_scale": lambda scale: scale[:7]}, "scale"),
+    "bfloat16 with a scale": ({"comfy_quant": None, "weight": lambda weight: weight.bfloat16()}, "BF16"),
+    "scale without a weight": ({"weight": None}, "no weight"),
+    "bitsandbytes": ({"weight.quant_state.bitsandbytes__nf4": lambda _: mark("x")}, "nf4"),
+    "torchao": ({"_weight_qdata": lambda _: mark("x")}, "torchao"),
+    "ModelOpt": ({"weight_scale_2": lambda _: mark("x")}, "nvfp4"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_layer_in_an_unknown_format_is_refused_by_name(case, tmp_path):
+    stored = comfy_mixed()
+    for last, change in UNREADABLE[case][0].items():
+        tensor = stored.pop(f"{LAYER}.{last}", None)
+        stored |= {f"{LAYER}.{last}": change(tensor)} if change else {}
+    pytest.importorskip("safetensors.torch").save_file(stored, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(LAYER)}\b.*{UNREADABLE[case][1]}"):
+        safetensors.read(tmp_path / "a.safetensors")
+
+
+def test_integers_for_weights_of_a_pt_file_are_refused_by_name(tmp_path):
+    write_torch_file(tmp_path / "a.pt", {"blocks.0.attn.qkv.weight": np.ones((6, 2), np.int8)})
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.qkv\.weight: .*int8"):
+        pt.read(tmp_path / "a.pt")
