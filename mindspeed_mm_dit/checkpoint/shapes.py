@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.families import lacking
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import shown
@@ -73,6 +74,9 @@ def predictor_of(
     """
     if (told := described_by(config or {}, "SOURCE: config.json")) is not None:
         return told
+    if "model" not in facts and (missing := lacking(shapes)):
+        reason = f"holds a network of kind {missing[0]!r} without its tensor {missing[1]}"
+        raise CheckpointError("SOURCE", reason, "copy or download it again")
     for kind in PREDICTOR_CONFIGS.values():
         if (found := kind.of_shapes(shapes)) is not None:
             return found

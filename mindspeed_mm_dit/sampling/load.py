@@ -89,7 +89,17 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
 
 
 def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
-    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``."""
+    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``.
+
+    Logs what was assumed about them.
+    """
+    adapters = _quietly_loaded(given, config)
+    for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
+        tell(f"note: {note}", sys.stderr)
+    return adapters
+
+
+def _quietly_loaded(given: Sequence[str], config: ModelConfig) -> list[Strong]:
     return read_all(given, parameters_of(config).shapes(), "--lora", config) if given else []
 
 
@@ -191,7 +201,9 @@ def experts(
     """
 
     def reader(checkpoint: str | Path, flag: str, config: ModelConfig, names: Sequence[str]) -> Callable[[], Any]:
-        strong = load_adapters(names, config)
+        strong = (load_adapters if flag == FLAG else _quietly_loaded)(
+            names, config
+        )  # (others are logged with the model)
 
         def read() -> dict[str, np.ndarray]:
             found = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))

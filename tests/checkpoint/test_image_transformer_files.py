@@ -8,8 +8,13 @@ import re
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.checkpoint import families
+from mindspeed_mm_dit.checkpoint.convert import check
+from mindspeed_mm_dit.checkpoint.families import in_original_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers, pt, safetensors
+from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.quantized import dequantized
+from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
@@ -26,6 +31,9 @@ FAMILIES = {
     "wan21_i2v_tiny": "blocks.1.cross_attn.k_img.weight",
 }  # fmt: skip
 """Folder -> a tensor in a file of the authors."""
+FAMILY_OF = {name: families.FAMILIES[name] for name in ("flux", "flux2", "sd3")} | {
+    "zimage": families.FAMILIES["z_image"], "wan22": families.FAMILIES["wan"],
+}  # fmt: skip
 
 
 def weights_of(path):
@@ -40,6 +48,18 @@ def kinds_in(path):
     """The dtypes in a file, or in all files of a folder, by the names of tensors."""
     files = path.glob("*.safetensors") if path.is_dir() else [path]
     return {name: own["dtype"] for file in files for name, own in read_safetensors_header(file).tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["flux_tiny", "flux2_tiny", "sd3_tiny", "zimage_tiny", "wan22_t2v_tiny/transformer"])
+def test_a_first_layer_that_is_missing_or_a_scalar_is_named(name):
+    weights = diffusers.read_arrays(GOLDEN / name)
+    theirs = in_original_names(weights, FAMILY_OF[name.partition("_")[0]])
+    layer = next(layer for layer in theirs if re.search(r"\.0\..*(qkv|self_attn\.q)\.weight", layer))
+    check(State({"model": plain(theirs)}), "a file")
+    with pytest.raises(CheckpointError, match=r"\.0\..*weight is \(\)"):
+        check(State({"model": plain(theirs | {layer: np.zeros((), np.float32)})}), "a file")
+    with pytest.raises(CheckpointError, match=re.escape(layer.replace("self_attn.q", "attn1.to_q"))):
+        check(State({"model": plain({other: theirs[other] for other in theirs if other != layer})}), "a file")
 
 
 def convert(*arguments):
