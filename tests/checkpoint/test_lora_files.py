@@ -209,7 +209,7 @@ def test_an_alpha_that_is_assumed_for_some_layers_is_counted(alphas, tmp_path):
 
 
 TEXT_ENCODERS_IN = {
-    "kohya": ["lora_te1_text_model_encoder_layers_0_self_attn_q_proj", "lora_te2_encoder_block_0_layer_0_SelfAttention_q"],
+    "kohya": ["lora_te1_text_model_encoder_layers_0_self_attn_q_proj", "lora_te2_encoder_block_0_layer_0_q"],
     "diffusers": ["text_encoder.text_model.encoder.layers.0.self_attn.q_proj", "text_encoder_2.encoder.block.0.o"],
 }  # fmt: skip
 
