@@ -17,7 +17,7 @@ _NAMES_CODE = (
     *("use_kernels", "kernel_config", "allow_all_kernels"),
 )
 """Keys of config files with which transformers, diffusers or peft run other code, fetch kernels, or read another model
-than the folder's. transformers 4.56 to 5.2 run the code that ``_attn_implementation_internal`` names (CVE-2026-4372)."""
+than the folder's. CVE-2026-4372: transformers 4.56 to 5.2 run the code that ``_attn_implementation_internal`` names."""
 _OWN = ("eager", "sdpa")
 """Implementations of attention that come with PyTorch."""
 
