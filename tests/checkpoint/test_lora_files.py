@@ -224,7 +224,7 @@ def test_adapters_of_a_text_encoder_are_counted_and_not_applied(program, tmp_pat
     write_arrays(tmp_path / "a.safetensors", network | of_text, {files.METADATA: json.dumps(settings)})
     found = files.read(tmp_path / "a.safetensors", ["blocks.0.attn1.to_q"])
     assert [*found.layers] == ["blocks.0.attn1.to_q"] and found.layers["blocks.0.attn1.to_q"].alpha == 8
-    assert len(found.notes) == 1 and "2 layers of a text encoder" in found.notes[0]
+    assert len(found.notes) == 1 and "of a text encoder are in the file too (2)" in found.notes[0]
     write_arrays(tmp_path / "b.safetensors", of_text, {})
     with pytest.raises(CheckpointError, match="text encoder"):
         files.read(tmp_path / "b.safetensors")

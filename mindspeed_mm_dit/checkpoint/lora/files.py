@@ -80,14 +80,14 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     settings = _settings(file, metadata)
     theirs, notes = _layers({name: arrays[name] for name in arrays if name not in of_text}, settings, file)
     if of_text:
-        notes = (*notes, _not_applied(of_text))
+        notes = (_not_applied(of_text), *notes)
     return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
 
 
 def _not_applied(names: Collection[str]) -> str:
     """Return the note on adapters of text encoders, which are not read."""
     layers = {match[1] for name in names if (match := _match(name))}
-    return f"the file also has adapters of {len(layers)} layers of a text encoder, which are not applied"
+    return f"adapters of a text encoder are in the file too ({len(layers)}), and are not applied"
 
 
 def _other_kind(name: str) -> str | None:
