@@ -16,7 +16,8 @@ from typing import ParamSpec, TypeVar
 
 from mindspeed_mm_dit.terminal import plain
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class UserError(Exception):

@@ -34,6 +34,7 @@ _DTYPES = {
     "int8_tensorwise": ("I8",), "int8_rowwise": ("I8",),
 }  # fmt: skip
 """Formats that are read -> dtypes that their weights have in a file."""
+_FEW_BITS = {dtype for dtypes in _DTYPES.values() for dtype in dtypes}
 _WITHOUT_EFFECT = {"format", "orig_dtype", "orig_shape", "per_row", "full_precision_matrix_mult", "convrot_groupsize"}
 _OTHERS = {
     "weight_scale_2": "nvfp4",
@@ -67,11 +68,12 @@ def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], w
         if name.rpartition(".")[2] == MARK:
             formats[name.rpartition(".")[0]] = _parsed(array.astype(np.uint8).tobytes(), f"{what}: {name}")
     for layer, entry in formats.items():
-        name = entry.get("format") if isinstance(entry, dict) else None
-        if not isinstance(name, str) or name not in _DTYPES:
-            raise _refused(f"{what}: {layer}", f"is stored in the format {shown(name)}, which is not read here")
+        stored_as = entry.get("format") if isinstance(entry, dict) else None
+        if not isinstance(stored_as, str) or stored_as not in _DTYPES:
+            raise _refused(f"{what}: {layer}", f"is stored in the format {shown(stored_as)}, which is not read here")
         for key in entry.keys() - _WITHOUT_EFFECT - {"convrot"}:
-            raise _refused(f"{what}: {layer}", f"is stored in {name} with the setting {shown(key)}, which is unknown")
+            reason = f"is stored in {stored_as} with the setting {shown(key)}, which is unknown"
+            raise _refused(f"{what}: {layer}", reason)
     return formats
 
 
@@ -98,9 +100,9 @@ class Quantized(NamedTuple):
     """Inputs that were rotated together (ConvRot); 0: none."""
 
     @property
-    def is_float8(self) -> bool:
-        """Whether the codes are float8, and not int8."""
-        return self.format in _LARGEST
+    def kind(self) -> str:
+        """Return "float8" or "int8"."""
+        return self.format.partition("_")[0]
 
     def numbers(self) -> np.ndarray:
         """Return the weight, float32."""
@@ -119,7 +121,7 @@ def dequantized(
     """
     plain, quantized = read_quantized(arrays, dtypes, formats, what)
     weights = {name: quantized[name].numbers() if name in quantized else plain[name] for name in plain}
-    counts = Counter("float8" if tensor.is_float8 else "int8" for tensor in quantized.values() if tensor.codes.size)
+    counts = Counter(tensor.kind for tensor in quantized.values() if tensor.codes.size)
     stored = " and ".join(f"{count} tensors are stored in {name}" for name, count in sorted(counts.items()))
     times = ", times their scales" if any(tensor.scale is not None for tensor in quantized.values()) else ""
     return weights, (f"{stored}{times}; the computation has the precision of the run",) if stored else ()
@@ -138,6 +140,9 @@ def read_quantized(
         if last in _OTHERS:
             layer = stem.removesuffix(".weight.quant_state")
             raise _refused(f"{what}: {layer}", f"is stored in {_OTHERS[last]}, which is not read here")
+    if not formats and not set(dtypes.values()) & _FEW_BITS:
+        check_are_floats(arrays, what)
+        return arrays, {}
     last_parts = {name: name.rpartition(".")[2] for name in arrays}
     weights = {name: arrays[name] for name, last in last_parts.items() if last not in (*_SCALES, *_OF_ARITHMETIC)}
     scales = {name.rpartition(".")[0]: arrays[name] for name, last in last_parts.items() if last in _SCALES}
@@ -153,7 +158,7 @@ def read_quantized(
         if tensor is not None:
             quantized[name] = tensor
             if tensor.scale is None and tensor.codes.ndim > 1 and (len(weights) < len(arrays) or _needs_scale(tensor)):
-                raise _refused(f"{what}: {name}", f"is in {tensor.format}, and its scale is missing")
+                raise _refused(f"{what}: {name}", f"is in {tensor.kind}, and its scale is missing")
     check_are_floats({name: array for name, array in weights.items() if name not in quantized}, what)
     return weights, quantized
 
@@ -182,7 +187,8 @@ def _fits_rotation(size: Any, shape: tuple[int, ...]) -> bool:
 
 def _needs_scale(tensor: Quantized) -> bool:
     """Return whether codes cannot be the weight itself: integers, and float8 that fills more than half its range."""
-    return not tensor.is_float8 or bool(tensor.codes.size and np.abs(tensor.codes).max() > _LARGEST[tensor.format] / 2)
+    most = _LARGEST.get(tensor.format, 0) / 2
+    return bool(tensor.codes.size and np.abs(tensor.codes).max() > most)
 
 
 def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:

@@ -46,9 +46,16 @@ def check_weights(setting: str, folder: Path) -> None:
     for file in _parts(weights_of_transformers(setting, folder).path, setting):
         try:
             is_new = file.suffix == ".safetensors"
-            num_tensors += len(read_safetensors_header(file).tensors if is_new else names_in_torch_file(file))
+            tensors = (
+                read_safetensors_header(file).tensors if is_new else {name: {} for name in names_in_torch_file(file)}
+            )
         except (UnusableFile, OSError) as problem:
             raise CheckpointError(f"{setting} = {file}", str(problem), "copy or download it again") from None
+        num_tensors += len(tensors)
+        for name, dtype in ((name, str(entry.get("dtype", "F32"))) for name, entry in tensors.items()):
+            if name.endswith(".weight") and not dtype.startswith(("F", "BF")):
+                reason = f"weight {name} is stored in {shown(dtype)}, which is not read here"
+                raise CheckpointError(f"{setting} = {file}", reason, "use a folder in bfloat16")
     _check_sizes(setting, folder / "config.json", num_tensors)
 
 

@@ -115,9 +115,11 @@ def _listed(name: str, asked: Any) -> list[Any] | None:
     if own is None or isinstance(own, (str, int, float)):
         return None if own is None else [own]
     try:
-        found = list(own if not isinstance(own, BYTES) else None)
+        found = None if isinstance(own, BYTES) else list(own)
     except TypeError:
-        raise ConfigError(f"{name} = {shown(asked)}", "is no list") from None
+        found = None
+    if found is None:
+        raise ConfigError(f"{name} = {shown(asked)}", "is no list")
     if not found:
         raise ConfigError(name, "is empty", "ask for at least one")
     return found

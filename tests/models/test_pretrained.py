@@ -82,3 +82,10 @@ def test_a_teacher_of_other_patches_or_of_nan_is_refused(patch, value, tmp_path)
         return
     with pytest.raises(CheckpointError, match=rf"patch_size = {patch}|layernorm\.weight"):
         TEACHERS["dinov2"].check_files(config)
+
+
+def test_a_text_encoder_in_integers_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    write_arrays(tmp_path / "model.safetensors", {"a.weight": np.ones((2, 2), np.int8)}, {})
+    with pytest.raises(CheckpointError, match=r"a\.weight is stored in 'I8'"):
+        TEXT_ENCODERS["bert"].check_files(TEXT_ENCODERS["bert"].config(str(tmp_path)))

@@ -48,7 +48,8 @@ def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) 
     CheckpointError for a file that cannot be read, a tensor or a scale that is missing.
     """
     arrays: Arrays = {}
-    metadata, dtypes, formats = dict[str, str](), dict[str, str](), Formats()
+    metadata, dtypes = dict[str, str](), dict[str, str]()
+    formats: Formats = {}
     for file in files:
         formats |= read_formats(*read_safetensors_file(file, _format_names), str(file))
         content, header = read_safetensors_file(file, names_of_network)
