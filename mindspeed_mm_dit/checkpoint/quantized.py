@@ -192,9 +192,9 @@ def _needs_scale(tensor: Quantized) -> bool:
 
 
 def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:
-    """Raise CheckpointError, naming the tensor, if weights are integers: without a scale they mean nothing."""
+    """Raise CheckpointError, naming the tensor, if weights are integers, and no counters of one number."""
     for name, array in weights.items():
-        if array.dtype.kind in "biu" and (array.ndim > 1 or name.rpartition(".")[2] in ("weight", "bias")):
+        if array.dtype.kind in "biu" and (array.size > 1 or name.rpartition(".")[2] in ("weight", "bias")):
             raise _refused(f"{what}: {name}", f"is stored in {array.dtype}, and the file does not name its format")
 
 

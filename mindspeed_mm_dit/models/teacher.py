@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, TransformersTeacherConfig
+from mindspeed_mm_dit.configs.teacher import (
+    Dinov2Config,
+    SiglipConfig,
+    TeacherConfig,
+    TransformersTeacherConfig,
+    TransformersVisionConfig,
+)
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
 
@@ -34,7 +40,8 @@ def _build(config: TransformersTeacherConfig, side: int) -> Any:
     return TransformersTeacher(config, side)
 
 
-def _check_files(config: TransformersTeacherConfig) -> None:
+def check_vision_files(config: TransformersVisionConfig) -> None:
+    """Raise a UserError unless the weights of a vision transformer are whole, finite, and of config.json's patches."""
     config.width()
     check_weights(config.setting, config.folder)
     what, patch = f"{config.setting} = {config.folder}", config.number("patch_size")
@@ -46,5 +53,5 @@ def _check_files(config: TransformersTeacherConfig) -> None:
             raise CheckpointError(what, reason, "copy the folder again")
 
 
-DINOV2 = TeacherKind(Dinov2Config, _build, _check_files)
-SIGLIP = TeacherKind(SiglipConfig, _build, _check_files)
+DINOV2 = TeacherKind(Dinov2Config, _build, check_vision_files)
+SIGLIP = TeacherKind(SiglipConfig, _build, check_vision_files)
