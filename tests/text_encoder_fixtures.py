@@ -46,15 +46,16 @@ def write_clip(folder: Path, projected: bool) -> Path:
     return folder
 
 
-def write_t5(folder: Path, width: int = 16) -> Path:
-    """Write a whole T5, with its decoder."""
+def write_t5(folder: Path, width: int = 16, kind: str = "T5") -> Path:
+    """Write a whole T5 or UMT5, with its decoder."""
     import torch
     import transformers
 
     _write_tokenizer(folder, ("<pad>", "</s>", "<unk>"), "", "</s>", "<pad>")
     torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=8, d_model=width, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
-    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    sizes = {"vocab_size": 8, "d_model": width, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    getattr(transformers, f"{kind}ForConditionalGeneration")(config).save_pretrained(folder)
     return folder
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.families import lacking
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import shown
@@ -61,6 +62,14 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
     return found
 
 
+def check_family(names: Collection[str], what: str, kind: str | None = None) -> None:
+    """Raise CheckpointError if a file lacks the tensor that tells its family, ``kind`` if that is known."""
+    missing = lacking(names)
+    if missing and kind in (None, missing[0]):
+        reason = f"holds a network of kind {missing[0]!r} without its tensor {missing[1]}"
+        raise CheckpointError(what, reason, "copy or download it again")
+
+
 def predictor_of(
     shapes: Mapping[str, Shape], facts: Mapping[str, Any], config: Mapping[str, Any] | None = None
 ) -> PredictorConfig:
@@ -73,6 +82,8 @@ def predictor_of(
     """
     if (told := described_by(config or {}, "SOURCE: config.json")) is not None:
         return told
+    if "model" not in facts:
+        check_family(shapes, "SOURCE")
     for kind in PREDICTOR_CONFIGS.values():
         if (found := kind.of_shapes(shapes)) is not None:
             return found

@@ -236,8 +236,6 @@ class _Work:
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
-        for note in (f"note: {note}" for adapter, _ in adapters for note in adapter.notes):
-            say(note, file=sys.stderr)
         if note := note_of_words(config, words, asked.values.get("caption", ())):
             say(note, file=sys.stderr)
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)

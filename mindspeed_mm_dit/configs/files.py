@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import DataError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, DataError, nearest
 from mindspeed_mm_dit.registry import Joined
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -185,9 +185,21 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
     raise UnusableFile(f"holds none of {wanted}: found {content_of(folder)}")
 
 
+def check_model_folder(setting: str, folder: Path) -> None:
+    """Raise CheckpointError unless ``folder``, which ``setting`` names, is a local folder with a config.json."""
+    if (folder / "config.json").is_file():
+        return
+    if is_folder(folder):
+        reason = f"holds no config.json: found {content_of(folder)}"
+    else:
+        reason = "is a file, not a folder" if folder.is_file() else "there is no such folder; nothing is downloaded"
+    cure = how_to_fetch(folder) or "name a local folder with config.json and weights, or correct the path"
+    raise CheckpointError(f"{setting} = {folder}", reason, cure)
+
+
 def content_of(folder: Path) -> str:
     """Return the first names in a folder, as told in errors: "a, b, ..."."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir()) if is_folder(folder) else []
     return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing"
 
 

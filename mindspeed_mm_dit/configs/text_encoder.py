@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
 from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
@@ -122,7 +122,8 @@ class TransformersTextConfig(TextEncoderConfig):
         return self.folder / "config.json"
 
     def read(self) -> dict[str, Any]:
-        """Return the encoder's config.json; raises ConfigError if it cannot be read."""
+        """Return the encoder's config.json; raises CheckpointError without its folder, ConfigError if it is damaged."""
+        check_model_folder("text_encoder.from_pretrained", self.folder)
         return read_json(self.config_file, "text_encoder.from_pretrained")
 
     def prompt(self, caption: str) -> str:

@@ -6,6 +6,7 @@ The file holds the length of a JSON header (8 bytes), the header (name -> dtype,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def read_safetensors_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_safetensors_file(
+    path: str | Path, select: Callable[[Collection[str]], Collection[str]] = lambda names: names
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays, as views of the file, and the metadata of its header; bfloat16 and float8 come as float32.
+
+    select: returns which of the names in the file to read.
 
     Raises:
         CheckpointError: no such file, cut short, not of this format, or of a dtype that is not read here.
@@ -31,7 +36,8 @@ def read_safetensors_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict
     try:
         header = read_safetensors_header(path)
         data = np.memmap(path, np.uint8, "c").view(np.ndarray)[header.start :]
-        return {name: _array(data, f"{path}: {name}", entry) for name, entry in header.tensors.items()}, header.metadata
+        names = select(header.tensors)
+        return {name: _array(data, f"{path}: {name}", header.tensors[name]) for name in names}, header.metadata
     except UnusableFile as problem:
         raise CheckpointError(str(path), str(problem), "copy or download it again") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
