@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -46,12 +45,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+
+    from mindspeed_mm_dit.training.pytorch.agent import run_torchrun
 
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
     meeting = _on_one_node(launch) if launch.nodes == 1 else _on_several_nodes(launch)
     try:
-        run(parse_args(["--nproc_per_node", str(launch.processes), *meeting, *_signals(), *command]))
+        run_torchrun(["--nproc_per_node", str(launch.processes), *meeting, *command])
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
     except DistError as error:
@@ -79,15 +79,8 @@ def _on_one_node(launch: Launch) -> list[str]:
 
 
 def _on_several_nodes(launch: Launch) -> list[str]:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so Ctrl-C ends the wait, during which Python calls no handler
     return [
         *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
         *("--master_addr", launch.address, "--master_port", str(launch.port)),
         *("--rdzv_conf", f"timeout={WAIT_SECONDS}"),
     ]
-
-
-def _signals() -> list[str]:
-    """Return the flag that keeps SIGHUP ignored if it is: with nohup, the run outlives its shell."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return ["--signals_to_handle", "SIGTERM,SIGINT,SIGQUIT"] if ignored else []
