@@ -222,6 +222,8 @@ def test_other_names_are_paired_by_a_mapping_and_one_that_names_nothing_is_refus
         ("w", {"net": ""}, 0, "verdict: PASS"),
         ("causal", {"net": ""}, 1, "step 1, forward: module net.blocks.0.attn (theirs: blocks.0.attn)"),
         ("w", {"nett": ""}, 2, "'nett': names no parameter of mine"),
+        ("w", {"net": 5}, 2, "names: 'net' = 5"),
+        ("w", {"net": []}, 2, "names: 'net' = []"),
     ):
         names.write_text(json.dumps(rule))
         flags = ["--names", str(names), "--output", str(tmp_path / "r.html")]
