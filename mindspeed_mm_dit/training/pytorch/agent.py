@@ -8,6 +8,7 @@ the main thread records signals.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,6 +22,8 @@ from torch.distributed.run import parse_args, run
 
 from mindspeed_mm_dit.framework.ending import SIGNALS, leave
 
+SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Environment variable: how long ranks that were asked to stop may save before they are killed."""
 POLL_SECONDS = 1.0
 """How late the main thread handles a signal that the kernel delivers to another thread."""
 
@@ -40,12 +43,20 @@ class SignalAgent(LocalElasticAgent):
         cls.received = cls.received or signal.Signals(number)
         if cls.agent is None:
             leave(128 + number)
-        elif not is_first:  # a second Ctrl-C interrupts ranks that are saving
-            for rank in getattr(cls.agent._pcontext, "subprocess_handlers", {}).values():
-                rank.proc.send_signal(number)
+        if is_first or cls.agent._pcontext is None:
+            return
+        running = [rank.proc for rank in cls.agent._pcontext.subprocess_handlers.values() if rank.proc.poll() is None]
+        for process in running:  # a second Ctrl-C interrupts ranks that are saving
+            process.send_signal(number)
+        if not running:  # other nodes are waited for
+            leave(128 + cls.received)
 
     def _raise_received(self) -> None:
         if self.received is not None:
+            if (
+                self._pcontext is not None
+            ):  # torchrun of PyTorch 2.7 would kill ranks that save for more than 30 seconds
+                self._pcontext.close(self.received, int(os.environ[SAVING_SECONDS]))
             raise SignalException(f"received {self.received.name}", self.received)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:

@@ -20,8 +20,8 @@ CPU_PROCESSES = 1
 VARIABLES: dict[str, str] = {}
 """Environment variables of the processes, unless the user sets them: none, since threads decide how to wait."""
 
-SAVING_SECONDS = 3600
-"""How long ranks that were asked to stop may save before torchrun kills them; torchrun's default is 30."""
+MOST_SAVING_SECONDS = 3600
+"""How long ranks that were asked to stop may save before they are killed; torchrun's default is 30."""
 
 
 def count_accelerators() -> int:
@@ -46,9 +46,9 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from mindspeed_mm_dit.training.pytorch.agent import run_torchrun
+    from mindspeed_mm_dit.training.pytorch.agent import SAVING_SECONDS, run_torchrun
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
+    os.environ.setdefault(SAVING_SECONDS, str(MOST_SAVING_SECONDS))
     meeting = _on_one_node(launch) if launch.nodes == 1 else _on_several_nodes(launch)
     try:
         run_torchrun(["--nproc_per_node", str(launch.processes), *meeting, *command])
