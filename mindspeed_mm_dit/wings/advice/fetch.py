@@ -32,7 +32,7 @@ def published(name: str, hub: str | None) -> Published:
     """Return the record of ``name``, which may also be ``owner/name`` of a hub; raises ConfigError if it is neither."""
     if name in PUBLISHED:
         return PUBLISHED[name]
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; OWNER/NAME of a hub is taken, too"
         raise ConfigError(f"mm-dit get {name}", "is no name that is known", cure)
     return Published("", {hub or "huggingface": name})
