@@ -76,7 +76,8 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
         reason = f"cannot be made a folder: {reason_of(error)}"
         raise PlatformError(f"--output = {folder}", reason, "name a folder that you can write to") from None
     missing = [part for part in parts if _difference(folder / part.path, part)]
-    need, free = sum(part.size for part in missing), shutil.disk_usage(folder).free
+    need = sum(part.size - _bytes_of(part_file(part, folder)) for part in missing)
+    free = shutil.disk_usage(folder).free
     if need > free:
         raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
                             "name a folder on a larger disk")  # fmt: skip
@@ -107,17 +108,21 @@ def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
 
 
 def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path) -> None:
-    aside, tries, longest = part_file(part, folder), 0, -1
+    tries, longest = 0, -1
     while True:
         try:
             return source.fetch(repo, revision, part, folder)
         except Exception as error:
-            size = aside.stat().st_size if aside.exists() else 0
+            size = _bytes_of(part_file(part, folder))
             tries, longest = (1, size) if size > longest else (tries + 1, longest)
             if answer_of(error)[0] is not None or tries == TRIES:
                 raise
             if tries > 1:
                 time.sleep(WAIT_SECONDS)
+
+
+def _bytes_of(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _difference(file: Path, part: Part) -> str:

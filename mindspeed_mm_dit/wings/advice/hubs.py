@@ -204,6 +204,8 @@ def _fetch(address: str, part: Part, folder: Path, headers: dict[str, str]) -> N
             raise PlatformError(
                 str(aside), "is being fetched by another process", "wait for it, and run again"
             ) from None
+        except OSError:
+            pass  # a network disk without locks
         if file.tell() > part.size:
             _empty(file)
         try:

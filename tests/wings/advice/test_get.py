@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -195,8 +196,19 @@ def test_next_command_resumes_a_file_that_broke_off(hub, monkeypatch):
     hub.ills = {"vae/weights.safetensors": ["breaks"] * 99}
     assert main(["get", "net"]) == 2
     hub.ills, hub.ranges = {}, []
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**6))  # (enough for the rest)
     assert main(["get", "net"]) == 0
     assert int(re.search(r"\d+", hub.ranges[0])[0]) > len(FILES["vae/weights.safetensors"]) / 2
+
+
+def test_file_that_another_process_fetches_is_named(hub, tmp_path, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    part = tmp_path / f"weights/net/vae/weights.safetensors.{digest[-8:]}.part"
+    part.parent.mkdir(parents=True)
+    with open(part, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["get", "net"]) == 2
+    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)}: ")
 
 
 def with_file(**stated):
