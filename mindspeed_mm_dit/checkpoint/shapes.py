@@ -50,16 +50,21 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
     kind = named_kinds().get(str(config.get("_class_name")))
     if kind is None:
         return None
+    found: JointConfig | WanConfig = from_diffusers(kind, config, what)
+    check_claimed_sizes(found, what)
+    return found
+
+
+def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
+    """Return the settings of ``kind``, a class of ours, for those of diffusers in a config.json; raises as above."""
     try:
-        found: JointConfig | WanConfig = from_mapping(kind, kind.of_diffusers(config), what)
+        return from_mapping(kind, kind.of_diffusers(config), what)
     except ConfigError as error:
         where = "" if error.what.startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:
         reason = f"does not have the sizes of a {kind.diffusers_class}: {shown(str(error))}"
         raise CheckpointError(what, reason, "copy or download the folder again") from None
-    check_claimed_sizes(found, what)
-    return found
 
 
 def check_family(names: Collection[str], what: str, kind: str | None = None) -> None:

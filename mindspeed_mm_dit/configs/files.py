@@ -28,6 +28,8 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 FREE_BYTES, MOST_TIMES = 256 * 2**20, 8
 """A file may unfold in memory to MOST_TIMES its size, and to FREE_BYTES in any case."""
+MOST_HEADER_BYTES = 100_000_000
+"""Longest header of a .safetensors file, as safetensors itself has it."""
 
 
 class UnusableFile(Exception):
@@ -237,7 +239,7 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
     try:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
-            if not 8 < start <= size:
+            if not 8 < start <= min(size, MOST_HEADER_BYTES):
                 raise ValueError(f"the file has {size} bytes, its header ends at {start}")
             header = json.loads(file.read(start - 8), object_pairs_hook=_no_key_twice)
         metadata = header.pop("__metadata__", {})

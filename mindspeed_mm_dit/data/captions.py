@@ -174,8 +174,12 @@ def _load(config: TransformersTextConfig) -> Any:
         reason = f"is read with transformers, which cannot be used here: {error}"
         raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # (a damaged file can raise anything)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer("a \U0010fffd")  # (of a lacking end or unknown token nothing is said before)
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # (a damaged file can raise anything, panics of Rust included)
         raise DataError(
             f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",
             "copy the folder again",

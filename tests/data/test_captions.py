@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -170,6 +172,19 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
         tokenizer(tmp_path / "gone")
     with pytest.raises(DataError, match="is no tokenizer that transformers can load"):
         tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})]
+)
+def test_tokenizer_that_fails_on_its_first_text_is_named(tokenizer_folder, tmp_path, part, damage):
+    shutil.copytree(tokenizer_folder, tmp_path / "bad")
+    file = tmp_path / "bad/tokenizer.json"
+    content = json.loads(file.read_text())
+    content[part] |= damage
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=str(tmp_path / "bad")):
+        tokenizer(tmp_path / "bad")
 
 
 def test_the_tokenizer_stands_beside_the_encoder_or_in_its_folder(tmp_path):
