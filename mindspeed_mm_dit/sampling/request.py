@@ -18,6 +18,7 @@ from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_betw
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.clip_reader import grey
 from mindspeed_mm_dit.data.transforms import load_still
+from mindspeed_mm_dit.data.transparency import flatten, opacity_of
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.sampling.grid import memory_bytes
@@ -126,7 +127,7 @@ def _pixels(image: Any, flag: str, channels: int) -> np.ndarray:
         if isinstance(image, (str, os.PathLike)):
             image = load_still(Path(image), 1)
         elif not isinstance(image, np.ndarray):
-            image = np.asarray(image.convert("RGB"))
+            image = np.asarray(flatten(image.convert("RGB"), opacity_of(image)))
     except UnusableFile as problem:
         raise ConfigError(f"{flag} = {image}", str(problem)) from None
     except AttributeError:

@@ -135,7 +135,7 @@ def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_na
 
 
 def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder):
-    """Of the first only their first frame is learned; behind transparent parts anything may stand."""
+    """Of the first only their first frame is learned; of transparent parts their background."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     for name in ("a.gif", "b.png", "c.webp", "d.tiff"):
         frames[0].save(folder / "cat" / name, save_all=True, append_images=frames[1:])
@@ -145,8 +145,10 @@ def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder)
         f"note: 4 of 12 images move or have pages, and the first frame is learned: {folder}/cat/a.gif",
     )
     Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(folder / "dog/glass.png")
-    (said,) = open_rows(param(folder / "dog", single_class=True), 1).notes
-    assert said.startswith("note: 1 of 6 images have transparent parts, and the colours behind these are learned: ")
+    Image.new("RGBA", (8, 8), (9, 9, 9, 0)).save(folder / "dog/nothing.png")
+    partly, wholly = open_rows(param(folder / "dog", single_class=True), 1).notes
+    assert partly.startswith("note: 2 of 7 ") and partly.endswith("glass.png") and "white" in partly
+    assert wholly.startswith("warning: 1 of 7 ") and wholly.endswith("nothing.png")
 
 
 def test_images_far_smaller_than_the_model_wants_are_counted(folder):
