@@ -37,6 +37,10 @@ EARLY = 0.05
 """A frame that comes this much late, in frames of the clip, is on time: containers round to a millisecond."""
 
 
+SAME_SPEED = 1.2
+"""Rates that differ by more than this factor get a warning."""
+
+
 class Clip(NamedTuple):
     """A clip that can be used."""
 
@@ -121,6 +125,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         notes=(
             *notes,
             *_notes(lines, clips, decode, param),
+            *_note_of_rates(looks, param, wanted.frame_rate),
             *_notes_on_display(looks, param),
             *_note_of_unused(param, shapes),
         ),
@@ -269,6 +274,23 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
     if slow:
         notes.append(f"warning: {slow:,} of {len(clips):,} videos are slower than train_fps: some frames are repeated")
     return tuple(notes)
+
+
+def _note_of_rates(looks: list[_Look], param: ClipsParam, frame_rate: float | None) -> tuple[str, ...]:
+    """Return a warning if frames are taken as they come, at rates that differ from the model's or among the clips."""
+    films = [look for look in looks if look.clip and look.facts and look.clip.num_frames > 1]
+    rates = sorted(rate for look in films if (rate := look.facts.fps or look.clip.entry.fps))  # type: ignore[union-attr]
+    if param.train_fps is not None or not rates or param.largest[0] == 1:
+        return ()
+    low, high, target = rates[0], rates[-1], frame_rate or rates[0]
+    if max(high / target, target / low) <= SAME_SPEED:
+        return ()
+    found = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if frame_rate is None:
+        return (f"warning: clips have {found} frames a second, and are learned as if all had the same rate: set "
+                "dataset_param.train_fps",)  # fmt: skip
+    return (f"warning: clips have {found} frames a second, and this model's videos {frame_rate:g}: without "
+            f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps the speed",)  # fmt: skip
 
 
 def _notes_on_display(looks: list[_Look], param: ClipsParam) -> tuple[str, ...]:

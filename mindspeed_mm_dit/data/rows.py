@@ -118,6 +118,8 @@ class Wanted:
     """Decode every file, however many there are."""
     classes: Sequence[str] = ()
     """Class names of a run that goes on: the same set of names keeps its numbers."""
+    frame_rate: float | None = None
+    """Frames per second of the model's videos; None if it has no rate."""
 
 
 def note_of_left_out(counts: Counter[str]) -> list[str]:

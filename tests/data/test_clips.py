@@ -90,6 +90,17 @@ def test_train_fps_leaves_frames_out_and_takes_some_of_a_slower_video_twice(tmp_
     assert "warning: 1 of 2 videos are slower than train_fps: some frames are repeated" in open_rows(asked).notes
 
 
+@pytest.mark.parametrize(("rates", "model", "train_fps", "warns"), [
+    ((24, 30), 16, None, "24 to 30 frames a second"), ((8,), 16, None, "8 frames"), ((15, 18), 16, None, ""),
+    ((24, 30), 16, 16, ""), ((30, 60), None, None, "30 to 60"), ((30, 30), None, None, ""), ((24,), 24, None, ""),
+])  # fmt: skip
+def test_frame_rates_that_change_the_speed_get_a_warning(tmp_path, rates, model, train_fps, warns):
+    entries = [video(tmp_path, f"{number}.mp4", fps=rate) for number, rate in enumerate(rates)]
+    own = param(tmp_path, entries, train_fps=train_fps, num_frames=2)
+    found = [note for note in source_of(own).open(own, Wanted(frame_rate=model)).notes if "train_fps" in note]
+    assert [warns in note for note in found] == [True] * bool(warns)
+
+
 def test_a_clip_begins_anywhere_from_which_it_is_long_enough(tmp_path):
     asked = param(tmp_path, [video(tmp_path, "a.mp4")], clip_start="random")
     assert frames_read(asked, start=0.0) == [0, 1, 2, 3, 4]

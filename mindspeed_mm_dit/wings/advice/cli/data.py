@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if from_cache:  # (a cache tells less than the files)
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
-        rows = source_of(param).open(param.without_cache(), Wanted(items, label and label.num_classes))
+        wanted = Wanted(items, label and label.num_classes, frame_rate=model.predictor.frame_rate if model else None)
+        rows = source_of(param).open(param.without_cache(), wanted)
     train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
     if "label" in rows.items:
         _print_classes(train, valid)
