@@ -18,6 +18,7 @@ from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
 NAMES_SHOWN = 5
+CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that makes folders of them, such as unzip"
 
 
 def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> Listing:
@@ -73,7 +74,10 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
     if found:
         return f'set dataset_param.index to "{found[0]}"'
     cure = "put one folder of images per class there, or name an index with image_path,label"
-    if any(_is_image(entry.name) and not is_hidden(entry.name) for entry in _entries(folder)):
+    loose = [entry.name for entry in _entries(folder) if _is_image(entry.name) and not is_hidden(entry.name)]
+    if images_of_lost_folders(loose):
+        return f"their names have backslashes, which are no folders here: {CURE_OF_LOST_FOLDERS}"
+    if loose:
         cure += "; or set dataset_param.single_class to true: all images there are of one class"
     return cure
 
@@ -98,7 +102,11 @@ def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[
         for image in images[own]
     ]
     left_out.add_loose(_entries(folder))
-    notes = [*left_out.notes(), *labels.notes]
+    lost = images_of_lost_folders(path for path, _ in rows)
+    if lost and len(classes) == 1:
+        raise DataError(f"{folder / lost[0]}", f"and {len(lost) - 1} others have a backslash in their name, so that all "
+                        f"images are of the one class {names[0]}", CURE_OF_LOST_FOLDERS)  # fmt: skip
+    notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
     if empty := [directory.name for directory, found in images.items() if not found]:
         notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
                      f"{', ...' if len(empty) > NAMES_SHOWN else ''}")  # fmt: skip
@@ -112,7 +120,18 @@ def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
     """Take every image below the folder as one class, named like the folder."""
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
-    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
+    notes = (*left_out.notes(), *_note_of_lost_folders(images_of_lost_folders(path for path, _ in rows)))
+    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), notes)
+
+
+def images_of_lost_folders(paths: Iterable[str]) -> list[str]:
+    """Return the images whose folders became part of their names when an archive from Windows was unpacked."""
+    return [path for path in paths if "\\" in os.path.basename(path)]
+
+
+def _note_of_lost_folders(lost: list[str]) -> list[str]:
+    return [f"warning: {len(lost):,} image(s) have a backslash in their name, which is no folder here: {lost[0]}; "
+            f"if these were folders, {CURE_OF_LOST_FOLDERS}"] if lost else []  # fmt: skip
 
 
 def class_folders(folder: Path) -> list[Path]:
