@@ -290,7 +290,7 @@ def _note_of_rates(looks: list[_Look], param: ClipsParam, frame_rate: float | No
         return (f"warning: clips have {found} frames a second, and are learned as if all had the same rate: set "
                 "dataset_param.train_fps",)  # fmt: skip
     return (f"warning: clips have {found} frames a second, and this model's videos {frame_rate:g}: without "
-            f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps the speed",)  # fmt: skip
+            f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps it",)  # fmt: skip
 
 
 def _notes_on_display(looks: list[_Look], param: ClipsParam) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
+from mindspeed_mm_dit.data.folder_repeats import split_names
 from mindspeed_mm_dit.data.image_captions import captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
@@ -59,7 +60,7 @@ def _listing(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[s
     left_out = _Remainder(endings_of(param.caption_places))
     if param.single_class or not labelled:
         return _of_one_class(folder, left_out)
-    return of_folders(folder, left_out, kept)
+    return of_folders(folder, left_out, kept, param.folder_repeats)
 
 
 def _nearest_folder(folder: Path) -> str:
@@ -85,7 +86,9 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = ()) -> Listing:
+def of_folders(
+    folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = (), folder_repeats: bool | None = None
+) -> Listing:
     """Take every sub-folder with images as a class; hidden ones are not classes."""
     left_out = left_out or _Remainder()
     images = {
@@ -95,6 +98,8 @@ def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[
     classes = [directory for directory, found in images.items() if found]
     names = composed(path.name for path in classes)
     _check_told_apart(folder, names)
+    if repeated := split_names(names, folder_repeats, kept):
+        names = tuple(name for _, name in repeated)
     labels = labels_of(names, str(folder), lambda number: str(classes[number]), kept=kept)
     rows = [
         (str(image.relative_to(folder)), label)
@@ -104,8 +109,8 @@ def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[
     left_out.add_loose(_entries(folder))
     lost = images_of_lost_folders(path for path, _ in rows)
     if lost and len(classes) == 1:
-        raise DataError(f"{folder / lost[0]}", f"and {len(lost) - 1} others have a backslash in their name, so that all "
-                        f"images are of the one class {names[0]}", CURE_OF_LOST_FOLDERS)  # fmt: skip
+        raise DataError(f"{folder / lost[0]}", f"and {len(lost) - 1} others have a backslash in their name, so that "
+                        f"all images are of the one class {names[0]}", CURE_OF_LOST_FOLDERS)  # fmt: skip
     notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
     if empty := [directory.name for directory, found in images.items() if not found]:
         notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"

@@ -66,6 +66,11 @@ class DataSet:
         self.num_train, self.num_valid = len(self._train), len(self._valid)
 
     @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch to train on: images with their repeats."""
+        return sum(len(part.entries) for part in parts_of(self._train))
+
+    @property
     def noun(self) -> str:
         """What a sample is called: image, clip or sample."""
         return self._param.noun
@@ -78,11 +83,11 @@ class DataSet:
             self._held_out.order(self._valid, self._seed, self._shuffle, held_out=True).check(micro_batch_size)
         if self._train.shapes is not None:
             for part in parts_of(self._train):
-                check_filled(part.shapes, self._param.bucket_group)
-        if self.num_train < global_batch_size:
+                check_filled(part, self._param.bucket_group)
+        if self.epoch_samples < global_batch_size:
             raise DataError(
                 self._param.where,
-                f"holds {self.num_train} training {self.noun}s, fewer than --global-batch-size {global_batch_size}",
+                f"holds {self.epoch_samples} training {self.noun}s, fewer than --global-batch-size {global_batch_size}",
                 f"use a smaller batch or more {self.noun}s",
             )
 
