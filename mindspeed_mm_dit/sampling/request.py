@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
-from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.clip_reader import grey
@@ -21,6 +21,8 @@ from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.data.transparency import flatten, opacity_of
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.registry import open_tokenizer
+from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.sampling.grid import memory_bytes
 from mindspeed_mm_dit.terminal import plain
 
@@ -182,6 +184,24 @@ def check_amount(what: str, total: int, config: ModelConfig, output: Path) -> No
     if need > available:
         found = f"this machine has {available / 2**30:,.1f} GiB"
         raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
+
+
+def read_prompts(flag: str, file: str) -> list[str]:
+    """Return the prompts in the text file that ``flag`` names, one per line; raises ConfigError if there are none."""
+    try:
+        lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} = {file}", f"cannot be read: {error}", "name a text file") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError(f"{flag} = {file}", "holds no prompt", "write a prompt a line")
+    return prompts
+
+
+def check_prompts_fit(config: ModelConfig, prompts: Sequence[str], flag: str) -> None:
+    """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
+    for section in config.text_encoders if prompts else ():
+        check_captions(open_tokenizer(section), prompts, flag)
 
 
 def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
