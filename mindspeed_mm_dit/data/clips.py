@@ -23,7 +23,7 @@ from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.labels import check_labels, labels_of, named_to_the_last
 from mindspeed_mm_dit.data.rows import Rows, Wanted
-from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
+from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats, still_size
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
@@ -195,7 +195,9 @@ def _bytes_beside(clip: Clip, param: ClipsParam) -> int:
     for key, name in zip(param.beside.values(), clip.beside):
         path = Path(param.data_folder) / name
         try:
-            found = load_still(path, max(param.frame)).shape[:2]
+            found = still_size(path, max(param.frame))
+            if found == clip.size:  # (another is refused before it is decoded)
+                found = load_still(path, max(param.frame)).shape[:2]
         except UnusableFile as problem:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
         if found != clip.size:

@@ -134,6 +134,12 @@ def load_pixels(
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
+def still_size(path: str | Path, size: int) -> Size:
+    """Return (H, W) of an image file from its header, upright; ``size``: as in ``load_still``. Raises UnusableFile."""
+    with open_image(path, size) as image:
+        return upright_size(image)
+
+
 def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "convert") -> np.ndarray:
     """Read an image file at its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; else like ``load_pixels``.
 

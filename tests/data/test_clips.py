@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextStates
-from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data import clips, draws
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
 from mindspeed_mm_dit.data.conditions.contract import Fed
@@ -20,6 +20,7 @@ from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.samples import Samples
 from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 pytest.importorskip("av", reason="requirements/video.txt")
@@ -218,7 +219,7 @@ def test_images_beside_clips_come_with_them_at_their_size(tmp_path):
     assert open_rows(half).digest != before
 
 
-def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path):
+def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path, monkeypatch):
     good = video(tmp_path, "a.mp4") | {"start": "good.png"}
     Image.new("RGB", (24, 16)).save(tmp_path / "good.png")
     Image.new("RGB", (24, 24)).save(tmp_path / "tall.png")
@@ -229,10 +230,12 @@ def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_
         "../up.png": "line 4 names ../up.png, which leaves dataset_param.data_folder",
     }
     wrong = [good | {"start": path} for path in faults]
+    decoded = []
+    monkeypatch.setattr(clips, "load_still", lambda path, *size: decoded.append(path.name) or load_still(path, *size))
     with pytest.raises(DataError) as raised:
         open_rows(param(tmp_path, [*wrong, good], first_frame_key="start"))
     assert all(fault in str(raised.value) for fault in faults.values()), raised.value
-    assert "4 of 5 clips cannot be used" in str(raised.value)
+    assert "4 of 5 clips cannot be used" in str(raised.value) and decoded == ["good.png"]
 
 
 def test_clips_that_share_a_line_are_told_apart(tmp_path):
