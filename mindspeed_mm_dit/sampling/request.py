@@ -330,9 +330,8 @@ def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
     """Raise ConfigError if the tokens of one sample alone take more than this machine's memory."""
     need, available = FORWARD_TENSORS * 4 * predictor.num_tokens * int(predictor.hidden_size), host_memory_bytes()
     if need > available:
-        found = f"this machine has {available / 2**30:,.1f} GiB"
-        raise ConfigError(what, f"a sample of {predictor.num_tokens:,} tokens needs {need / 2**30:,.1f} GiB, and {found}",
-                          "generate smaller samples")  # fmt: skip
+        reason = f"a sample of {predictor.num_tokens:,} tokens needs {need / 2**30:,.1f} GiB"
+        raise ConfigError(what, f"{reason}, and this machine has {available / 2**30:,.1f}", "generate smaller samples")
 
 
 def _parse_size(text: str) -> tuple[int, int]:
