@@ -6,7 +6,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -78,7 +78,7 @@ def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
                 image.load()
             num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
             opacity = opacity_of(of_8_bits(image)) if decode else None
-            extrema = opacity.getextrema() if opacity else OPAQUE
+            extrema: Any = opacity.getextrema() if opacity else OPAQUE
             return Look(None, num_bytes, *upright_size(image), is_grey(image.mode), colours, _moves(image), extrema)
     except UnusableFile as problem:
         return Look(str(problem))

@@ -197,7 +197,7 @@ def _bytes_beside(clip: Clip, param: ClipsParam) -> int:
         try:
             found = still_size(path, max(param.frame))
             if found == clip.size:  # (another is refused before it is decoded)
-                found = load_still(path, max(param.frame)).shape[:2]
+                load_still(path, max(param.frame))
         except UnusableFile as problem:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
         if found != clip.size:

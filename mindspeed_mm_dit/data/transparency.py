@@ -17,10 +17,10 @@ def scale_transparent_color(image: Image.Image) -> None:
 
     Pillow leaves the levels of the file, which no decoded pixel has. Grey of 16 bits keeps its levels.
     """
-    color = image.info.get("transparency")
-    if image.format != "PNG" or not image.tile or not isinstance(color, (int, tuple)):
+    color, tiles = image.info.get("transparency"), getattr(image, "tile", None)
+    if image.format != "PNG" or not tiles or not isinstance(color, (int, tuple)):
         return
-    layout = image.tile[0][3]
+    layout = tiles[0][3]
     if isinstance(color, tuple) and layout == "RGB;16B":
         image.info["transparency"] = tuple(level >> 8 for level in color)
     elif isinstance(color, int) and layout in _LARGEST_LEVEL:

@@ -45,7 +45,7 @@ def draw_grid(
     Rows are in the order in which titles first appear, in columns if each has one line. A title that cannot be drawn is
     replaced by its number.
     """
-    cells = [_cell(*image.shape[:2], least) for image in images]
+    cells = [_cell(image.shape[0], image.shape[1], least) for image in images]
     size = max(high for high, _ in cells), max(wide for _, wide in cells)
     numbers, texts = _numbers_of(titles), _texts(list(dict.fromkeys(titles)))
     layout = _Layout.of(numbers, texts, size, per_title)
