@@ -204,7 +204,8 @@ def run(args: argparse.Namespace) -> int:
     size = " x ".join(map(str, work.config.sample_size))
     noun = "images" if samples.ndim == 4 else "videos"
     rate = f"{len(samples) / seconds:.2f} {noun}/s"
-    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}")
+    default = "; the size is that of model.json (--size draws others)" if args.size is None else ""
+    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}{default}")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +17,8 @@ from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
+VARIED_AMONG = 1000
+"""Captions, spread over all, among which varied ones are looked for."""
 NEEDED = "install the packages of requirements/video.txt"
 
 
@@ -145,6 +148,19 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
         else:
             problems.append("")
     return problems
+
+
+def varied(captions: Sequence[str], most: int) -> list[str]:
+    """Return up to ``most`` of some distinct captions: after the first, each whose words are rarest in those before."""
+    pool = [captions[n] for n in np.unique(np.linspace(0, len(captions) - 1, VARIED_AMONG).astype(int))]
+    words = {caption: set(caption.lower().split() if " " in caption else caption) for caption in pool}
+    chosen, used = list[str](), Counter[str]()
+    while pool and len(chosen) < most:
+        best = min(pool, key=lambda caption: sum(used[word] for word in words[caption]) / max(1, len(words[caption])))
+        pool.remove(best)
+        chosen.append(best)
+        used.update(words[best])
+    return chosen
 
 
 def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[str]:

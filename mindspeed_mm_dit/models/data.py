@@ -50,7 +50,8 @@ def open_data(
     problems = tuple(partial(caption_problems, tokenizer) for tokenizer in tokenizers)
     num_classes = conditions.label.num_classes if conditions.label else None
     check_feature_widths(model)
-    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes))
+    rate = model.predictor.frame_rate
+    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes, rate))
     return _checked(Opened(model, param, rows, tokenizers))
 
 
