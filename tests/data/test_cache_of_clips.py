@@ -120,7 +120,10 @@ def made(framework, digits, tmp_path_factory):
         ({"data": {"crop": "mindspeed_mm"}}, "another size or crop: 'crop exact' there and 'crop mindspeed_mm' here"),
         ({"ae": {"dtype": "bf16"}}, "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
         ({"ae": {"enable_tiling": True}}, "another autoencoder, precision or tiling: "),
-        ({"text": {"dtype": "bf16"}}, "another text encoder, tokenizer or precision: 'fp32' there and 'bf16' here"),
+        (
+            {"text": {"dtype": "bf16"}},
+            "another text encoder, tokenizer, cleaning of captions or precision: 'fp32' there and 'bf16' here",
+        ),
         ({"text": {"max_length": 9}}, "another length or padding of texts: '8 tokens' there and '9 tokens' here"),
         ({"text": {"zero_padding": True}}, "another length or padding of texts"),
     ],
@@ -129,6 +132,27 @@ def test_cache_made_otherwise_is_refused(made, digits, changes, words):
     write_configs(made, digits, **changes)
     with pytest.raises(ConfigError, match=f"was made with {words}"):
         from_cache(made)
+
+
+def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
+    copied = shutil.copytree(digits, tmp_path / "clips")
+    annotation, video = copied / "annotation.json", sorted((copied / "videos").iterdir())[2]
+    shutil.copytree(made / "cache", tmp_path / "cache")
+    write_configs(tmp_path, copied)
+    from_cache(tmp_path)
+    entries = json.loads(annotation.read_text())
+    entries[3]["cap"] = "another"
+    annotation.write_text(json.dumps(entries))
+    with pytest.raises(DataError, match=f"another caption.*{entries[3]['path']}"):
+        from_cache(tmp_path)
+    annotation.write_text((digits / "annotation.json").read_text())
+    video.write_bytes(video.read_bytes() + b"\0")
+    with pytest.raises(DataError, match=f"changed or added, 1 in all: videos/{video.name}"):
+        from_cache(tmp_path)
+    video.unlink()
+    from_cache(tmp_path)
+    annotation.unlink()
+    from_cache(tmp_path)
 
 
 def test_cache_made_with_other_files_is_refused(made, digits, tmp_path, capsys):
