@@ -49,7 +49,7 @@ def as_printed(said: str, label: str) -> str:
 
 @pytest.mark.extended
 @needs_diffusers
-def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monkeypatch, capsys):
+def test_images_become_a_config_a_model_and_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     activate("pytorch")
     cut_photographs(tmp_path / "images")

@@ -138,20 +138,14 @@ def waits(work):
 @pytest.mark.parametrize(
     ("work", "expected"),
     [
-        (lambda x: x + 1, 0),
-        (lambda x: x.sum().item(), 1),
-        (lambda x: x.cpu(), 1),
-        (lambda x: x.to("cpu", non_blocking=True), 0),
-        (lambda x: torch.ones(4).to(NPU), 1),
-        (lambda x: torch.ones(4).pin_memory().to(NPU, non_blocking=True), 0),
-        (lambda x: x[x > 0], 1),
-        (lambda x: x.nonzero(), 1),
-        (lambda x: torch.equal(x, x), 1),
-        (lambda x: torch.npu.synchronize(), 1),
+        (lambda x: x + 1, 0), (lambda x: x.sum().item(), 1), (lambda x: x.cpu(), 1),
+        (lambda x: x.to("cpu", non_blocking=True), 0), (lambda x: torch.ones(4).to(NPU), 1),
+        (lambda x: torch.ones(4).pin_memory().to(NPU, non_blocking=True), 0), (lambda x: x[x > 0], 1),
+        (lambda x: x.nonzero(), 1), (lambda x: torch.equal(x, x), 1), (lambda x: torch.npu.synchronize(), 1),
         (lambda x: torch.nn.utils.clip_grad_norm_([x], 1.0), 0),
     ],
-)
-def test_what_the_host_waits_for_is_counted(work, expected):
+)  # fmt: skip
+def test_waits_of_the_host_are_counted(work, expected):
     x = ones()
     assert waits(lambda: work(x)) == expected, torch.npu.counts()["waited_at"]
 

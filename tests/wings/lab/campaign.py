@@ -1,19 +1,12 @@
-"""Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong.
-
-python -m tests.wings.lab.campaign 50 RESULT.md
-python -m tests.wings.lab.campaign 20 RESULT.md joint
-"""
+"""Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, Layout
 from mindspeed_mm_dit.wings.lab.proof import open_config, truth_tasks, truths_of
 from mindspeed_mm_dit.wings.lab.prove import Truth
-from mindspeed_mm_dit.wings.lab.table import Finding, worst
+from mindspeed_mm_dit.wings.lab.table import Finding
 from mindspeed_mm_dit.wings.lab.task import Taken
 from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs
@@ -38,7 +31,7 @@ PREDICTORS = {
     "joint": ("flux", "sd3", "qwen_image", "z_image", "flux2"),
 }  # fmt: skip
 """Of every five architectures: without and with joint attention of image and text."""
-STEPS, AT_ONCE = 2, 4
+STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -225,67 +218,3 @@ def _objective(draw: np.random.Generator, model: dict) -> dict:
     if draw.random() < 0.5:
         return flow
     return {**model["diffusion"], "prediction_type": str(draw.choice(["epsilon", "sample", "v_prediction"]))}
-
-
-def report(found: Sequence[Proved], kinds: str = "") -> str:
-    """Return the dated result of a campaign."""
-    groups: dict[str, list[Proved]] = defaultdict(list)
-    for each in found:
-        groups[each.what].append(each)
-    rows = [
-        f"| {what} | {len({each.seed for each in own})} | {len(own)} | {sum(len(each.findings) for each in own):,} |"
-        f" {sum(bool(each.wrong) for each in own)} | {_nearest(own)} |"
-        for what, own in sorted(groups.items())
-    ]
-    taken = Counter(str(each.layout) for each in found)
-    layouts = "; ".join(f"{name} ({count})" for name, count in taken.items())
-    wrong = [f"- seed {each.seed}, {each.what}, {each.layout}: {worst(each.wrong)}" for each in found if each.wrong]
-    import torch
-
-    newline = "\n"  # (no f-string of Python 3.11 may hold one)
-    seeds, quantities = {each.seed for each in found}, sum(len(each.findings) for each in found)
-    return (
-        f"""# No false alarm of `mm-dit prove`
-
-    python -m tests.wings.lab.campaign {f"{len(seeds)} RESULT.md {kinds}".rstrip()}
-
-{date.today()}, CPU, torch {torch.__version__}. Architectures, objectives and optimizers are drawn from their number.
-Each takes {STEPS} steps in three layouts drawn for it, on 1, 2 and 4 ranks: {len(found)} proofs of
-{quantities:,} quantities, {sum(bool(each.wrong) for each in found)} called wrong.
-
-| model | architectures | proofs | quantities | called wrong | nearest to its bound |
-|---|---|---|---|---|---|
-{newline.join(rows)}
-
-Layouts: {layouts}.
-{newline.join(wrong)}
-""".rstrip()
-        + "\n"
-    )
-
-
-def _nearest(found: Sequence[Proved]) -> str:
-    finding = worst(finding for each in found for finding in each.findings)
-    return f"{finding.error / finding.tolerance:.2f} of it: {finding.name}"
-
-
-def main(count: str, output: str, kinds: str = "single") -> int:
-    """Prove ``count`` architectures of ``kinds``, a few at a time, and write the result; 1 if one is called wrong."""
-    from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
-    from tests.clips_fixtures import write_clips
-
-    found: list[Proved] = []
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        digits, clips = place / "digits", write_clips(place)
-        write_digits(digits)
-        for first in range(0, int(count), AT_ONCE):
-            found += prove_all(range(first, min(first + AT_ONCE, int(count))), place, digits, clips, kinds)
-            Path(output).write_text(report(found, kinds), encoding="utf-8")
-            print(f"{len(found)} proofs, {sum(bool(each.wrong) for each in found)} called wrong", flush=True)
-    return int(any(each.wrong for each in found))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main(*sys.argv[1:]))

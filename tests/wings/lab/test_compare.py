@@ -24,16 +24,16 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.wings.lab import compare
 from mindspeed_mm_dit.wings.lab.against import SMALL
 from mindspeed_mm_dit.wings.lab.cli.compare import add_arguments, check_arguments, run_sides
-from mindspeed_mm_dit.wings.lab.compare import Comparison, Side, training_flags
+from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
 from mindspeed_mm_dit.wings.lab.examples import weights_of, write_weights
 from mindspeed_mm_dit.wings.lab.first_wrong_module import first_wrong
-from mindspeed_mm_dit.wings.lab.page import write_comparison
 from mindspeed_mm_dit.wings.lab.processes import batch_size_of, find_python
 from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_error, worst
 from mindspeed_mm_dit.wings.lab.task import Task
-from tests.conftest import FRAMEWORK, GOLDEN
+from tests.conftest import GOLDEN
 from tests.training.launch import Configs
 from tests.wings.lab import forked_tasks
+from tests.wings.lab.foreign import rows
 
 PLANTS = Path(__file__).with_name("plants.py")
 
@@ -76,37 +76,32 @@ def arguments(configs: Configs, output: Path, *flags: str):
 @pytest.mark.extended
 @pytest.mark.ranks
 @pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
-def test_a_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, capsys, forked):
+def test_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, forked):
     python = python_of(framework)
     whole, broken = Side(framework, python, "whole"), Side(framework, python, "the_scale_of_attention", PLANTS)
     flags = ("--steps", "0", "--sample-steps", "0")
     assert run_sides(arguments(configs, tmp_path / "r.html", *flags), (whole, broken)) == 1
-    said = capsys.readouterr().out
-    assert "it parts at: forward: module blocks.0.attn\n" in said and "verdict: FAIL" in said
     assert "<p class=FAIL>forward: module blocks.0.attn</p>" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.ranks
-def test_equal_sides_pass_with_weights_from_a_checkpoint(configs, tmp_path, capsys, forked):
+def test_equal_sides_pass_with_weights_of_a_checkpoint(configs, tmp_path, forked):
     framework = "pytorch" if PYTHONS["pytorch"] else "mindspore"
     python = python_of(framework)
     model, data = f"{configs.folder}/model.json", f"{configs.folder}/data.json"
-    flags = training_flags(model, data, Path("none"), 2, 1234, 8, None)
+    flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
     weights = weights_of(load_model_config(model), None, 7)
     write_weights(tmp_path / "other.safetensors", weights)
     task = Task(("--ai-framework", framework, *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
     (from_the_seed,) = Side(framework, python, "fresh").take([task], tmp_path)
 
-    args = arguments(configs, tmp_path / "r.html", "--checkpoint", f"{tmp_path}/other.safetensors", "--steps", "2",
+    args = arguments(configs, tmp_path / "r.html", "--checkpoint", f"{tmp_path}/other.safetensors", "--steps", "1",
                      "--sample-steps", "2", "--batch-size", "8")  # fmt: skip
     assert run_sides(args, (Side(framework, python, "a"), Side(framework, python, "b"))) == 0
-    page, found = (tmp_path / "r.html").read_text(), json.loads((tmp_path / "r.json").read_text())
-    assert page.count("data:image/png;base64,") == 3  # shares of bounds, two of samples
-    assert "http" not in page and "images/s" in page and "numpy" in page
+    found = json.loads((tmp_path / "r.json").read_text())
     losses = {each["name"]: each["norm"] for each in found["quantities"] if each["name"].startswith("loss/")}
-    assert losses.keys() == {"loss/1", "loss/2"}
+    assert losses.keys() == {"loss/1"}
     assert losses["loss/1"] != pytest.approx(from_the_seed.losses[0].mean())  # it began with the checkpoint's weights
-    assert "verdict: PASS" in capsys.readouterr().out
 
 
 @pytest.mark.extended
@@ -120,7 +115,7 @@ def test_pytorch_and_mindspore_agree(configs, tmp_path):
 # --- the parts -------------------------------------------------------------------------------------------
 
 
-def test_the_first_wrong_module_is_the_smallest_that_gets_right_inputs():
+def test_first_wrong_module_is_the_smallest_with_right_inputs():
     findings = [
         Finding("input//0", 1e-7, 1e-5),
         Finding("input/proj/0", 1e-2, 1e-5),
@@ -138,7 +133,7 @@ def test_the_first_wrong_module_is_the_smallest_that_gets_right_inputs():
     assert first_wrong(findings[:1]).startswith("after backward")
 
 
-def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
+def test_error_is_relative_and_infinite_for_nan():
     assert relative_error(np.array([1.0, 1.1]), np.array([1.0, 1.0])) == pytest.approx(0.1 / 2**0.5)
     assert relative_error(np.array([np.nan]), np.array([1.0])) == np.inf
     assert relative_error(np.zeros(2), np.zeros(3)) == np.inf
@@ -148,12 +143,12 @@ def test_an_error_is_relative_and_never_hides_what_is_not_a_number():
     assert not lost.good and not Finding("gradient/c", 0.5, np.inf).good and worst([far, lost]) is lost
 
 
-def test_a_step_that_one_side_lacks_is_an_infinite_difference():
+def test_missing_step_is_an_infinite_difference():
     first, both = {"loss/1": np.ones(1)}, {"loss/1": np.ones(1), "loss/2": np.ones(1)}
     assert [f.error for f in judge_steps(first, both)] == [0.0, np.inf]
 
 
-def test_training_flags_are_the_runs_own_without_saving_and_on_its_schedule(tmp_path):
+def test_training_flags_are_those_of_the_run_without_saving(tmp_path):
     (tmp_path / "train.args").write_text(
         "# cost\n--train-iters 800 --lr 2e-3\n--save=x --report\n--micro-batch-size 64"
     )
@@ -163,51 +158,43 @@ def test_training_flags_are_the_runs_own_without_saving_and_on_its_schedule(tmp_
     assert batch_size_of(flags) == 64
 
 
-def test_no_interpreter_is_an_error_that_names_the_flag(tmp_path, monkeypatch):
+def test_missing_interpreter_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=r"(?s)neither .* nor .*\.venv-mindspore.*\n.*--mindspore-python PYTHON"):
+    with pytest.raises(PlatformError, match="--mindspore-python"):
         find_python("mindspore", None)
-    with pytest.raises(PlatformError, match="--pytorch-python = nowhere/python: cannot run"):
+    with pytest.raises(PlatformError, match="--pytorch-python = nowhere/python"):
         find_python("pytorch", "nowhere/python")
 
 
-def test_a_side_that_fails_says_why(tmp_path):
+def test_side_that_fails_says_why(tmp_path):
     task = Task(("--ai-framework", "pytorch", "--nonsense"), f"{tmp_path}/broken")
-    with pytest.raises(UserError, match=r"broken .*ConfigError: .*unknown flag|broken .*ConfigError: command line"):
+    with pytest.raises(UserError, match=r"broken .*ConfigError"):
         Side("pytorch", sys.executable, "broken").take([task], tmp_path)
-    assert (tmp_path / "broken.log").is_file()
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    "flags",
     [
-        (["--steps", "-1"], "must not be negative"),
-        (["--data", "nowhere.json"], "--data = nowhere.json: is not there"),
-        (["--output", "r.md"], "is not a .html"),
-        (["--output", "/dev/null/r.html"], "--output = /dev/null/r.html: the folder /dev/null cannot be made"),
-        (["--sample-steps", "2000"], "--sample-steps = 2000: is more than the 1000 timesteps"),
-        (["--batch-size", "0"], "--batch-size = 0"),
-        (["--train-args", "nowhere.args"], "--train-args = nowhere.args: is not there"),
-        (["--checkpoint", "nowhere"], "--checkpoint = nowhere"),
-        (["--model", "nowhere.json"], "--model = nowhere.json"),
+        "--steps -1", "--data nowhere.json", "--output r.md", "--output /dev/null/r.html", "--sample-steps 2000",
+        "--batch-size 0", "--train-args nowhere.args", "--checkpoint nowhere", "--model nowhere.json",
     ],
-)
-def test_a_mistake_is_named_before_time_is_spent(configs, flags, message):
-    given = arguments(configs, Path("r.html"), *flags)
-    with pytest.raises(UserError, match=message):
+)  # fmt: skip
+def test_compare_refuses_before_any_work(configs, flags):
+    given = arguments(configs, Path("r.html"), *flags.split())
+    with pytest.raises(UserError, match=flags.partition(" ")[0]):
         check_arguments(given)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "takes two witnesses, or --against, or --model"),
-        (["a.witness"], "takes two witnesses"),
-        (["a.witness", "b.witness"], "a.witness: is no witness"),
-        (["--against", "diffusers:Wan"], "The classes are WanTransformer3DModel"),
-        (["--against", "timm:vit"], "is no diffusers:FOLDER and no diffusers:CLASS"),
-        (["--against", f"diffusers:{GOLDEN}/zimage_tiny"], "is of a ZImageTransformer2DModel, none of"),
+        ([], "--model"),
+        (["a.witness"], "two witnesses"),
+        (["a.witness", "b.witness"], "a.witness"),
+        (["--against", "diffusers:Wan"], "WanTransformer3DModel"),
+        (["--against", "timm:vit"], "timm:vit"),
+        (["--against", f"diffusers:{GOLDEN}/zimage_tiny"], "ZImageTransformer2DModel"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words, message, capsys, framework):
@@ -215,39 +202,25 @@ def test_what_cannot_be_compared_is_refused(words, message, capsys, framework):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
-@pytest.mark.parametrize("place", [*SMALL, f"{GOLDEN}/sd35_tiny", f"{GOLDEN}/wan21_i2v_tiny"])
-def test_our_networks_are_those_of_diffusers(place, tmp_path, capsys, framework):
+@pytest.mark.pytorch
+@pytest.mark.parametrize(
+    "place",
+    rows([*SMALL, f"{GOLDEN}/sd35_tiny", f"{GOLDEN}/wan21_i2v_tiny"], [next(iter(SMALL)), f"{GOLDEN}/sd35_tiny"]),
+)
+def test_networks_are_those_of_diffusers(place, tmp_path, framework):
     pytest.importorskip("diffusers")
     assert main(["compare", "--against", f"diffusers:{place}", "--output", f"{tmp_path}/r.html"]) == 0
-    assert "verdict: PASS" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(FRAMEWORK != "pytorch", reason="diffusers is written for PyTorch")
-def test_weights_that_are_not_those_of_config_json_are_named(tmp_path, capsys, framework):
+@pytest.mark.pytorch
+def test_weights_of_another_config_json_are_named(tmp_path, capsys, framework):
     pytest.importorskip("diffusers")
     name = "transformer_blocks.0.attn.to_q.bias"
     (tmp_path / "config.json").write_bytes((GOLDEN / "sd35_tiny/config.json").read_bytes())
-    for change, said in (
-        ({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo is not in this model"),
-        ({name: np.ones(2)}, f"{name} is (2,), this model has"),
-    ):  # fmt: skip
-        arrays = diffusers.read_arrays(GOLDEN / "sd35_tiny") | change
-        kept = {key: array for key, array in arrays.items() if array is not None}
+    whole = diffusers.read_arrays(GOLDEN / "sd35_tiny")
+    for change, said in (({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo"),
+                         ({name: np.ones(2)}, f"{name} is (2,)")):  # fmt: skip
+        kept = {key: array for key, array in (whole | change).items() if array is not None}
         write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", kept, {})
         assert main(["compare", "--against", f"diffusers:{tmp_path}"]) == 2
         assert said in capsys.readouterr().err
-    (tmp_path / "diffusion_pytorch_model.safetensors").unlink()
-    assert main(["compare", "--against", f"diffusers:{tmp_path}", "--output", f"{tmp_path}/r.html"]) == 0
-    assert json.loads((tmp_path / "r.json").read_text())["about"]["weights"] == "drawn from seed 1234"
-
-
-def test_losses_alone_that_part_fail_and_page_and_terminal_say_what_to_try(tmp_path, capsys):
-    good, bad = Finding("output/blocks.0", 4e-7, 1e-5), Finding("loss/1", 2e-3, 1e-5)
-    for output, noted in ((good, True), (Finding("output/blocks.0", 1e-3, 1e-5), False)):
-        comparison = Comparison(("a", "b"), ({}, {}), {"model": "m"}, [output, bad], [1.0, 1.0])
-        write_comparison(tmp_path / "r.html", comparison)
-        print(comparison)
-        page, said = (tmp_path / "r.html").read_text(), capsys.readouterr().out
-        assert not comparison.good and "verdict: FAIL" in said and "<p class=FAIL>FAIL</p>" in page
-        assert ("smaller --lr" in said, "smaller --lr" in page) == (noted, noted)

@@ -42,7 +42,7 @@ def found(network, **given):
     return probe.not_finite
 
 
-def test_a_finite_step_has_the_numbers_it_has_unwatched_and_its_largest_activations_are_kept(network):
+def test_probe_changes_no_number_and_keeps_the_largest_activations(network):
     without = step(network)
     network.zero_grad()
     probe, kept = Probe(network), {}
