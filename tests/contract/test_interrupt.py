@@ -26,7 +26,7 @@ SECONDS = 25
         pytest.param("mindspeed-mm-native", "10 classes", marks=needs_engine),
     ],
 )
-def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path: Path, digits_folder: Path, host: str, meets: str) -> None:
+def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, digits_folder, host, meets):
     native = host == "mindspeed-mm-native"
     python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
     needs = (native_hosted if native else hosted).environment()

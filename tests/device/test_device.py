@@ -24,34 +24,24 @@ def test_memory_is_nan_until_it_is_written():
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda: ones() + torch.ones(4),
-        lambda: torch.nn.functional.linear(torch.ones(2, 4), ones(3, 4)),
-        lambda: torch.cat([ones(1), torch.ones(1)]),
-        lambda: ones() + torch.ones(4, device="npu:1"),
+        lambda: ones() + torch.ones(4), lambda: torch.nn.functional.linear(torch.ones(2, 4), ones(3, 4)),
+        lambda: torch.cat([ones(1), torch.ones(1)]), lambda: ones() + torch.ones(4, device="npu:1"),
         lambda: torch._foreach_add_([ones()], [torch.ones(4)]),
     ],
     ids=["operands", "a table", "one number", "another device", "a list"],
-)
+)  # fmt: skip
 def test_tensors_of_two_places_do_not_meet(mistake):
+    assert (ones() * torch.tensor(2.0)).tolist() == [2, 2, 2, 2]  # (a number of the host may)
     with pytest.raises(RuntimeError, match=r"same device|on a different device|two devices"):
         mistake()
 
 
-def test_a_number_of_the_host_may_meet_a_tensor():
-    assert (ones() * torch.tensor(2.0)).tolist() == [2, 2, 2, 2]
-
-
-@pytest.mark.parametrize("generator", ["cpu", "npu:1"])
-def test_a_generator_draws_on_its_own_device(generator):
-    with pytest.raises(RuntimeError, match="generator"):
-        torch.randn(4, device=NPU, generator=torch.Generator(generator))
-
-
-def test_a_generator_draws_what_one_of_the_cpu_draws():
-    drawn = [
-        torch.randn(4, device=g.device, generator=g.manual_seed(3)).cpu() for g in map(torch.Generator, [NPU, "cpu"])
-    ]
-    assert torch.equal(*drawn)
+def test_generator_draws_on_its_own_device_what_the_cpu_draws():
+    for device in ("cpu", "npu:1"):
+        with pytest.raises(RuntimeError, match="generator"):
+            torch.randn(4, device=NPU, generator=torch.Generator(device))
+    generators = map(torch.Generator, [NPU, "cpu"])
+    assert torch.equal(*[torch.randn(4, device=g.device, generator=g.manual_seed(3)).cpu() for g in generators])
 
 
 def test_a_copy_to_the_device_takes_what_the_host_has_when_it_arrives():
@@ -68,19 +58,14 @@ def test_a_copy_to_the_host_is_nan_until_it_is_waited_for():
     assert host.tolist() == [1, 1, 1, 1]
 
 
-def test_an_event_brings_what_was_copied_before_it_alone():
+def test_event_brings_what_was_copied_before_it_alone():
     first = ones().to("cpu", non_blocking=True)
     event = torch.npu.Event()
     event.record()
     second = ones().to("cpu", non_blocking=True)
+    assert [event.query(), event.query()] == [False, True]
     event.synchronize()
     assert first.sum() == 4 and math.isnan(second.sum())
-
-
-def test_an_event_is_not_there_when_it_is_first_asked():
-    event = torch.npu.Event()
-    event.record()
-    assert [event.query(), event.query()] == [False, True]
 
 
 def after(first, then):
@@ -91,32 +76,21 @@ def after(first, then):
         return x, then(x), stream
 
 
-def test_a_stream_may_read_what_another_writes_once_it_has_waited():
-    _, y, stream = after(ones, lambda x: x + 1)
-    with pytest.raises(RuntimeError, match=r"reads a tensor of shape \[4\] that stream \d+ writes"):
-        y + 1
+def test_streams_read_and_write_once_they_have_waited():
+    x, y, stream = after(ones, lambda x: x + 1)
+    for work, mistake in ((lambda: y + 1, "reads a tensor"), (lambda: x.add_(1), "writes a tensor")):
+        with pytest.raises(RuntimeError, match=rf"{mistake} of shape \[4\] that stream \d+ "):
+            work()
     torch.npu.current_stream().wait_stream(stream)
-    assert (y + 1).tolist() == [3, 3, 3, 3]
+    assert (y + 1).tolist() == [3, 3, 3, 3] and x.add_(1).tolist() == [2, 2, 2, 2]
 
 
-def test_a_stream_may_write_what_another_reads_once_it_has_waited():
-    x, _, stream = after(ones, lambda x: x + 1)
-    with pytest.raises(RuntimeError, match=r"writes a tensor of shape \[4\] that stream \d+ reads"):
-        x.add_(1)
-    stream.synchronize()
-    x.add_(1)
-
-
-def test_memory_is_handed_out_anew_once_nobody_reads_it():
+def test_memory_is_reused_once_nobody_reads_it():
     x, _, stream = after(ones, lambda x: x + 1)
     del x
     with pytest.raises(RuntimeError, match="memory of stream 0 that is free again is still used by stream"):
         ones()
     torch.npu.current_stream().wait_stream(stream)
-    ones()
-
-
-def test_memory_that_was_recorded_for_a_stream_may_be_freed():
     x, _, stream = after(ones, lambda x: x + 1)
     x.record_stream(stream)
     del x

@@ -94,7 +94,7 @@ def on_the_cpu(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu, tmp_path):
+def test_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu, tmp_path):
     there = run(tiny, layout, tmp_path)
     here, folder = on_the_cpu(layout)
     name = f" on {torch.get_device_module(counted.KIND).get_device_name()}, "
@@ -107,7 +107,7 @@ def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu
         np.testing.assert_allclose(array, expected[name], rtol=counted.LOOSE, atol=counted.CLOSE, err_msg=name)
 
 
-def test_a_run_moves_between_the_device_and_the_cpu_and_between_layouts(tiny, tmp_path):
+def test_run_moves_between_device_cpu_and_layouts(tiny, tmp_path):
     whole = run(tiny, "alone", tmp_path / "whole", 6, **CPU)
     run(tiny, "FSDP2", tmp_path / "run", 2)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -131,7 +131,7 @@ def counted_by(configs, folder, flags):
     [("", 0), ("--eval-interval 2 --eval-iters 3", 1), ("--save {} --save-interval 2", 1)],
     ids=["steps", "validations", "saves"],
 )
-def test_a_step_makes_the_host_wait_for_nothing_and_what_is_due_every_two_steps_for_little(tiny, tmp_path, flags, most):
+def test_steps_and_saves_make_the_host_wait_for_little(tiny, tmp_path, flags, most):
     """Between runs of 4 and of 8 steps, each with its log line, lie two validations or saves."""
     few, many = (
         counted_by(tiny, tmp_path, f"--train-iters {steps} {flags.format(tmp_path / str(steps))}") for steps in (4, 8)
@@ -141,7 +141,7 @@ def test_a_step_makes_the_host_wait_for_nothing_and_what_is_due_every_two_steps_
 
 
 @pytest.mark.parametrize("config", ["digits_flow", "moving_digits", "digits_meanflow", "digits_buckets"])
-def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
+def test_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
     if config == "moving_digits":
         pytest.importorskip("av")
     there, here = (
@@ -153,7 +153,7 @@ def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
 
 
 @counted.apart_alone
-def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, tmp_path, monkeypatch, capsys):
+def test_proof_compares_the_device_with_the_host(tiny, tmp_path, monkeypatch, capsys):
     def reported(ranks, framework, tasks, *rest):
         monkeypatch.setenv("DEVICE_APART_REPORT", str(tmp_path / ("host" if tasks[0].on_host else "device")))
         return run_tasks(ranks, framework, tasks, *rest)
@@ -168,7 +168,7 @@ def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, 
 
 @counted.apart_alone
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is DEVICE])
-def test_a_proof_finds_a_fault_that_only_a_device_has_and_names_it(name, tiny, tmp_path, monkeypatch, framework):
+def test_proof_finds_a_fault_of_the_device(name, tiny, tmp_path, monkeypatch, framework):
     monkeypatch.setattr(framework.runtime, "_stays_on_host", False)
     found = judged(config_folder(tiny), tmp_path, [name])[name]
     assert (found.word, found.place.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.place)

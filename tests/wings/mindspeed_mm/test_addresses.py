@@ -8,7 +8,7 @@ import sys
 from tests.conftest import ROOT
 
 
-def test_plugin_of_a_yaml_attaches_when_it_is_imported() -> None:
+def test_plugin_of_a_yaml_attaches_when_it_is_imported():
     code = "import importlib, pkgutil, mindspeed_mm_dit.hosts.native as plugin\n"
     code += "for module in pkgutil.walk_packages(plugin.__path__, plugin.__name__ + '.'):\n"
     code += "    importlib.import_module(module.name)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from mindspeed_mm_dit.wings.mindspeed_mm.native import record as native
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def engine(tmp_path, monkeypatch):
     """Trees that look like MindSpeed-MM and MindSpeed with the native engine."""
     for name in ("mindspeed", "mindspeed_mm"):
         (tmp_path / name / "fsdp/train").mkdir(parents=True)
@@ -40,9 +39,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (False, False, "true", "standalone"),
     ],
 )  # fmt: skip
-def test_auto_takes_the_route_that_is_installed(
-    engine: Path, monkeypatch: pytest.MonkeyPatch, megatron_is_here: bool, engine_is_here: bool, asked: str, taken: str
-) -> None:
+def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is_here, engine_is_here, asked, taken):
     monkeypatch.setenv("NON_MEGATRON", asked)
     if megatron_is_here:
         (engine / "megatron/training").mkdir(parents=True)
@@ -53,12 +50,12 @@ def test_auto_takes_the_route_that_is_installed(
     assert choose._recognised().name == taken
 
 
-def test_unknown_host_is_refused() -> None:
+def test_unknown_host_is_refused():
     with pytest.raises(ConfigError, match=r"(?s)--host = mindspeedmm.*'mindspeed-mm'"):
         choose.find_host(["--host", "mindspeedmm"])
 
 
-def test_engine_refuses_other_versions_of_pytorch(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
@@ -79,9 +76,7 @@ def test_engine_refuses_other_versions_of_pytorch(engine: Path, monkeypatch: pyt
         ("mindspeed/fsdp", None, "mindspeed.fsdp"),
     ],
 )
-def test_name_that_the_engine_lacks_is_refused_before_import(
-    engine: Path, module: str, source: str | None, lacking: str
-) -> None:
+def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, source, lacking):
     if source is not None:
         (engine / module).write_text(source)
     elif (engine / module).is_dir():
@@ -92,6 +87,6 @@ def test_name_that_the_engine_lacks_is_refused_before_import(
         contract.check_engine()
 
 
-def test_engine_that_is_not_installed_is_refused() -> None:
+def test_engine_that_is_not_installed_is_refused():
     with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed"):
         contract.check_engine()

@@ -17,17 +17,17 @@ from tests.training.launch import Configs
 
 
 @pytest.fixture
-def configs(tmp_path: Path, digits_folder: Path) -> Configs:
+def configs(tmp_path, digits_folder):
     return Configs.create(tmp_path, digits_folder)
 
 
-def write(configs: Configs, count: int) -> Path:
+def write(configs, count):
     features = configs.folder / "features"
     write_features(str(configs.folder / "model.json"), str(configs.folder / "data.json"), count, str(features), 7)
     return features
 
 
-def test_files_hold_the_samples_of_the_run(configs: Configs) -> None:
+def test_files_hold_the_samples_of_the_run(configs):
     features = write(configs, 66)
     model, data = load_model_config(configs.folder / "model.json"), load_data_config(configs.folder / "data.json")
     batch = open_samples(model, data, 7).batch(np.array([65]))
@@ -44,7 +44,7 @@ def test_files_hold_the_samples_of_the_run(configs: Configs) -> None:
         write(configs, 0)
 
 
-def test_latents_of_a_cache_are_drawn_and_scaled() -> None:
+def test_latents_of_a_cache_are_drawn_and_scaled():
     mean, std, noise = (np.full((1, 4, 2, 2), value, np.float32) for value in (1.0, 2.0, 3.0))
     ae = AutoencoderKLConfig(from_pretrained="vae", scaling_factor=0.5)
     assert (video({"latent_mean": mean, "latent_std": std, "posterior_noise": noise}, 0, ae) == 3.5).all()

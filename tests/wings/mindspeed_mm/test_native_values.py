@@ -12,7 +12,7 @@ from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import COUNTED, FLAGS
 WORDS = "--mm-model m --mm-data d --train-iters 100 --micro-batch-size 4 --lr 1e-3 --lr-decay-style cosine"
 
 
-def test_values_of_every_host_are_taken_and_typed() -> None:
+def test_values_of_every_host_are_taken_and_typed():
     values = parse([*WORDS.split(), "--lr-warmup-iters", "3"], 2).flags()
     values |= {"ema_decay": "0.5", "num_workers": "0"}  # (as a yaml with quotes has them)
     flags = checked_values(values, "run.yaml", 2)
@@ -32,13 +32,13 @@ def test_values_of_every_host_are_taken_and_typed() -> None:
         ("tools.tensorboard_dir", 3),
     ],
 )  # fmt: skip
-def test_value_that_its_flag_does_not_take_is_refused(key: str, value: object) -> None:
+def test_value_that_its_flag_does_not_take_is_refused(key, value):
     values = {**parse(WORDS.split(), 2).flags(), {**FLAGS, **COUNTED}[key]: value}
     with pytest.raises(ConfigError, match=f"run.yaml: .*{key}"):
         checked_values(values, "run.yaml", 2)
 
 
-def test_schedule_that_the_engine_would_ignore_is_refused() -> None:
+def test_schedule_that_the_engine_would_ignore_is_refused():
     flags = parse([*WORDS.split(), "--lr-decay-style", "linear", "--min-lr", "1e-4"], 2)
     with pytest.raises(ConfigError, match="lr_decay_style"):
         checked_values(flags.flags(), "run.yaml", 2)

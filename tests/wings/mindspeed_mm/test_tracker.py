@@ -8,13 +8,7 @@ from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("", "write 12"),
-        ("\ufffd", "says"),
-        ("13", "iter_0000013"),
-        ("release", "release"),
-    ],
+    ("said", "expected"), [("", "write 12"), ("\ufffd", "says"), ("13", "iter_0000013"), ("release", "release")]
 )
 def test_tracker_that_names_no_checkpoint_is_refused(tmp_path, said, expected):
     for iteration in (4, 12):

@@ -9,12 +9,7 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores import moving_digits
 from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
 from mindspeed_mm_dit.wings.scores.digits import FITTED_ON, real_digits
-from mindspeed_mm_dit.wings.scores.moving_digits import (
-    digits_line,
-    read_digits,
-    read_directions,
-    score_moving_digits,
-)
+from mindspeed_mm_dit.wings.scores.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 
 
 def clips_of(count=None):
