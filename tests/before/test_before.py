@@ -1,7 +1,5 @@
 """Checkpoints, caches and configs of version 0.1.0 still work, with its digits (tests/data/before/README.md)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

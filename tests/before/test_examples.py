@@ -1,7 +1,5 @@
 """Config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -22,7 +20,7 @@ ELSEWHERE = ("--train-iters", "--log-interval", "--save", "--load", "--report", 
 """Flags of train.args that change no digit of the first steps, or are given here."""
 
 
-def flags(config: str) -> str:
+def flags(config):
     """Return the flags of a config folder, with its learning rates and the first STEPS of its steps."""
     lines = (ROOT / config / "train.args").read_text().splitlines()
     given = [line for line in lines if line.startswith("--") and not line.startswith(ELSEWHERE)]
@@ -31,7 +29,7 @@ def flags(config: str) -> str:
     return f"{files} {' '.join(given)} --lr-decay-iters {length} --train-iters {STEPS} --log-interval 1"
 
 
-def first_lines(framework: str, config: str) -> dict[str, list[str]]:
+def first_lines(framework, config):
     return dict(list(LOSSES[framework][config].items())[:STEPS])
 
 

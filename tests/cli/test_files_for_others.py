@@ -1,7 +1,5 @@
 """What a run leaves for others names no folder of the machine that it was made on."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

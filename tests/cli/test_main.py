@@ -1,7 +1,5 @@
 """What every command does alike."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal

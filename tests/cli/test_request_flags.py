@@ -1,7 +1,5 @@
 """Vectors that a model is conditioned on, from a file that the command line names."""
 
-from __future__ import annotations
-
 import io
 from argparse import Namespace
 from types import SimpleNamespace

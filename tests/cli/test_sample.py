@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -37,7 +35,7 @@ def trained(tmp_path_factory, digits_folder):
     return folder
 
 
-def sample(*flags: str) -> int:
+def sample(*flags):
     return main(["sample", *flags])
 
 

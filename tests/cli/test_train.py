@@ -1,7 +1,5 @@
 """mm-dit train: from a folder, and by an embedded name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

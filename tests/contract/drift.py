@@ -3,8 +3,6 @@
 OLD and NEW hold mindspeed_mm/ and mindspeed/, as setup.sh unpacks them; this project and Megatron-LM are on PYTHONPATH.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ MINDSPEED_MM_PYTHON                              a Python with the host's requir
 NPU_ON_CPU                                       a folder with a torch_npu that answers on a CPU; not on an NPU
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

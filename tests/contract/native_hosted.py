@@ -5,8 +5,6 @@ MINDSPEED_MM_NATIVE_PYTHON         a Python with PyTorch 2.7.1 or 2.9.0; MINDSPE
 NPU_ON_CPU                         a folder with a torch_npu that answers on a CPU; not on an NPU
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Text to video in the real MindSpeed-MM, by either of its routes, against our own host."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

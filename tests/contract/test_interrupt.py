@@ -1,7 +1,5 @@
 """Ctrl-C in the real hosts, by the script that a user starts them with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

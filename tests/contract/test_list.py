@@ -1,7 +1,5 @@
 """The list of what we rely on in the host: complete, and true where unpacked trees are at hand."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

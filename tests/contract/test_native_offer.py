@@ -1,7 +1,5 @@
 """What else the native engine's yaml offers, on the unmodified engine, with the losses of the standalone host."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Fine-tuning in the unmodified native engine: freezing and adapters, with the losses of the standalone host."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Networks of joint attention, and Wan 2.2, in the real MindSpeed-MM, by either of its routes, against our own host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import cache

@@ -1,7 +1,5 @@
 """What is found before the host is imported; no tree is needed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

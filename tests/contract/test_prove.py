@@ -1,7 +1,5 @@
 """mm-dit prove in both routes of the real MindSpeed-MM: a right step passes, and a fault there is named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

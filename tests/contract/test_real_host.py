@@ -1,7 +1,5 @@
 """Whole runs in the unmodified MindSpeed-MM, compared with the standalone host."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import cache

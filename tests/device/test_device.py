@@ -1,7 +1,5 @@
 """The device apart itself: what goes wrong on a GPU or an NPU goes wrong on it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole runs on the device, and the same on the CPU: lines, validations and checkpoints agree."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

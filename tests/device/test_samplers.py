@@ -1,7 +1,5 @@
 """Every sampler: the CPU's images, and steps that make the host wait for nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

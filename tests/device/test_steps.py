@@ -1,7 +1,5 @@
 """A step of every embedded config: the CPU's numbers, and no wait of the host."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

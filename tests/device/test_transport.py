@@ -1,7 +1,5 @@
 """What goes between host and device arrives before it is read, and random numbers are drawn where they belong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The checks of every host, and what in them depends on the host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """What the standalone host finds, and says, before a device is touched."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A model that cannot fit is refused by its largest setting; a step that may not fit is a warning."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -14,15 +12,7 @@ from mindspeed_mm_dit.configs.parameters import count
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.planning.fit import (
-    Place,
-    check_model_fits,
-    check_state_fits,
-    dominant_setting,
-    host_bytes,
-    state_bytes,
-    tight_step,
-)
+from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, host_bytes, state_bytes, tight_step
 from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
@@ -87,8 +77,3 @@ def test_layout_of_a_run_is_that_of_its_yaml():
                        reshard_after_forward=False)  # fmt: skip
     wanted = Placement(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
     assert Placement(8, 1, SHARDED_BF16).sharded_by(yaml) == wanted
-
-
-def test_dominant_setting_is_named():
-    assert dominant_setting(dataclasses.replace(XL, num_classes=10**8)) == "num_classes"
-    assert dominant_setting(dataclasses.replace(XL, num_layers=100, hidden_size=11520)) == "hidden_size"

@@ -21,12 +21,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import (
-    AutoencoderKLConfig,
-    ModelConfig,
-    load_model_config,
-    model_config_from_mapping,
-)
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.train_args import read_train_args
@@ -93,12 +88,12 @@ def test_published_recipes_are_planned_without_weights(capsys, recipe, elements,
     folder = ROOT / f"examples/dit/imagenet256_{recipe}"
     words = read_train_args(folder / "train.args")
     assert load_fsdp2_config(folder / "fsdp2.yaml") and "--use-torch-fsdp2" in words
-    given = {name: words[words.index(name) + 1] for name in ("--train-iters", "--global-batch-size")}
-    length = [word for pair in given.items() for word in pair]
-    where = ["--world-size", "8", "--device-memory-gib", "80"]
-    assert main(["plan", "--model", f"{folder}/model.json", *where, *length]) == 0
+    flags = ["--model", f"{folder}/model.json", "--world-size", "8", "--device-memory-gib", "80"]
+    for name in ("--train-iters", "--global-batch-size"):
+        flags += [name, words[words.index(name) + 1]]
+    assert main(["plan", *flags]) == 0
     said = capsys.readouterr().out
-    assert f"parameters       {elements:,} " in said and f": {hours} hours if 8 device(s) reach 40%" in said
+    assert f" {elements:,} " in said and f": {hours} hours" in said
 
 
 @pytest.mark.parametrize(
@@ -120,21 +115,10 @@ def test_wan_2_2_is_planned_with_both_experts(capsys, recipe, elements, experts)
     assert load_fsdp2_config(folder / "fsdp2.yaml") and load_data_config(folder / "data.json")
 
 
-@pytest.mark.parametrize(
-    ("preset", "precision", "recompute"),  # the CPU's autocast, unlike CUDA's, keeps norms in bf16
-    [
-        pytest.param(
-            preset, precision, recompute, marks=() if chosen else pytest.mark.extended,
-            id=f"{preset}, {precision.compute}{', recomputed' * recompute}",
-        )
-        for preset, precision, recompute, chosen in (
-            ("DiT-S/2", FLOAT32, False, True), ("DiT-S/2", SHARDED_BF16, False, False),
-            ("DiT-S/2", FLOAT32, True, False), ("DiT-S/2", SHARDED_BF16, True, False),
-            ("DiT-B/4", FLOAT32, False, False), ("DiT-B/4", SHARDED_BF16, False, True),
-            ("DiT-B/4", FLOAT32, True, True), ("DiT-B/4", SHARDED_BF16, True, False),
-        )
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(  # (the CPU's autocast, unlike CUDA's, keeps norms in bf16)
+    ("preset", "precision", "recompute"),
+    [("DiT-S/2", FLOAT32, False), ("DiT-B/4", SHARDED_BF16, False), ("DiT-B/4", FLOAT32, True)],
+)
 def test_activations_are_the_bytes_that_autograd_keeps(preset, precision, recompute):
     model = model_of(preset, num_layers=4)
     planned, _ = activation_bytes(model, Placement(precision=precision, recompute=recompute))
@@ -273,12 +257,6 @@ def test_sharded_weights_are_those_of_fsdp2(world_size):
     assert planned.weights + planned.optimizer < 1.4 / world_size * 12 * PUBLISHED["DiT-XL/2"] + 4 * 256 * 1152
 
 
-def test_two_ranks_hold_half_of_what_one_holds():
-    one, two = (memory(model_of(), Placement(n, n)) for n in (1, 2))
-    state = [m.weights + m.optimizer + m.ema for m in (one, two)]
-    assert state[1] <= 0.55 * state[0]
-
-
 def test_offloaded_state_takes_no_memory_of_the_device():
     whole = load_model_config(str(ROOT / "examples/dit/flux_lora/model.json"))
     model = tuned(whole, Tuning(("attention",), rank=16))
@@ -293,16 +271,7 @@ def test_offloaded_state_takes_no_memory_of_the_device():
 
 
 def test_adapters_of_wan_14b_fit_where_the_whole_does_not():
-    sections = {
-        "ae": {"model_id": "wan_video_vae", "from_pretrained": "vae"},
-        "text_encoder": {"model_id": "umt5", "from_pretrained": "umt5"},
-        "diffusion": {"model_id": "wan_flow_match_scheduler"},
-        "predictor": {
-            "model_id": "wan", "num_layers": 40, "num_attention_heads": 40, "attention_head_dim": 128,
-            "ffn_dim": 13824, "latent_size": [21, 60, 104],
-        },
-    }  # fmt: skip
-    whole = model_config_from_mapping(sections, "model.json")
+    whole = load_model_config(str(ROOT / "examples/dit/wan2.2_t2v_a14b/model.json"))
     adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
     request = Request(Placement(8), device_bytes=56 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):

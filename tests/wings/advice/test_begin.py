@@ -1,7 +1,5 @@
 """mm-dit init --from: small weights of the layouts that mm-dit get makes, and what is made of them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """mm-dit data: what a run would see, from images that have a bit of everything wrong with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -97,17 +95,6 @@ def test_damaged_image_of_a_mix_names_its_source(pets, capsys):
         (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
         assert main(["data", "."]) == code
         assert ("or set dataset_param.sources[1].skip_bad_images to true" in capsys.readouterr().out) == bool(code)
-
-
-def test_sources_of_a_mix_are_counted_by_bucket(pets, capsys):
-    own = {"data_folder": "pets", "bucket_group": 1}
-    sources = [{**own, "image_size": 16}, {**own, "buckets": [[16, 16]]}]
-    (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
-    assert main(["data", "."]) == 0
-    first, second = capsys.readouterr().out.split("dataset_param.sources[0]\n")[1].split("dataset_param.sources[1]\n")
-    assert "shorter side 8 to 32 pixels" in first and "bucket" not in first
-    [bucket] = [line.split() for line in second.splitlines() if "16 x 16" in line]
-    assert bucket[3:6] == ["13", "0", "0"] and "of each image's area is kept" in second
 
 
 @pytest.mark.parametrize(

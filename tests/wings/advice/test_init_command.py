@@ -1,7 +1,5 @@
 """mm-dit init: from a folder of images to a config that trains, on crops of scikit-learn's two photographs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -22,6 +20,7 @@ from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.captions_fixtures import LAYOUTS
 from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
+from tests.photographs_fixtures import cut_photographs
 from tests.text_encoder_fixtures import write_bert, write_clip, write_t5
 from tests.training.launch import Configs, run
 
@@ -29,25 +28,13 @@ WORDS = "--text-encoder words"
 FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
 
 
-@pytest.fixture(scope="module")
-def photographs():
-    from sklearn.datasets import load_sample_images
-
-    return dict(zip(("china", "flower"), load_sample_images().images))
-
-
 @pytest.fixture
-def here(tmp_path, monkeypatch, photographs):
-    """30 crops of 48 pixels of each photograph, in a folder each; mm-dit is on the path, and scores are not tested."""
+def here(tmp_path, monkeypatch):
+    """Crops of photographs; mm-dit is on the path, and scores are not tested."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     monkeypatch.setattr("mindspeed_mm_dit.wings.advice.cli.init.FEWEST_TESTED", 10**6)
-    for name, pixels in photographs.items():
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for number in range(30):
-            top, left = 60 * (number // 6), 90 * (number % 6)
-            crop = Image.fromarray(pixels[top : top + 48, left : left + 48])
-            crop.save(tmp_path / "images" / name / f"{number:02d}.png")
+    cut_photographs(tmp_path / "images")
     return tmp_path
 
 
@@ -82,27 +69,12 @@ def test_config_trains_and_samples_by_the_printed_commands(here, capsys):
     assert main([*words, "--steps", "1", "--num-per-class", "1"]) == 0 and (here / "samples.png").is_file()
 
 
-def test_flags_are_written_with_their_reasons(here):
-    assert init("images", "--output", "my config") == 0
-    words = read_train_args(here / "my config/train.args")
-    assert words[words.index("--save") + 1] == words[words.index("--load") + 1] == "outputs/my config/checkpoints"
-    lines = (here / "my config/train.args").read_text().splitlines()
-    assert lines[lines.index("--lr-decay-style cosine") - 1].startswith("#")
-
-
 def test_names_that_are_not_utf_8_are_taken(here, capsys):
     (here / "images/china").rename(here / "images/ch\udce9na")
     assert init("images", "--output", "c\udcf6nfig") == 0
     assert r"0 ch\udce9na (30)" in capsys.readouterr().out
     words = read_train_args(here / "c\udcf6nfig/train.args")
     assert words[words.index("--save") + 1] == "outputs/c?nfig/checkpoints"
-
-
-def test_folders_that_are_numbers_are_those_labels(here, capsys):
-    for name, number in (("china", "1"), ("flower", "10")):
-        (here / "images" / name).rename(here / "images" / number)
-    assert init("images", "--output", "config") == 0
-    assert "num_classes = 11, and 9 classes have no images" in capsys.readouterr().err
 
 
 def test_images_without_folders_are_one_class(here, capsys):

@@ -1,7 +1,5 @@
 """What mm-dit plan recommends and says: bytes sent, the time of a step, the layout, its yaml, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 

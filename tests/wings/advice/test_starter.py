@@ -1,7 +1,5 @@
 """What is chosen for a first run, by the images and by the machine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

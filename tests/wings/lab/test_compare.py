@@ -1,15 +1,8 @@
-"""mm-dit compare: equal sides pass; an operator that is broken on one of them is found, and its module named.
-
-The sides here are one framework twice, or PyTorch and MindSpore where both are to be had (MM_DIT_MINDSPORE_PYTHON names
-the interpreter of the second).
-"""
-
-from __future__ import annotations
+"""mm-dit compare: equal sides pass; an operator that is broken on one of them is found, and its module named."""
 
 import argparse
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -31,6 +24,7 @@ from mindspeed_mm_dit.wings.lab.processes import batch_size_of, find_python
 from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_error, worst
 from mindspeed_mm_dit.wings.lab.task import Task
 from tests.conftest import GOLDEN
+from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.training.launch import Configs
 from tests.wings.lab import forked_tasks
 from tests.wings.lab.foreign import rows
@@ -38,26 +32,9 @@ from tests.wings.lab.foreign import rows
 PLANTS = Path(__file__).with_name("plants.py")
 
 
-def _python_with(package: str, variable: str) -> str | None:
-    return sys.executable if importlib.util.find_spec(package) else os.environ.get(variable)
-
-
-PYTHONS = {
-    "pytorch": _python_with("torch", "MM_DIT_PYTORCH_PYTHON"),
-    "mindspore": _python_with("mindspore", "MM_DIT_MINDSPORE_PYTHON"),
-}
-
-
-def python_of(framework: str) -> str:
-    python = PYTHONS[framework]
-    if python is None:
-        pytest.skip(f"no interpreter with {framework} here, and MM_DIT_{framework.upper()}_PYTHON names none")
-    return python
-
-
 @pytest.fixture(scope="module")
-def configs(tmp_path_factory, digits_folder) -> Configs:
-    return Configs.create(tmp_path_factory.mktemp("configs"), digits_folder, hidden_size=32, num_layers=2, num_heads=2)
+def configs(tmp_path_factory, few_digits):
+    return Configs.create(tmp_path_factory.mktemp("configs"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 @pytest.fixture
@@ -67,7 +44,7 @@ def forked(monkeypatch):
         monkeypatch.setattr(compare, name, getattr(forked_tasks, name))
 
 
-def arguments(configs: Configs, output: Path, *flags: str):
+def arguments(configs, output, *flags):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_args(["--model", f"{configs.folder}/model.json", "--output", str(output), *flags])
@@ -75,9 +52,10 @@ def arguments(configs: Configs, output: Path, *flags: str):
 
 @pytest.mark.extended
 @pytest.mark.ranks
-@pytest.mark.parametrize("framework", ["pytorch", "mindspore"])
-def test_broken_operator_is_found_and_its_module_named(framework, configs, tmp_path, forked):
-    python = python_of(framework)
+@pytest.mark.parametrize(
+    ("framework", "python"), [("pytorch", sys.executable), pytest.param("mindspore", PYTHON, marks=needs_mindspore)]
+)
+def test_broken_operator_is_found_and_its_module_named(framework, python, configs, tmp_path, forked):
     whole, broken = Side(framework, python, "whole"), Side(framework, python, "the_scale_of_attention", PLANTS)
     flags = ("--steps", "0", "--sample-steps", "0")
     assert run_sides(arguments(configs, tmp_path / "r.html", *flags), (whole, broken)) == 1
@@ -86,18 +64,15 @@ def test_broken_operator_is_found_and_its_module_named(framework, configs, tmp_p
 
 @pytest.mark.ranks
 def test_equal_sides_pass_with_weights_of_a_checkpoint(configs, tmp_path, forked):
-    framework = "pytorch" if PYTHONS["pytorch"] else "mindspore"
-    python = python_of(framework)
     model, data = f"{configs.folder}/model.json", f"{configs.folder}/data.json"
+    write_weights(tmp_path / "other.safetensors", weights_of(load_model_config(model), None, 7))
     flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
-    weights = weights_of(load_model_config(model), None, 7)
-    write_weights(tmp_path / "other.safetensors", weights)
-    task = Task(("--ai-framework", framework, *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
-    (from_the_seed,) = Side(framework, python, "fresh").take([task], tmp_path)
+    task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
+    (from_the_seed,) = Side("pytorch", sys.executable, "fresh").take([task], tmp_path)
 
-    args = arguments(configs, tmp_path / "r.html", "--checkpoint", f"{tmp_path}/other.safetensors", "--steps", "1",
-                     "--sample-steps", "2", "--batch-size", "8")  # fmt: skip
-    assert run_sides(args, (Side(framework, python, "a"), Side(framework, python, "b"))) == 0
+    words = f"--checkpoint {tmp_path}/other.safetensors --steps 1 --sample-steps 2 --batch-size 8"
+    args = arguments(configs, tmp_path / "r.html", *words.split())
+    assert run_sides(args, tuple(Side("pytorch", sys.executable, name) for name in "ab")) == 0
     found = json.loads((tmp_path / "r.json").read_text())
     losses = {each["name"]: each["norm"] for each in found["quantities"] if each["name"].startswith("loss/")}
     assert losses.keys() == {"loss/1"}
@@ -106,56 +81,43 @@ def test_equal_sides_pass_with_weights_of_a_checkpoint(configs, tmp_path, forked
 
 @pytest.mark.extended
 @pytest.mark.ranks
+@needs_mindspore
 def test_pytorch_and_mindspore_agree(configs, tmp_path):
-    pythons = [f"--{name}-python={python_of(name)}" for name in ("pytorch", "mindspore")]
+    pythons = [f"--pytorch-python={sys.executable}", f"--mindspore-python={PYTHON}"]
     flags = ["--model", f"{configs.folder}/model.json", "--output", f"{tmp_path}/r.html", "--batch-size", "8"]
     assert main(["compare", *flags, "--steps", "2", "--sample-steps", "2", *pythons]) == 0
 
 
-# --- the parts -------------------------------------------------------------------------------------------
-
-
 def test_first_wrong_module_is_the_smallest_with_right_inputs():
     findings = [
-        Finding("input//0", 1e-7, 1e-5),
-        Finding("input/proj/0", 1e-2, 1e-5),
-        Finding("output/norm1", 1e-7, 1e-5),
-        Finding("output/proj", 1e-2, 1e-5),  # wrong only because of what it is fed
-        Finding("output/attn", 1e-2, 1e-5),
-        Finding("output/block", 1e-3, 1e-5),
-    ]
-    assert first_wrong(findings) == "forward: module attn, first seen in proj"
+        Finding("input//0", 1e-7, 1e-5), Finding("input/proj/0", 1e-2, 1e-5), Finding("output/norm1", 1e-7, 1e-5),
+        Finding("output/proj", 1e-2, 1e-5), Finding("output/attn", 1e-2, 1e-5), Finding("output/block", 1e-3, 1e-5),
+    ]  # fmt: skip
+    back = [Finding("given/b", 1.0, 1e-5), Finding("back/b", 1.0, 1e-5), Finding("back/a", 1.0, 1e-5)]
+    assert first_wrong(findings) == "forward: module attn, first seen in proj"  # (which is fed what is wrong)
     assert first_wrong([Finding("output/x", float("nan"), 1e-5)]) == "forward: module x"
     assert first_wrong([Finding("input//2", 1.0, 1e-5), *findings]).startswith("forward: the data: input 2 of the")
-    assert first_wrong([Finding("given/b", 1.0, 1e-5), Finding("back/b", 1.0, 1e-5), Finding("back/a", 1.0, 1e-5)]) == (
-        "backward: module a"
-    )
-    assert first_wrong(findings[:1]).startswith("after backward")
+    assert first_wrong(back) == "backward: module a" and first_wrong(findings[:1]).startswith("after backward")
 
 
 def test_error_is_relative_and_infinite_for_nan():
     assert relative_error(np.array([1.0, 1.1]), np.array([1.0, 1.0])) == pytest.approx(0.1 / 2**0.5)
     assert relative_error(np.array([np.nan]), np.array([1.0])) == np.inf
     assert relative_error(np.zeros(2), np.zeros(3)) == np.inf
+    first, both = {"loss/1": np.ones(1)}, {"loss/1": np.ones(1), "loss/2": np.ones(1)}
+    assert [f.error for f in judge_steps(first, both)] == [0.0, np.inf]
     masks = np.array([0.0, -np.inf, 2.0])
     assert relative_error(masks, masks) == 0 and relative_error(-masks, masks) == np.inf
     lost, far = Finding("gradient/a", np.inf, np.inf), Finding("gradient/b", 0.5, 1e-6)
     assert not lost.good and not Finding("gradient/c", 0.5, np.inf).good and worst([far, lost]) is lost
 
 
-def test_missing_step_is_an_infinite_difference():
-    first, both = {"loss/1": np.ones(1)}, {"loss/1": np.ones(1), "loss/2": np.ones(1)}
-    assert [f.error for f in judge_steps(first, both)] == [0.0, np.inf]
-
-
 def test_training_flags_are_those_of_the_run_without_saving(tmp_path):
-    (tmp_path / "train.args").write_text(
-        "# cost\n--train-iters 800 --lr 2e-3\n--save=x --report\n--micro-batch-size 64"
-    )
+    words = "# cost\n--train-iters 800 --lr 2e-3\n--save=x --report\n--micro-batch-size 64"
+    (tmp_path / "train.args").write_text(words)
     flags = training_flags("m.json", "d.json", tmp_path / "train.args", 20, 7, None, None)
-    assert "--save" not in flags and "x" not in flags and "--report" not in flags
+    assert not {"--save", "x", "--report"} & set(flags) and batch_size_of(flags) == 64
     assert " ".join(flags).endswith("--lr-decay-iters 800 --train-iters 20 --seed 7")
-    assert batch_size_of(flags) == 64
 
 
 def test_missing_interpreter_is_refused(tmp_path, monkeypatch):
@@ -167,6 +129,7 @@ def test_missing_interpreter_is_refused(tmp_path, monkeypatch):
         find_python("pytorch", "nowhere/python")
 
 
+@pytest.mark.extended
 def test_side_that_fails_says_why(tmp_path):
     task = Task(("--ai-framework", "pytorch", "--nonsense"), f"{tmp_path}/broken")
     with pytest.raises(UserError, match=r"broken .*ConfigError"):
@@ -204,8 +167,7 @@ def test_what_cannot_be_compared_is_refused(words, message, capsys, framework):
 
 @pytest.mark.pytorch
 @pytest.mark.parametrize(
-    "place",
-    rows([*SMALL, f"{GOLDEN}/sd35_tiny", f"{GOLDEN}/wan21_i2v_tiny"], [next(iter(SMALL)), f"{GOLDEN}/sd35_tiny"]),
+    "place", rows([*SMALL, f"{GOLDEN}/sd35_tiny", f"{GOLDEN}/wan21_i2v_tiny"], [f"{GOLDEN}/sd35_tiny"])
 )
 def test_networks_are_those_of_diffusers(place, tmp_path, framework):
     pytest.importorskip("diffusers")

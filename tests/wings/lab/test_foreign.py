@@ -1,7 +1,5 @@
 """Published faults, planted in somebody else's network, are found and named by ``dit.prove``; right ways are not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,7 @@ def given(framework):
     return inputs()
 
 
-FEW = ["causal joint attention"] if FRAMEWORK == "mindspore" else [*FAULTS][:3]
+FEW = ["causal joint attention"] if FRAMEWORK == "mindspore" else [*FAULTS][:2]
 
 
 @pytest.mark.parametrize("name", rows(FAULTS, FEW))
@@ -33,7 +31,7 @@ def test_fault_of_a_network_is_found_and_its_module_named(framework, given, name
     assert not found.good and where in found.where, (found.where, str(found))
 
 
-RIGHT = ("keys in another order", "fused queries, keys and values", "recomputed blocks")
+RIGHT = ("keys in another order", *(("fused queries, keys and values", "recomputed blocks") if PYTORCH else ()))
 
 
 def of_another_eps(x):

@@ -1,7 +1,5 @@
 """The first tensor of a step that is not finite is named, by module and sample, and nothing moves for being watched."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

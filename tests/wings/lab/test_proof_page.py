@@ -1,7 +1,5 @@
 """The page of ``mm-dit prove``: what it says of layouts that are right, wrong, and not proved."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

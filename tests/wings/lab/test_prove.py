@@ -1,7 +1,5 @@
 """``mm-dit prove`` finds every planted fault of parallel training, names where it is, and calls nothing right wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,6 +21,7 @@ from mindspeed_mm_dit.wings.lab.prove import Verdict
 from mindspeed_mm_dit.wings.lab.task import Taken
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
+from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.outside import plugin
 from tests.outside.source import write_turned
 from tests.training.launch import Configs, mm_dit
@@ -53,7 +52,7 @@ def clips(tmp_path_factory):
     )
 
 
-def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> dict:
+def judged(given, folder, names, pythons=PYTHONS):
     """Take steps with each of the faults ``names`` planted; return what is found wrong, and where."""
     config, faults = open_config(given, folder, None, True, steps=2), {name: FAULTS[name] for name in names}
     truths = truths_here(config, [fault.layout for fault in faults.values()], watched=True)
@@ -71,7 +70,7 @@ def judged(given: Path, folder: Path, names: list, pythons: dict = PYTHONS) -> d
     return found
 
 
-def faults_of(*, is_mindspore: bool = False) -> list[str]:
+def faults_of(*, is_mindspore=False):
     return [
         name for name, fault in FAULTS.items()
         if fault.layout not in (ULYSSES, DEVICE) and (fault.layout.framework == "mindspore") == is_mindspore
@@ -86,6 +85,7 @@ def test_fault_of_ranks_that_share_a_sample_is_found(clips, tmp_path):
     assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
 
 
+@pytest.mark.extended
 def test_device_layout_needs_the_same_inputs_as_the_host(clips, tmp_path, monkeypatch):
     from mindspeed_mm_dit.framework.pytorch import runtime
 
@@ -115,29 +115,26 @@ def test_fault_of_a_layout_is_found_and_named(of_digits, name):
     assert found.place.startswith(FAULTS[name].where)
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
+@needs_mindspore
 def test_first_wrong_module_is_named_on_mindspore(digits, tmp_path):
-    python = os.environ.get("MM_DIT_MINDSPORE_PYTHON")
-    if python is None:
-        pytest.skip("MM_DIT_MINDSPORE_PYTHON names no interpreter")
-    for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": python}).items():
+    for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": PYTHON}).items():
         assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where), found.place
 
 
 @pytest.mark.ranks
 def test_right_step_passes_in_every_layout(digits, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(proof, "run_tasks", run_tasks)
-    page = tmp_path / "proof.html"
-    names = ["autocast", "recompute", "Muon", "pytorch-2-replicated", "FSDP2, bf16", "Ulysses"]
-    layouts = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "2"]
-    assert main(["prove", str(digits), "--output", str(page), *layouts]) == 0, capsys.readouterr()
+    page, names = tmp_path / "proof.html", ["recompute", "Muon", "pytorch-2-replicated", "FSDP2, bf16"]
+    flags = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "1"]
+    assert main(["prove", str(digits), "--output", str(page), *flags]) == 0, capsys.readouterr()
     found = json.loads(page.with_suffix(".json").read_text())
     verdicts = {each["layout"]: each for each in found["layouts"]}
-    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 6
-    absent = verdicts["2 ranks, MindSpeed-MM, native engine"]
-    assert absent["verdict"] == "not proved" and "cannot be found" in absent["reason"]
+    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 4
+    assert verdicts["2 ranks, MindSpeed-MM, native engine"]["verdict"] == "not proved"
     names = {quantity["name"] for quantity in verdicts["2 ranks, replicated"]["quantities"]}
-    kinds = ("loss/2", "gradient norm/2", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
+    kinds = ("loss/1", "gradient norm/1", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
     assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names
 
 
@@ -195,7 +192,7 @@ def test_small_model_is_proved_whole(tmp_path):
     assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
 
 
-def called_wrong(seeds, place: Path, digits: Path, clips: Path | None = None, kinds: str = "single") -> dict:
+def called_wrong(seeds, place, digits, clips=None, kinds="single"):
     proved = prove_all(seeds, place, digits, clips, kinds)
     return {(each.seed, str(each.layout)): each.wrong for each in proved if each.wrong}
 

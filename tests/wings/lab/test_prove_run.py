@@ -1,10 +1,7 @@
 """Steps of a published run, taken again by ``mm-dit prove --run``: its checkpoints, or its card alone, say how."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -67,11 +64,11 @@ def test_another_seed_and_a_wrong_line_fail(published, tmp_path, capsys):
     assert "FAIL  iteration      2  loss" in capsys.readouterr().out
 
 
-def prove_run(place: str, *flags: str, page: Path) -> int:
+def prove_run(place, *flags, page):
     return main(["prove", "--output", str(page), "--run", place, *flags])
 
 
-def here(published: Path) -> list[str]:
+def here(published):
     return ["--mm-model", f"{published}/model.json", "--mm-data", f"{published}/data.json"]
 
 

@@ -1,12 +1,9 @@
 """A step of a run is computed again, to the digit, and what overflows in it is named."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +11,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.data_set import Sample
 from mindspeed_mm_dit.training.run_command import NOT_FINITE, found, leave
-from mindspeed_mm_dit.wings.lab.pytorch.probe import NotFinite
-from mindspeed_mm_dit.wings.lab.replay import StepReport
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -32,7 +26,7 @@ def tiny(tmp_path_factory, few_digits):
     return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
-def replay(folder: Path, flags: str, ranks: int = 1, cwd: Path = ROOT) -> tuple[int, str]:
+def replay(folder, flags, ranks=1, cwd=ROOT):
     done = mm_dit("replay", "--checkpoint", folder, *flags.split(), ranks=ranks, folder=cwd)
     return done.code, done.output
 
@@ -157,16 +151,3 @@ def test_step_that_the_run_does_not_have_is_refused(tmp_path, capsys, iteration,
     (tmp_path / NOT_FINITE).write_text(json.dumps(facts))
     assert main(["replay", "--checkpoint", str(tmp_path), *changed.split()]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_report_has_samples_not_finite_first_and_largest_by_block():
-    samples = [[Sample(n, f"{n}.png", "cat", n == 1) for n in range(first, first + 10)] for first in (0, 10)]
-    largest = {"x_embedder": 1.0, "blocks.0.attn": 5.0, "blocks.0": 2.0, "blocks.1.mlp": math.nan, "blocks.1": math.inf}
-    where = NotFinite("blocks.1.mlp", "output", 1, (4,))
-    report = StepReport(3, math.nan, 1.0, where, samples, {**largest, "": 9.0}, ["blocks.0", "blocks.1"])
-    lines = [line.split() for line in report.lines()]
-    assert lines[0][-1] == "blocks.1.mlp" and lines[2][:3] == ["14", "14.png", "cat"]
-    assert lines[20:] == [
-        ["x_embedder", "1", "x_embedder"], ["blocks.0", "5", "blocks.0.attn"], ["blocks.1", "nan", "blocks.1.mlp"],
-    ]  # fmt: skip
-    assert not report.is_finite

@@ -1,7 +1,5 @@
 """What users' yamls and commands call by name is where they call it, wherever the code is."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Which of MindSpeed-MM's two routes --host auto takes, and what stops the native engine; no tree is needed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 

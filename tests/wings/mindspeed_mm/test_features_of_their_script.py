@@ -1,7 +1,5 @@
 """Features as files for the host's own pretrain_sora.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

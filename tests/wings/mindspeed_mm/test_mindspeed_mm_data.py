@@ -1,7 +1,5 @@
 """A data.json as MindSpeed-MM has it: what its keys mean here, and what is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import json
 

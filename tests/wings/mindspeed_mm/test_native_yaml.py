@@ -1,7 +1,5 @@
 """What the native engine is told, in the words of its yaml; no tree is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

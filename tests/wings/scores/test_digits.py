@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist, pdist
@@ -7,7 +5,7 @@ from scipy.spatial.distance import cdist, pdist
 from mindspeed_mm_dit.wings.scores.digits import digits_accuracy, real_digits, score_digits, scores_of_real_digits
 
 
-def as_images(pixels: np.ndarray) -> np.ndarray:
+def as_images(pixels):
     return np.round(np.clip(pixels, 0, 16) * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
 
 

@@ -1,7 +1,5 @@
 """Scores of anybody's images without a published network: each says what its name says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -22,7 +20,7 @@ from mindspeed_mm_dit.wings.scores.real_images import RealImages, held_out
 NAMES = ("disc", "frame", "ramp")
 
 
-def drawn(name: str, count: int, seed: int) -> np.ndarray:
+def drawn(name, count, seed):
     """Images (count, 24, 24, 3) uint8 of one kind: each in a colour, size and place of its own, with some noise."""
     rng = np.random.default_rng([seed, NAMES.index(name)])
     y, x = np.mgrid[:24, :24]
@@ -35,7 +33,7 @@ def drawn(name: str, count: int, seed: int) -> np.ndarray:
     return np.clip(images * 200 + rng.normal(20, 8, images.shape), 0, 255).astype(np.uint8)
 
 
-def write(folder, images_by_name: dict[str, np.ndarray]):
+def write(folder, images_by_name):
     for name, images in images_by_name.items():
         (folder / name).mkdir(parents=True)
         for number, image in enumerate(images):
@@ -48,7 +46,7 @@ def real(tmp_path_factory):
     return write(tmp_path_factory.mktemp("real"), {name: drawn(name, 30, seed=0) for name in NAMES})
 
 
-def judgement(samples, real, output) -> dict:
+def judgement(samples, real, output):
     assert main(["evaluate", "--samples", str(samples), "--reference", str(real), "--output", str(output)]) == 0
     return json.loads((output / "report.json").read_text())["judgement"]
 
@@ -86,7 +84,7 @@ def test_images_of_one_class_are_read_by_shape(tmp_path, capsys):
     assert new["scores"]["variety"] == pytest.approx(1, abs=0.1)
 
 
-def crops(photograph: str, count: int, seed: int) -> np.ndarray:
+def crops(photograph, count, seed):
     """Squares (count, 32, 32, 3) uint8 of a photograph, half to nine tenths of its height."""
     photo, rng = Image.fromarray(load_sample_image(f"{photograph}.jpg")), np.random.default_rng(seed)
     found = []
@@ -96,7 +94,7 @@ def crops(photograph: str, count: int, seed: int) -> np.ndarray:
     return np.stack(found)
 
 
-def as_drawn_early(images: np.ndarray) -> np.ndarray:
+def as_drawn_early(images):
     """Draws from the Gaussian of the images, which is what a model learns first: colours and coarse places."""
     flat = images.reshape(len(images), -1) / 255
     weights = np.random.default_rng(0).normal(size=(len(flat), len(flat))) / np.sqrt(len(flat))

@@ -1,7 +1,5 @@
 """The feature path with random weights: torch-fidelity's network, and none of the published file, which is not here."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +24,7 @@ TORCH_FIDELITY = {
 """What torch-fidelity 0.4.0 makes of ``features()`` with functions of its own: splits of 100, not shuffled."""
 
 
-def features() -> tuple[np.ndarray, np.ndarray]:
+def features():
     """Two sets of features that overlap in part, (400, 24) and (300, 24) float32."""
     draw = np.random.Generator(np.random.Philox(7))
     mixing = draw.standard_normal((24, 24)) / 5

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -17,7 +15,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (7, 4, 4, 3), np.uint8)
 LABELS = np.arange(7)
 
 
-def filled(folder, *files: int) -> Shards:
+def filled(folder, *files):
     shards = Shards(folder, DRAWING)
     shards.begin()
     for file in files:

@@ -1,7 +1,5 @@
 """mm-dit app: a page of a real browser draws what mm-dit sample draws, from this machine alone."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.client
@@ -46,13 +44,13 @@ def served():
         yield pipe, address
 
 
-def pixels_of(address_or_path: str) -> np.ndarray:
+def pixels_of(address_or_path):
     opener = urllib.request.urlopen if address_or_path.startswith("http") else open_file
     with opener(address_or_path) as file:
         return np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
 
 
-def open_file(path: str):
+def open_file(path):
     return open(path, "rb")
 
 
@@ -126,13 +124,6 @@ def test_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
     assert ended.wait(120)
 
 
-def test_proxy_is_not_asked_for_a_page_of_this_machine(monkeypatch):
-    for name in ("http_proxy", "HTTPS_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "socks5://127.0.0.1:9")
-    with serving(dit.create("digits", framework=FRAMEWORK)) as address:
-        assert client.Client(address, verbose=False).endpoints
-
-
 @pytest.mark.extended
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium of this system")
 @pytest.mark.parametrize("config", ["digits", "emoji"])
@@ -177,12 +168,3 @@ def test_ports_that_cannot_be_listened_on_are_refused(served, capsys):
         serve(pipe, "digits", port)
     assert main(["app", "--checkpoint", "nowhere", "--port", "0"]) == 2
     assert "--port = 0" in capsys.readouterr().err
-
-
-def test_words_that_no_caption_had_are_noted(monkeypatch):
-    from mindspeed_mm_dit.wings.view import app
-
-    pipe, told = dataclasses.replace(dit.create("emoji", framework=FRAMEWORK), words=("red", "apple")), []
-    monkeypatch.setattr(app.gradio(), "Info", told.append)
-    app._drawn(pipe, [], "red apple\nblue apple", 1, 1.0, 1, "euler", 0)
-    assert len(told) == 1 and "'blue'" in told[0]
