@@ -25,16 +25,10 @@ from mindspeed_mm_dit.wings.lab.table import Finding, judge_steps, relative_erro
 from mindspeed_mm_dit.wings.lab.task import Task
 from tests.conftest import GOLDEN
 from tests.mindspore.launch import PYTHON, needs_mindspore
-from tests.training.launch import Configs
 from tests.wings.lab import forked_tasks
 from tests.wings.lab.foreign import rows
 
 PLANTS = Path(__file__).with_name("plants.py")
-
-
-@pytest.fixture(scope="module")
-def configs(tmp_path_factory, few_digits):
-    return Configs.create(tmp_path_factory.mktemp("configs"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 @pytest.fixture
@@ -44,10 +38,10 @@ def forked(monkeypatch):
         monkeypatch.setattr(compare, name, getattr(forked_tasks, name))
 
 
-def arguments(configs, output, *flags):
+def arguments(tiny, output, *flags):
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return parser.parse_args(["--model", f"{configs.folder}/model.json", "--output", str(output), *flags])
+    return parser.parse_args(["--model", f"{tiny.folder}/model.json", "--output", str(output), *flags])
 
 
 @pytest.mark.extended
@@ -55,23 +49,23 @@ def arguments(configs, output, *flags):
 @pytest.mark.parametrize(
     ("framework", "python"), [("pytorch", sys.executable), pytest.param("mindspore", PYTHON, marks=needs_mindspore)]
 )
-def test_broken_operator_is_found_and_its_module_named(framework, python, configs, tmp_path, forked):
+def test_broken_operator_is_found_and_its_module_named(framework, python, tiny, tmp_path, forked):
     whole, broken = Side(framework, python, "whole"), Side(framework, python, "the_scale_of_attention", PLANTS)
     flags = ("--steps", "0", "--sample-steps", "0")
-    assert run_sides(arguments(configs, tmp_path / "r.html", *flags), (whole, broken)) == 1
+    assert run_sides(arguments(tiny, tmp_path / "r.html", *flags), (whole, broken)) == 1
     assert "<p class=FAIL>forward: module blocks.0.attn</p>" in (tmp_path / "r.html").read_text()
 
 
 @pytest.mark.ranks
-def test_equal_sides_pass_with_weights_of_a_checkpoint(configs, tmp_path, forked):
-    model, data = f"{configs.folder}/model.json", f"{configs.folder}/data.json"
+def test_equal_sides_pass_with_weights_of_a_checkpoint(tiny, tmp_path, forked):
+    model, data = f"{tiny.folder}/model.json", f"{tiny.folder}/data.json"
     write_weights(tmp_path / "other.safetensors", weights_of(load_model_config(model), None, 7))
     flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
     task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
     (from_the_seed,) = Side("pytorch", sys.executable, "fresh").take([task], tmp_path)
 
     words = f"--checkpoint {tmp_path}/other.safetensors --steps 1 --sample-steps 2 --batch-size 8"
-    args = arguments(configs, tmp_path / "r.html", *words.split())
+    args = arguments(tiny, tmp_path / "r.html", *words.split())
     assert run_sides(args, tuple(Side("pytorch", sys.executable, name) for name in "ab")) == 0
     found = json.loads((tmp_path / "r.json").read_text())
     losses = {each["name"]: each["norm"] for each in found["quantities"] if each["name"].startswith("loss/")}
@@ -82,9 +76,9 @@ def test_equal_sides_pass_with_weights_of_a_checkpoint(configs, tmp_path, forked
 @pytest.mark.extended
 @pytest.mark.ranks
 @needs_mindspore
-def test_pytorch_and_mindspore_agree(configs, tmp_path):
+def test_pytorch_and_mindspore_agree(tiny, tmp_path):
     pythons = [f"--pytorch-python={sys.executable}", f"--mindspore-python={PYTHON}"]
-    flags = ["--model", f"{configs.folder}/model.json", "--output", f"{tmp_path}/r.html", "--batch-size", "8"]
+    flags = ["--model", f"{tiny.folder}/model.json", "--output", f"{tmp_path}/r.html", "--batch-size", "8"]
     assert main(["compare", *flags, "--steps", "2", "--sample-steps", "2", *pythons]) == 0
 
 
@@ -143,8 +137,8 @@ def test_side_that_fails_says_why(tmp_path):
         "--batch-size 0", "--train-args nowhere.args", "--checkpoint nowhere", "--model nowhere.json",
     ],
 )  # fmt: skip
-def test_compare_refuses_before_any_work(configs, flags):
-    given = arguments(configs, Path("r.html"), *flags.split())
+def test_compare_refuses_before_any_work(tiny, flags):
+    given = arguments(tiny, Path("r.html"), *flags.split())
     with pytest.raises(UserError, match=flags.partition(" ")[0]):
         check_arguments(given)
 

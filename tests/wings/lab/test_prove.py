@@ -25,7 +25,7 @@ from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.outside import plugin
 from tests.outside.source import write_turned
 from tests.training.launch import Configs, mm_dit
-from tests.wings.lab.campaign import PYTHONS, config_folder, prove_all, truths_here
+from tests.wings.lab.campaign import PYTHONS, called_wrong, config_folder, truths_here
 from tests.wings.lab.foreign import rows
 from tests.wings.lab.forked_tasks import run_tasks
 from tests.wings.lab.plants import DEVICE, FAULTS, ULYSSES
@@ -190,11 +190,6 @@ def test_narrowed_model_has_the_parameters_of_the_whole(whole):
 
 def test_small_model_is_proved_whole(tmp_path):
     assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
-
-
-def called_wrong(seeds, place, digits, clips=None, kinds="single"):
-    proved = prove_all(seeds, place, digits, clips, kinds)
-    return {(each.seed, str(each.layout)): each.wrong for each in proved if each.wrong}
 
 
 @pytest.mark.extended

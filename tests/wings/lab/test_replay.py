@@ -16,14 +16,6 @@ from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
 FLAGS = "--global-batch-size 8 --micro-batch-size 4 --num-workers 0 --lr-decay-style constant "
-SHARDED = (
-    "sub_modules_to_wrap: ['predictor.blocks.{*}']\nrecompute_modules: ['predictor.blocks.{*}']\nsharding_size: auto\n"
-)
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
 def replay(folder, flags, ranks=1, cwd=ROOT):
@@ -56,7 +48,9 @@ def test_step_is_computed_again_to_the_printed_digit(trained, iteration, origin)
 @pytest.mark.extended
 @pytest.mark.ranks
 def test_step_of_sharded_ranks_is_computed_again(tiny, tmp_path):
-    (tmp_path / "fsdp2.yaml").write_text(SHARDED)
+    blocks = "['predictor.blocks.{*}']"
+    yaml = f"sub_modules_to_wrap: {blocks}\nrecompute_modules: {blocks}\nsharding_size: auto\n"
+    (tmp_path / "fsdp2.yaml").write_text(yaml)
     flags = (
         f"--train-iters 2 --lr 1e-3 --use-torch-fsdp2 --fsdp2-config-path {tmp_path}/fsdp2.yaml --save {tmp_path}/ck"
     )
