@@ -41,7 +41,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("config", LOSSES["pytorch"])
-def test_an_example_prints_the_losses_of_before(place, config):
+def test_example_prints_its_older_losses(place, config):
     if "text_encoder" in (ROOT / config / "model.json").read_text():
         pytest.importorskip("av", reason="requirements/video.txt")
         pytest.importorskip("transformers", reason="requirements/video.txt")
@@ -51,12 +51,12 @@ def test_an_example_prints_the_losses_of_before(place, config):
 @pytest.mark.ranks
 @mindspore.needs_mindspore
 @pytest.mark.parametrize("config", LOSSES["mindspore"])
-def test_an_example_prints_the_losses_of_before_on_mindspore(place, config):
+def test_example_prints_its_older_losses_on_mindspore(place, config):
     assert_same_lines(run_on_mindspore(place, flags(config)), first_lines("mindspore", config))
 
 
 @pytest.mark.parametrize("config", PLANS)
-def test_an_example_describes_the_model_of_before(capsys, config):
+def test_example_describes_its_older_model(capsys, config):
     assert (
         main(["plan", "--model", f"{ROOT / config}/model.json", "--world-size", "8", "--device-memory-gib", "80"]) == 0
     )

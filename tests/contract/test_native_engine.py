@@ -51,7 +51,7 @@ def test_trainer_of_the_engine_prints_the_losses_of_standalone(runs, standalone,
 
 
 @needs_device
-def test_device_of_the_tests_prints_the_losses_of_the_standalone_host(runs, standalone):
+def test_device_of_the_tests_prints_the_losses_of_standalone(runs, standalone):
     path = runs.yaml("apart2", STEPS, ranks=2)
     check_same(good(runs.engine(path, 2, **on_a_device_apart(environment()))), standalone)
 

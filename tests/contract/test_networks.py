@@ -96,7 +96,7 @@ def test_networks_learn_the_same_in_the_native_engine(networks, name, flags):
 
 
 @needs_engine
-def test_adapters_of_a_family_learn_the_same_in_the_native_engine(networks):
+def test_adapters_of_a_family_learn_the_same_in_the_engine(networks):
     runs, _ = networks("flux")
     here = good(runs.train("standalone", STEPS, LORA, fsdp2=False))
     assert good(runs.train("mindspeed-mm-native", STEPS, LORA, 4)).losses == pytest.approx(here.losses, **CLOSE)

@@ -42,14 +42,14 @@ def test_generator_draws_on_its_own_device_what_the_cpu_draws():
     assert torch.equal(*[torch.randn(4, device=g.device, generator=g.manual_seed(3)).cpu() for g in generators])
 
 
-def test_a_copy_to_the_device_takes_what_the_host_has_when_it_arrives():
+def test_copy_to_the_device_takes_what_the_host_has_later():
     host = torch.ones(4).pin_memory()
     there = host.to(NPU, non_blocking=True)
     host.fill_(2)
     assert there.tolist() == [2, 2, 2, 2]
 
 
-def test_a_copy_to_the_host_is_nan_until_it_is_waited_for():
+def test_copy_to_the_host_is_nan_until_it_is_waited_for():
     host = ones().to("cpu", non_blocking=True)
     assert host.is_pinned() and host.isnan().all()
     torch.npu.synchronize()
@@ -95,12 +95,6 @@ def test_memory_is_reused_once_nobody_reads_it():
     ones()
 
 
-def test_parameters_stay_the_same_objects_when_they_move_as_under_torch_npu():
-    layer = torch.nn.Linear(3, 2)
-    weight = layer.weight
-    assert layer.to(NPU).weight is weight and weight.device.type == NPU
-
-
 def waits(work):
     torch.npu.reset()
     work()
@@ -122,7 +116,7 @@ def test_waits_of_the_host_are_counted(work, expected):
     assert waits(lambda: work(x)) == expected, torch.npu.counts()["waited_at"]
 
 
-def test_an_event_is_waited_for_where_nothing_is_queued_behind_it():
+def test_last_event_of_a_queue_is_waited_for():
     event = torch.npu.Event()
 
     def work(behind):
@@ -146,32 +140,3 @@ def test_operators_bytes_and_memory_are_counted():
     assert found["bytes_to_device"] == found["bytes_to_host"] == found["most_pinned_bytes"] == 1024
     assert found["pinned_bytes"] == 0, "it has arrived"
     assert 4 * 1024 >= found["most_device_bytes"] - before >= 2 * 1024
-
-
-def same(function, *shapes, grad=True):
-    """Whether results and gradients of a function are the CPU's, to the bit."""
-    torch.manual_seed(0)
-    here = [torch.randn(shape, requires_grad=grad) for shape in shapes]
-    there = [x.detach().to(NPU).requires_grad_(grad) for x in here]
-    results = [function(*inputs) for inputs in (here, there)]
-    for result in results:
-        result.float().square().sum().backward()
-    return torch.equal(results[0], results[1].cpu()) and all(
-        torch.equal(x.grad, y.grad.cpu()) for x, y in zip(here, there)
-    )
-
-
-@pytest.mark.parametrize(
-    ("function", "shapes"),
-    [
-        (torch.nn.functional.linear, [(3, 4), (5, 4), (5,)]),
-        (torch.nn.functional.scaled_dot_product_attention, [(2, 3, 5, 8)] * 3),
-        (torch.nn.functional.conv2d, [(2, 3, 6, 6), (4, 3, 2, 2), (4,)]),
-        (torch.nn.functional.conv3d, [(2, 3, 4, 6, 6), (4, 3, 1, 2, 2), (4,)]),
-        (lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * 1j), [(3, 8)]),
-        (lambda x: x.unfold(0, 2, 1).flip(0)[:, ::2].mT.reshape(-1).to(torch.bfloat16), [(9, 4)]),
-    ],
-    ids=["linear", "attention", "conv2d", "conv3d", "complex", "views"],
-)
-def test_numbers_are_those_of_the_cpu(function, shapes):
-    assert same(function, *shapes)

@@ -21,7 +21,7 @@ def test_scalars_are_read_once_they_have_arrived(framework):
     assert not pending.is_there() and pending.wait() == [1, 2]
 
 
-def test_a_batch_may_be_made_anew_while_it_is_copied(framework):
+def test_batch_may_be_made_anew_while_it_is_copied(framework):
     array = np.ones((2, 3), np.float32)
     batch = framework.runtime.to_device({"x": array})
     array.fill(2)

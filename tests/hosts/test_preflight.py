@@ -54,7 +54,7 @@ def test_model_must_fit_the_host_and_the_device(args, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_ranks_share_samples_where_host_predictor_and_buckets_can(args, tmp_path):
+def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
     args = dataclasses.replace(args, context_parallel_size=2)
     with pytest.raises(PlatformError, match="--context-parallel-size = 2"):
         check_configs(args, HOST, None)

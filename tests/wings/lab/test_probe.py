@@ -40,7 +40,7 @@ def found(network, **given):
     return probe.not_finite
 
 
-def test_probe_changes_no_number_and_keeps_the_largest_activations(network):
+def test_probe_changes_no_number_and_keeps_the_largest(network):
     without = step(network)
     network.zero_grad()
     probe, kept = Probe(network), {}
@@ -57,7 +57,7 @@ def test_module_that_overflows_is_named(network):
     assert found(network) == NotFinite("blocks.1.attn.proj", "output", 0, (0, 1, 2))
 
 
-def test_inputs_and_losses_that_are_not_finite_are_named_by_sample(network):
+def test_inputs_and_losses_not_finite_are_named_by_sample(network):
     x = torch.ones(3, 1, 8, 8)
     x[1, 0, 5, 5] = torch.nan
     assert found(network, x=x) == NotFinite("", "input x_t", 0, (1,))

@@ -148,7 +148,7 @@ def test_classifier_that_reads_few_real_images_gives_no_verdict(classes, words):
         (None, 30, "weights-inception"),
     ],
 )
-def test_samples_and_references_that_cannot_be_scored_are_refused(tmp_path, folders, count, words, capsys):
+def test_samples_that_cannot_be_scored_are_refused(tmp_path, folders, count, words, capsys):
     samples = write(tmp_path / "s", {name: drawn("disc", n, 1) for name, n in (folders or {"disc": 24}).items()})
     reference = write(tmp_path / "real", {name: drawn(name, count, 3) for name in NAMES[: 3 if count > 3 else 1]})
     if folders is None:
