@@ -126,6 +126,7 @@ def test_batches_are_shared_equally_and_accumulated():
     assert batch == 30 and batch % (6 * micro) == 0
     assert choose(PETS, gpus(64), VAE).flags["--global-batch-size"].value == 64  # (one each, though 32 are usual)
     assert choose(IMAGENET, gpus(8, 12), VAE).flags["--micro-batch-size"].value < 32
+    assert choose(PETS, gpus(has_bf16=False), VAE).sharding.placement.precision.compute == "fp32"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from benchmarks.moving_digits_i2v import score_begun
 from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.wings.scores import moving_digits
@@ -56,19 +55,6 @@ def test_captions_of_other_clips_score_as_chance(real):
     found = score_moving_digits(clips, np.random.default_rng(1).permutation(captions).tolist())
     assert found.both == pytest.approx(1 / 40, abs=0.03)
     assert found.digit == pytest.approx(1 / 10, abs=0.06) and found.direction == pytest.approx(1 / 4, abs=0.1)
-
-
-def test_digit_of_the_first_frame_is_told_from_its_class(real):
-    clips, captions = real[0][:, ::2], real[1]  # (every second frame moves by a whole pixel of a digit)
-    kept = score_begun(clips, captions, clips[:, 0])
-    assert kept.kept > 0.99 and kept.direction == 1.0 and kept.distance < 1 < kept.distance_of_others / 3
-    of_class, draw = {}, np.random.default_rng(3)
-    for number, caption in enumerate(captions):
-        of_class.setdefault(caption.split()[1], []).append(number)
-    others = np.array([draw.choice(of_class[caption.split()[1]]) for caption in captions])
-    swapped = score_begun(clips[others], captions, clips[:, 0])
-    assert swapped.kept < 0.75  # (digits by the same few writers)
-    assert swapped.distance == pytest.approx(swapped.distance_of_others, rel=0.3)
 
 
 def test_clips_of_a_smaller_size_and_rate_are_read(real):
