@@ -29,9 +29,10 @@ LOOPS = {
     "times of the wrong end, later": (
         Loop(time=lambda t, step: 1 - t if step else t, rates=TWO), "step 2, forward: the data: input 1 of the network",
     ),
+    "another rate": (Loop(rates=(2e-2,)), "step 1, the optimizer: gradients are right"),
     "a rate of later": (Loop(rates=(1e-2, 2e-2)), "step 2, the optimizer: gradients are right"),
 }  # fmt: skip
-FEW = ("loss weighted twice", *(() if FRAMEWORK == "mindspore" else ("a rate of later", "causal joint attention")))
+FEW = ("loss weighted twice", *(() if FRAMEWORK == "mindspore" else ("another rate", "causal joint attention")))
 
 
 @pytest.fixture(scope="module")

@@ -30,15 +30,15 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def images(tmp_path):
-    images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
-    np.savez(tmp_path / "five.npz", images)
-    return open_image_set("--samples", tmp_path / "five.npz")
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+    np.savez(tmp_path / "set.npz", images)
+    return open_image_set("--samples", tmp_path / "set.npz")
 
 
 @needs_network
 def test_features_are_those_of_the_layers_of_adm(weights, network_class, images):
-    found = Inception(weights).features(images, batch_size=5)
-    (images,) = images.batches(5)
+    found = Inception(weights).features(images, batch_size=3)
+    (images,) = images.batches(3)
     names = ["2048", "logits_unbiased"]
     network = network_class("again", names, feature_extractor_weights_path=str(weights))
     seen = {}
@@ -49,7 +49,7 @@ def test_features_are_those_of_the_layers_of_adm(weights, network_class, images)
     np.testing.assert_array_equal(found.pool, pool.numpy())
     np.testing.assert_allclose(found.logits, logits.numpy(), rtol=1e-4, atol=1e-6)  # (float32, another order)
     np.testing.assert_array_equal(found.spatial, spatial.numpy())
-    assert found.pool.shape == (5, 2048) and found.spatial.shape == (5, 2023) and found.logits.shape == (5, 1008)
+    assert found.pool.shape == (3, 2048) and found.spatial.shape == (3, 2023) and found.logits.shape == (3, 1008)
     assert (found.spatial >= 0).all() and (found.spatial > 0).any()  # behind the ReLU
 
 
@@ -58,7 +58,7 @@ def test_features_are_those_of_the_layers_of_adm(weights, network_class, images)
 def test_features_do_not_depend_on_the_batch(weights, images):
     network = Inception(weights)
     assert "torch_fidelity" not in sys.modules and "torchvision" not in sys.modules
-    whole, parts = network.features(images, 5), network.features(images, 2)
+    whole, parts = network.features(images, 3), network.features(images, 2)
     np.testing.assert_allclose(whole.pool, parts.pool, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(whole.spatial, parts.spatial, rtol=1e-4, atol=1e-5)
     grey = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 1), np.uint8)
