@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import mindspeed_mm_dit
+from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.launch.variables import Launch
@@ -33,6 +34,15 @@ def test_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
 def test_unknown_config_is_refused():
     with pytest.raises(ConfigError, match="'digits'"):
         config_folder("digts")
+
+
+def test_missing_config_files_are_named_together(tmp_path, capsys):
+    with pytest.raises(ConfigError) as caught:
+        config_folder(str(tmp_path))
+    assert all(name in caught.value.reason for name in ("model.json", "data.json", "train.args"))
+    (tmp_path / "train.args").write_text("--use-torch-fsdp2 --mm-model other.json")
+    assert main(["train", str(tmp_path)]) == 2
+    assert "lacks data.json, fsdp2.yaml\n" in capsys.readouterr().err
 
 
 def test_python_m_is_mm_dit():

@@ -185,6 +185,17 @@ def flat(folder):
     shutil.rmtree(folder / "dog")
 
 
+def from_windows(folder):
+    for path in list(folder.rglob("*.png")):
+        path.rename(folder / "cat" / f"{path.parent.name}\\{path.name}")
+
+
+def loose_from_windows(folder):
+    from_windows(folder)
+    for path in list(folder.rglob("*.png")):
+        path.rename(folder / path.name)
+
+
 def to_raw(folder):
     for path in list(folder.rglob("*.png")):
         path.rename(path.with_suffix(".cr2"))
@@ -205,6 +216,8 @@ FOLDERS = {
     "a NUL byte": (None, {"data_folder": "a\0b"}, "has a character that no path can have", "correct the path"),
     "a file": (None, {"data_folder": "{}/cat/0.png"}, "is not a folder", "correct the path"),
     "images without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
+    "folders that became names": (from_windows, {}, "the one class cat", "unzip"),
+    "folders that became names, loose": (loose_from_windows, {}, "6 image(s) in no class folder", "unzip"),
     "images that are not read": (to_raw, {}, "left out: 6 .cr2", "one folder of images per class"),
     "an index that is not named": (index_beside, {}, "holds no images", 'set dataset_param.index to "labels.csv"'),
     "a class that is a broken link": (

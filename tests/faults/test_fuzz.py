@@ -28,13 +28,14 @@ from mindspeed_mm_dit.checkpoint.claim import Owner
 from mindspeed_mm_dit.checkpoint.claim import _owner as owner_of
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.lora.settings import settings_of
+from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.request_flags import _vectors as vectors_of
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
@@ -51,6 +52,8 @@ from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.pretrained import _check_sizes as check_sizes
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.wings.advice.text import _section as section_of
+from mindspeed_mm_dit.wings.lab.against import _described as described
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
 from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
@@ -221,6 +224,24 @@ def read_a_json_caption(path):
     assert bool(told.captions) != bool(told.problem) and all(caption.encode() for caption in told.captions)
 
 
+FOLDER = {
+    "_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
+    "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
+    "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5", "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def read_a_folder(path):
+    """Read a config.json as that of a network, of an autoencoder and of a text encoder."""
+    folder = str(path.parent)
+    for read in (
+        lambda: described_by(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
+        lambda: autoencoder_in(folder, "ae"), lambda: section_of(folder),
+    ):  # fmt: skip
+        with suppress(UserError):
+            read()
+
+
 def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
 
@@ -318,6 +339,7 @@ SURFACES = {
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
     "adapter_config.json": (lambda: of_json(ADAPTER), read_adapter_config),
     "encoder.json": (lambda: of_json(ENCODER), lambda path: check_sizes("text_encoder", path, 9)),
+    "config.json": (lambda: of_json(FOLDER), read_a_folder),
     ".claim": (lambda: of_json(dataclasses.asdict(Owner.here())), read_claim),
     "w.safetensors": (
         lambda: of_bytes(written_by(lambda path, own: write_arrays(path, own, {"a": "b"}))),
@@ -358,6 +380,16 @@ def test_a_file_is_read_or_named(tmp_path, every, name):
 
 
 FOUND: dict[str, tuple[str, bytes]] = {
+    **{
+        f"{key} = {value} in a config.json": ("config.json", json.dumps(FOLDER | {key: value}).encode())
+        for key, value in {
+            "_class_name": [],
+            "model_type": {},
+            "max_position_embeddings": "7",
+            "axes_dims_rope": [],
+            "in_channels": None,
+        }.items()
+    },
     "a zip file without its beginning": ("w.pt", edited(written_by(write_torch_file), [(0.0, 27, b"")])),
     "a zip file of a later version": (
         "w.pt",

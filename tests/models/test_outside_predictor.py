@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.data import check_sizes
-from mindspeed_mm_dit.models.on_paper import forward_pass
+from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
 from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
@@ -211,6 +211,29 @@ def test_a_network_that_fails_on_paper_is_named_with_its_line_and_how_it_is_call
     with pytest.raises(ConfigError) as raised:
         forward_pass(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(body)))
     assert reason in str(raised.value) and cure in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "part", "named"),
+    [
+        ("torch.nn.Module", "torch.nn.Linear(1, 1)", "the network is a torch.nn.modules.module.Module"),
+        ("nn.Module", "torch.nn.Linear(1, 1)", "part is a torch.nn.modules.linear.Linear"),
+        ("nn.Module", "torch.nn.Parameter(torch.ones(1))", "part is a torch.nn.parameter.Parameter"),
+        ("object", "1", "the network is a torch_layers_"),
+    ],
+)
+def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch, base, part, named):
+    pytest.importorskip("torch")
+    name = f"torch_layers_{abs(hash(base + part))}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\nfrom mindspeed_mm_dit.framework import nn\nclass Network({base}):\n"
+        f"    def __init__(self, config):\n        super().__init__()\n        self.part = {part}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Network")
+    with pytest.raises(ConfigError) as raised:
+        parameters_of(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(named)))
+    assert named in raised.value.reason and "mindspeed_mm_dit.framework import nn" in raised.value.cure
 
 
 class Wide(predictor.ResidualConfig):

@@ -125,11 +125,6 @@ def test_a_tokenizer_of_another_encoder_is_refused_before_weights_are_read(copie
         open_tokenizer(config(copied))
 
 
-def test_an_encoder_that_is_not_there_is_named_and_not_the_tokenizer_beside_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"text_encoder\.from_pretrained = .*gone/config\.json: cannot be read"):
-        open_tokenizer(UMT5Config(str(tmp_path / "gone")))
-
-
 def test_weights_that_are_missing_or_of_another_shape_are_named(framework, copied):
     from safetensors.numpy import load_file, save_file
 

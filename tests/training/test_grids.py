@@ -45,7 +45,7 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
     drawn = draw_grid(generate(model, config, Asked({"label": labels.tolist()}), settings), list(map(str, labels)))
-    whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234")
+    whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234, 8 x 8")
     np.testing.assert_array_equal(pixels(folder, 6), np.asarray(whole))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]
     assert np.abs(pixels(folder, 3) - pixels(folder, 6)).max() > 0
@@ -92,7 +92,11 @@ def test_a_grid_that_cannot_be_drawn_or_kept_is_said_and_the_run_goes_on(tmp_pat
     said, shown, drawn = [], [], np.zeros((1, 8, 8, 1), np.uint8)
     watcher = object.__new__(grids.SampleGrids)
     watcher._log = SimpleNamespace(prints=True, say=said.append, picture=lambda *given: shown.append(given[:2]))
-    watcher._asked, watcher._classes, watcher._configs = Asked({"label": [3]}), (), [None]
+    watcher._asked, watcher._classes, watcher._configs = (
+        Asked({"label": [3]}),
+        (),
+        [SimpleNamespace(sample_size=(8, 8))],
+    )
     watcher._settings, watcher._folder = SimpleNamespace(words="ddim"), tmp_path / "full" / "samples"
     (tmp_path / "full").write_text("no folder can be made in a file, as none can on a full disk")
     engine = SimpleNamespace(averaged=lambda prints: nullcontext(object()))

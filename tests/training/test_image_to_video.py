@@ -12,7 +12,7 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.autoencoder import PixelConfig
 from mindspeed_mm_dit.configs.condition import FirstFrame
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.pixels import to_images
 from tests.clips_fixtures import NETWORKS, begun_configs, write_begun_clips, write_clip_vision
 from tests.conftest import FRAMEWORK
@@ -133,7 +133,7 @@ def test_a_network_and_an_image_encoder_that_do_not_belong_together_are_named(cl
     for name, value in changes.items():
         model[name] = value and model[name] | value
     (tmp_path / "model.json").write_text(json.dumps(model))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_encoders(load_model_config(tmp_path / "model.json"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
@@ -43,7 +44,11 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(configs, saved):
     """One process, from the files, drawing as it learns."""
-    outcome = configs.run(STEPS + f"--save {saved}/checkpoints --sample-interval 4 --report always --report-steps 2")
+    (saved / "prompts.txt").write_text("a one\n\na two\n")
+    flags = f"--sample-interval 4 --report always --report-steps 2 --sample-prompts {saved}/prompts.txt"
+    outcome = configs.run(STEPS + f"--save {saved}/checkpoints " + flags)
+    drawn = [Image.open(saved / name) for name in ("samples.png", "samples/iter_0000004.png")]
+    assert [picture.height for picture in drawn] == [2 * (48 + 2) + 38] * 2  # (two rows, and what is around them)
     assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
     assert "12 images to train on, 8 x 8, from" in outcome.output and "6 have several captions" in outcome.output
     return outcome

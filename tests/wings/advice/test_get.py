@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import re
@@ -32,6 +33,7 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     ills: ClassVar[dict[str, list]] = {}
+    edit: ClassVar = staticmethod(lambda listing: listing)
     ranges: ClassVar[list[str]] = []
 
     def log_message(self, *words):
@@ -51,13 +53,19 @@ class Hub(BaseHTTPRequestHandler):
         if 429 in ill:
             return self.send(429, b"", {"Retry-After": "17"}, head)
         if self.path.startswith("/api/"):
-            return self.send(200, json.dumps(self.listing()).encode(), {"Content-Type": "application/json"}, head)
+            listing = self.edit(self.listing())
+            content = listing if isinstance(listing, bytes) else json.dumps(listing).encode()
+            return self.send(200, content, {"Content-Type": "application/json"}, head)
+        if "loop" in ill:
+            return self.send(302, b"", {"Location": self.path}, head)
         content = FILES.get(path, b"all alone")
         headers = {
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }
+        if "endless" in ill:
+            content += bytes(10**7)
         if "damaged" in ill:
             content = content[:-1] + b"!"
         start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
@@ -92,9 +100,10 @@ class Hub(BaseHTTPRequestHandler):
 def hub(tmp_path, monkeypatch):
     """The server, as HF_ENDPOINT, and "net", which is people/net there; the folder of the test is empty."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.handle_error = lambda *connection: None  # (the command hangs up)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    Hub.ills, Hub.ranges = {}, []
+    Hub.ills, Hub.ranges, Hub.edit = {}, [], staticmethod(lambda listing: listing)
     monkeypatch.chdir(tmp_path)
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -114,7 +123,7 @@ def hub(tmp_path, monkeypatch):
 
 def there(folder):
     return sorted(
-        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and ".cache" not in file.parts
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.suffix != ".part"
     )
 
 
@@ -127,8 +136,7 @@ def test_files_licence_and_digests_are_printed_and_checked(hub, tmp_path, capsys
     assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
 
 
-def test_download_that_broke_off_goes_on(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
+def test_download_that_broke_off_goes_on(hub, tmp_path):
     hub.ills = {"vae/weights.safetensors": ["breaks", "breaks"], "plain": ["breaks"]}
     assert main(["get", "net", "alone"]) == 0
     sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
@@ -162,6 +170,9 @@ def test_files_of_other_names_come_along_by_their_digest(hub, tmp_path):
         ({"": [404]}, "net", "is not there", 0),
         ({}, "nobody/net", "nobody/net", 0),
         ({}, "nte", "'net'", 0),
+        ({}, "net --output /dev/null", "--output = /dev/null/net", 0),
+        ({"vae/weights.safetensors": ["endless"]}, "net", "2,048,000 bytes", 1),
+        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net", 1),
         ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope", 0),
     ],
 )
@@ -170,6 +181,61 @@ def test_answers_of_a_hub_that_are_wrong_leave_nothing(hub, tmp_path, monkeypatc
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # (the hub's package waits between attempts)
     assert main(["get", *flags.split()]) == 2
     assert message in capsys.readouterr().err and len(there(tmp_path)) == left
+    assert not [*tmp_path.rglob("*.part")] or "breaks" in str(ills)
+
+
+def test_next_command_resumes_a_file_that_broke_off(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.ills = {"vae/weights.safetensors": ["breaks"] * 99}
+    assert main(["get", "net"]) == 2
+    hub.ills, hub.ranges = {}, []
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**6))  # (enough for the rest)
+    assert main(["get", "net"]) == 0
+    assert int(re.search(r"\d+", hub.ranges[0])[0]) > len(FILES["vae/weights.safetensors"]) / 2
+
+
+def test_file_that_another_process_fetches_is_named(hub, tmp_path, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    part = tmp_path / f"weights/net/vae/weights.safetensors.{digest[-8:]}.part"
+    part.parent.mkdir(parents=True)
+    with open(part, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["get", "net"]) == 2
+    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)}: ")
+
+
+def with_file(**stated):
+    return lambda listing: listing["siblings"][1].update(stated) or listing
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
+        *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
+        *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
+        *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
+        *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
+        lambda listing: {**listing, "sha": 5},
+    ],
+)  # fmt: skip
+def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
+    monkeypatch.setattr("mindspeed_mm_dit.wings.advice.hubs.MOST_LISTING_BYTES", 2**17 - 1)
+    hub.edit = staticmethod(edit)
+    assert main(["get", "net"]) == 2
+    assert re.match(rf"CheckpointError: http://\S+/api/models/{REPO}", capsys.readouterr().err)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_digests_in_capitals_are_checked_and_lacking_ones_named(hub, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    hub.edit = staticmethod(with_file(lfs={"sha256": digest.upper()}))
+    assert main(["get", "net"]) == 0
+    assert "digest of 3 file(s)" in capsys.readouterr().out
+    hub.edit = staticmethod(with_file(lfs={"sha256": ""}))
+    assert main(["get", "net"]) == 0
+    said = capsys.readouterr().out
+    assert "digest of 2 file(s)" in said and "not checked: the content of vae/weights.safetensors" in said
 
 
 def test_disk_that_is_too_full_is_refused_before_a_download(hub, tmp_path, monkeypatch, capsys):

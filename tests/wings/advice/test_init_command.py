@@ -282,6 +282,7 @@ def test_config_files_are_replaced_only_when_asked(here, capsys):
         ("splits", "name splits/train"),
         ("two", "a.csv, b.csv"),
         ("misnamed", "labels.csv"),
+        ("windows", r"cat\1.png"),
         ("nothing", "IMAGES = nothing"),
         ("images --output images/c", "--output = images/c"),
         ("''", "IMAGES = ''"),
@@ -303,8 +304,9 @@ def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, fl
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
     write_folder(here / "others", SMALL, {"proj_out.weight": (2, 2)})
     shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")
-    for folder in ("empty", "splits/train/cat", "two"):
+    for folder in ("empty", "splits/train/cat", "two", "windows"):
         (here / folder).mkdir(parents=True)
+    shutil.copy(here / "images/china/01.png", here / r"windows/cat\1.png")
     (here / "empty/a.cr2").write_bytes(b"")
     (here / "misnamed").symlink_to("images/china")
     (here / "misnamed/labels.csv").write_text("path,class\n00.png,0\n")
