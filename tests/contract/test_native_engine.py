@@ -1,7 +1,5 @@
 """Whole runs in the unmodified native engine, compared with the standalone host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """The lists of what we rely on and replace in the native engine: complete, and true where a tree is at hand."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path

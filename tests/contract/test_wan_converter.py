@@ -1,7 +1,5 @@
 """What MindSpeed-MM's own commands make of weights and adapters of Wan, against what is made of them here."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

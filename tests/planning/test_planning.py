@@ -1,7 +1,5 @@
 """The plan's closed forms against published counts, measured bytes, and the real sharding on a simulated world."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """mm-dit get, against a hub on the loopback that breaks off, lies, refuses and makes people wait."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -3,8 +3,6 @@
 A fault or another right way to compute is a part that is exchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
