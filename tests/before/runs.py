@@ -1,7 +1,5 @@
 """Run pretrain_dit.py with flags alone, in a folder where their relative paths start."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

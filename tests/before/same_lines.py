@@ -1,7 +1,5 @@
 """Whether a run printed what version 0.1.0 did."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

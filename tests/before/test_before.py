@@ -1,7 +1,5 @@
 """Checkpoints, caches and configs of version 0.1.0 still work, with its digits (tests/data/before/README.md)."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
@@ -62,21 +60,21 @@ def assert_same(outcome, expected):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_on_what_was_written_before_prints_the_losses_of_before(place, name):
+def test_run_on_older_files_prints_their_losses(place, name):
     outcome = run(place, RUNS[name])
     assert_same(outcome, EXPECTED["runs"][name])
     assert "changed since the checkpoint" not in outcome.output
 
 
 @mindspore.needs_mindspore
-def test_a_checkpoint_of_mindspore_is_resumed_with_the_losses_of_before(place):
+def test_older_mindspore_checkpoint_is_resumed(place):
     outcome = run_on_mindspore(place, ON_MINDSPORE)
     assert_same(outcome, EXPECTED["runs"]["mindspore"])
     assert "changed since the checkpoint" not in outcome.output
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_checkpoint_of_before_draws_the_samples_of_before(place, monkeypatch, name):
+def test_older_checkpoint_draws_its_samples(place, monkeypatch, name):
     monkeypatch.chdir(place)
     flags = [word.replace("_", " ") if word.startswith("a_") else word for word in SAMPLES[name].split()]
     common = ["--steps", "4", "--cfg-scale", "50", "--seed", "5", "--output", f"{name}.npz"]

@@ -1,7 +1,5 @@
 """Config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -22,7 +20,7 @@ ELSEWHERE = ("--train-iters", "--log-interval", "--save", "--load", "--report", 
 """Flags of train.args that change no digit of the first steps, or are given here."""
 
 
-def flags(config: str) -> str:
+def flags(config):
     """Return the flags of a config folder, with its learning rates and the first STEPS of its steps."""
     lines = (ROOT / config / "train.args").read_text().splitlines()
     given = [line for line in lines if line.startswith("--") and not line.startswith(ELSEWHERE)]
@@ -31,7 +29,7 @@ def flags(config: str) -> str:
     return f"{files} {' '.join(given)} --lr-decay-iters {length} --train-iters {STEPS} --log-interval 1"
 
 
-def first_lines(framework: str, config: str) -> dict[str, list[str]]:
+def first_lines(framework, config):
     return dict(list(LOSSES[framework][config].items())[:STEPS])
 
 
@@ -43,7 +41,7 @@ def place(tmp_path_factory):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("config", LOSSES["pytorch"])
-def test_an_example_prints_the_losses_of_before(place, config):
+def test_example_prints_its_older_losses(place, config):
     if "text_encoder" in (ROOT / config / "model.json").read_text():
         pytest.importorskip("av", reason="requirements/video.txt")
         pytest.importorskip("transformers", reason="requirements/video.txt")
@@ -53,12 +51,12 @@ def test_an_example_prints_the_losses_of_before(place, config):
 @pytest.mark.ranks
 @mindspore.needs_mindspore
 @pytest.mark.parametrize("config", LOSSES["mindspore"])
-def test_an_example_prints_the_losses_of_before_on_mindspore(place, config):
+def test_example_prints_its_older_losses_on_mindspore(place, config):
     assert_same_lines(run_on_mindspore(place, flags(config)), first_lines("mindspore", config))
 
 
 @pytest.mark.parametrize("config", PLANS)
-def test_an_example_describes_the_model_of_before(capsys, config):
+def test_example_describes_its_older_model(capsys, config):
     assert (
         main(["plan", "--model", f"{ROOT / config}/model.json", "--world-size", "8", "--device-memory-gib", "80"]) == 0
     )

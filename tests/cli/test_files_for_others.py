@@ -1,7 +1,5 @@
 """What a run leaves for others names no folder of the machine that it was made on."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -45,7 +43,7 @@ def run_of_alice(tmp_path_factory, digits_folder):
     ],
     ids=lambda command: " ".join(word.removeprefix("{out}/") for word in command if "{source}" not in word)[:40],
 )  # fmt: skip
-def test_a_file_for_others_says_nothing_of_where_it_was_made(run_of_alice, tmp_path, command):
+def test_files_for_others_name_no_folder_of_this_machine(run_of_alice, tmp_path, command):
     assert b"alice" in (run_of_alice / "iter_0000004/run.json").read_bytes()  # (so that the run can be replayed)
     assert main([word.format(source=run_of_alice, out=tmp_path) for word in command]) == 0
     written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

@@ -1,7 +1,5 @@
 """What every command does alike."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
@@ -17,7 +15,7 @@ from mindspeed_mm_dit.wings.view.cli import plot
 from tests.conftest import GOLDEN, ROOT
 
 
-def test_ctrl_c_says_one_line_and_returns_130(monkeypatch, capfd):
+def test_ctrl_c_prints_one_line_and_returns_130(monkeypatch, capfd):
     def interrupted(args):
         raise KeyboardInterrupt
 
@@ -26,17 +24,18 @@ def test_ctrl_c_says_one_line_and_returns_130(monkeypatch, capfd):
     assert capfd.readouterr().err == "interrupted\n"
 
 
-@pytest.mark.parametrize("command", [name for name, record in COMMANDS.items() if record.packages])
-def test_a_command_whose_packages_are_missing_names_its_extra(command, monkeypatch):
+def test_missing_packages_name_their_extra(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    record = COMMANDS[command]
-    with pytest.raises(PlatformError, match=rf"mm-dit {command}: needs .*\n.*pip install .* extra \[{record.extra}\]"):
-        record.check(command)
-    assert f'"{record.extra}": ' in (ROOT / "setup.py").read_text()
+    setup = (ROOT / "setup.py").read_text()
+    for command, record in COMMANDS.items():
+        if record.packages:
+            with pytest.raises(PlatformError, match=rf"mm-dit {command}: (?s:.*) \[{record.extra}\]"):
+                record.check(command)
+            assert f'"{record.extra}": ' in setup
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
+def test_ctrl_c_before_training_prints_on_the_first_rank_alone(rank):
     code = (
         "import os, signal, sys\n"
         "from mindspeed_mm_dit.hosts import choose\n"
@@ -52,15 +51,16 @@ def test_ctrl_c_before_training_begins_says_one_line_on_the_first_rank(rank):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("plot none.log --output /dev/null/a.png", "--output = /dev/null/a.png: the folder /dev/null cannot be made"),
-        ("convert CHECKPOINT /dev/null/a.ckpt", "folder of TARGET = /dev/null: is a file"),
-        ("cache-latents --model MODEL --data DATA --output /dev/null", "--output = /dev/null: is a file"),
-        ("cache-latents --model MODEL --data DATA --output x --num-workers -1", "--num-workers = -1: must be at least"),
-        ("cache-latents --model none.json --data DATA --output x", "--model = none.json: cannot be read"),
-        ("cache-latents --model MODEL --data none.json --output x", "--data = none.json: cannot be read"),
+        ("plot none.log --output /dev/null/a.png", "--output = /dev/null/a.png"),
+        ("convert CHECKPOINT /dev/null/a.ckpt", "TARGET = /dev/null"),
+        ("cache-latents --model MODEL --data DATA --output /dev/null", "--output = /dev/null"),
+        ("cache-latents --model MODEL --data DATA --output x --num-workers -1", "--num-workers = -1"),
+        ("cache-latents --model none.json --data DATA --output x", "--model = none.json"),
+        ("cache-latents --model MODEL --data none.json --output x", "--data = none.json"),
+        ("smaple", "'sample'"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_the_work(capsys, argv, message):
+def test_commands_are_refused_before_any_work(capsys, argv, message):
     places = {
         "CHECKPOINT": str(GOLDEN / "dit_tiny_p2.pt"),
         "MODEL": str(ROOT / "examples/dit/imagenet256/model.json"),
@@ -70,22 +70,19 @@ def test_what_cannot_be_done_is_said_before_the_work(capsys, argv, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (OSError(28, "No space left on device", "a.png"), 2, "PlatformError: a.png: No space left on device\n"),
-        (OSError("odd"), 2, "PlatformError: a file: odd\n"),
-    ],
-)
-def test_an_error_of_the_system_is_one_line(monkeypatch, capsys, error, code, said):
-    def failing(args):
-        raise error
+def test_error_of_the_system_is_one_line(monkeypatch, capsys):
+    for error, said in ((OSError(28, "No space left", "a.png"), "a.png: No space left\n"), (OSError("odd"), "odd\n")):
 
-    monkeypatch.setattr(plot, "run", failing)
-    assert (main(["plot", "x.log"]), capsys.readouterr().err) == (code, said)
+        def failing(args, error=error):
+            raise error
+
+        monkeypatch.setattr(plot, "run", failing)
+        assert main(["plot", "x.log"]) == 2
+        written = capsys.readouterr().err
+        assert written.startswith("PlatformError: ") and written.endswith(said) and written.count("\n") == 1
 
 
-def test_a_command_whose_reader_has_ended_says_nothing_and_has_the_code_of_the_signal():
+def test_command_whose_reader_has_ended_prints_nothing():
     read, write = os.pipe()
     os.close(read)
     code = "import sys; from mindspeed_mm_dit.cli.main import main; sys.exit(main(['prove', '--list']))"
@@ -95,8 +92,3 @@ def test_a_command_whose_reader_has_ended_says_nothing_and_has_the_code_of_the_s
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
-
-
-def test_the_layouts_of_prove_are_listed_without_a_config(capsys):
-    assert main(["prove", "--list"]) == 0
-    assert {"1 rank, FSDP2", "2 ranks, FSDP2"} & set(capsys.readouterr().out.splitlines())

@@ -1,7 +1,5 @@
 """What a newcomer does, from two folders of images to a score and to a folder that plain diffusers draws from."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -11,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.framework import activate
@@ -20,36 +17,15 @@ from tests.checkpoint.test_pipeline import drawn_here, drawn_there
 from tests.checkpoint_fixtures import needs_diffusers
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
+from tests.photographs_fixtures import cut_photographs
+from tests.training.launch import Configs
 
 SHORT = "--host standalone --train-iters 4 --eval-interval 2 --report always --report-steps 2"
 
 
-def cut_photographs(folder: Path) -> None:
-    """Write 30 crops of 48 pixels of each of scikit-learn's two photographs, in a folder each."""
-    from sklearn.datasets import load_sample_images
-
-    for name, pixels in zip(("china", "flower"), load_sample_images().images):
-        (folder / name).mkdir(parents=True)
-        for number in range(30):
-            top, left = 60 * (number // 6), 90 * (number % 6)
-            Image.fromarray(pixels[top : top + 48, left : left + 48]).save(folder / name / f"{number:02d}.png")
-
-
-def make_smaller(file: Path) -> None:
-    """Have model.json describe a network that learns in seconds."""
-    model = json.loads(file.read_text())
-    model["predictor"] |= {"num_layers": 1, "hidden_size": 32, "num_heads": 2}
-    file.write_text(json.dumps(model))
-
-
-def as_printed(said: str, label: str) -> str:
-    """Return the command that init printed behind ``label``, with the lines that a backslash joins."""
-    return said[said.index(label) + len(label) :].replace("\\\n", " ").splitlines()[0]
-
-
 @pytest.mark.extended
 @needs_diffusers
-def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monkeypatch, capsys):
+def test_images_become_a_config_a_model_and_a_score(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     activate("pytorch")
     cut_photographs(tmp_path / "images")
@@ -57,8 +33,10 @@ def test_pictures_become_a_config_a_model_a_pipeline_and_a_score(tmp_path, monke
 
     flags = "--vae vae --diffusion gaussian_diffusion --image-size 32 --device-memory-gib 8"
     assert main(f"init images --output config {flags}".split()) == 0
-    command = as_printed(capsys.readouterr().out, "encode once and train:")
-    make_smaller(tmp_path / "config/model.json")
+    said, label = capsys.readouterr().out, "encode once and train:"
+    command = said[said.index(label) + len(label) :].replace("\\\n", " ").splitlines()[0]
+    small = {"num_layers": 1, "hidden_size": 32, "num_heads": 2}
+    Configs(tmp_path / "config").change("model.json", predictor=small)
 
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}

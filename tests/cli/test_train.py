@@ -1,7 +1,5 @@
 """mm-dit train: from a folder, and by an embedded name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mindspeed_mm_dit
-from mindspeed_mm_dit.cli.main import COMMANDS, main
+from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.launch.variables import Launch
@@ -19,13 +17,13 @@ from mindspeed_mm_dit.training.mindspore import launch as mindspore_launch
 from tests.conftest import ROOT
 
 
-def test_every_config_of_the_examples_is_embedded_by_the_name_of_its_folder():
+def test_configs_of_the_examples_are_embedded():
     folders = {path.parent.name for path in (ROOT / "examples/dit").glob("*/model.json")}
     assert set(embedded_configs()) == {"digits", *folders}
     assert config_folder("digits") == ROOT / "examples/dit" and ENTRY_SCRIPT == ROOT / "pretrain_dit.py"
 
 
-def test_a_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
+def test_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("digits").mkdir()
     assert config_folder("digits") == ROOT / "examples/dit"
@@ -33,29 +31,18 @@ def test_a_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
     assert config_folder("digits") == Path("digits")
 
 
-def test_a_name_that_is_no_config_is_told_the_nearest():
-    with pytest.raises(ConfigError, match=r"CONFIG = digts: is no folder.*\n.*Did you mean 'digits'\? "):
+def test_unknown_config_is_refused():
+    with pytest.raises(ConfigError, match="'digits'"):
         config_folder("digts")
 
 
-def test_all_files_that_a_config_folder_lacks_are_named(tmp_path, capsys):
+def test_missing_config_files_are_named_together(tmp_path, capsys):
     with pytest.raises(ConfigError) as caught:
         config_folder(str(tmp_path))
     assert all(name in caught.value.reason for name in ("model.json", "data.json", "train.args"))
     (tmp_path / "train.args").write_text("--use-torch-fsdp2 --mm-model other.json")
     assert main(["train", str(tmp_path)]) == 2
     assert "lacks data.json, fsdp2.yaml\n" in capsys.readouterr().err
-
-
-def test_without_a_command_every_command_is_listed(capsys):
-    assert main([]) == 0
-    said = capsys.readouterr().out.split()
-    assert set(COMMANDS) <= set(said)
-
-
-def test_a_misspelt_command_is_told_the_nearest(capsys):
-    assert main(["smaple"]) == 2
-    assert "mm-dit smaple: is no command\n    Cure: Did you mean 'sample'?" in capsys.readouterr().err
 
 
 def test_python_m_is_mm_dit():
@@ -65,7 +52,7 @@ def test_python_m_is_mm_dit():
     assert (done.returncode, done.stdout) == (0, f"mm-dit {mindspeed_mm_dit.__version__}\n")
 
 
-def test_a_dry_run_leaves_nothing_behind(tmp_path):
+def test_dry_run_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "mindspeed_mm_dit", "train", "digits", "--dry-run"]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
@@ -74,7 +61,7 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_msrun_is_found_beside_the_interpreter_that_mm_dit_is_started_with(tmp_path, monkeypatch):
+def test_msrun_is_found_beside_the_interpreter(tmp_path, monkeypatch):
     for place in ("venv", "other"):
         for name in ("python", "msrun"):
             (tmp_path / place).mkdir(exist_ok=True)

@@ -3,11 +3,8 @@
 OLD and NEW hold mindspeed_mm/ and mindspeed/, as setup.sh unpacks them; this project and Megatron-LM are on PYTHONPATH.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 TREES = ("mindspeed_mm", "mindspeed")
@@ -20,12 +17,12 @@ FOLLOWED = (
 """Modules whose order of doing things we count on, though none of their names is imported."""
 
 
-def file_of(pair: Path, module: str) -> Path:
+def file_of(pair, module):
     """Return the file of a module of the trees."""
     return pair / module.partition(".")[0] / f"{module.replace('.', '/')}.py"
 
 
-def keys(pair: Path) -> dict[str, str]:
+def keys(pair):
     """Return the keys of the native engine's yaml, as Class.key, each with its type and default as they are written."""
     found = {}
     for file in sorted((pair / PARAMS).glob("*.py")):
@@ -42,7 +39,7 @@ def keys(pair: Path) -> dict[str, str]:
     return found
 
 
-def changed(old: Path, new: Path, modules: list[str]) -> Iterator[str]:
+def changed(old, new, modules):
     """Yield a line for each module that is gone, or has other lines."""
     for module in modules:
         before, after = (file_of(pair, module) for pair in (old, new))
@@ -55,7 +52,7 @@ def changed(old: Path, new: Path, modules: list[str]) -> Iterator[str]:
             yield f"{module}: {len(lines[1] - lines[0])} lines more, {len(lines[0] - lines[1])} fewer"
 
 
-def page(old: Path, new: Path) -> Iterator[str]:
+def page(old, new):
     """Yield the lines of the page; the trees of ``new`` must be what Python finds."""
     from mindspeed_mm_dit.wings.mindspeed_mm.installed import lacks
     from mindspeed_mm_dit.wings.mindspeed_mm.megatron import contract as megatron

@@ -5,12 +5,9 @@ MINDSPEED_MM_PYTHON                              a Python with the host's requir
 NPU_ON_CPU                                       a folder with a torch_npu that answers on a CPU; not on an NPU
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +16,7 @@ import pytest
 from tests.buckets_fixtures import SHAPES, write_pictures
 from tests.conftest import ROOT
 from tests.forked import DEVICE, Forked
-from tests.training.launch import Outcome, run_ranks
+from tests.training.launch import run_ranks
 
 TREES = ("MINDSPEED_MM_HOME", "MINDSPEED_HOME", "MEGATRON_HOME")
 NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
@@ -33,29 +30,29 @@ needs_device = pytest.mark.skipif(
 )
 
 
-def on_a_device_apart(variables: Mapping[str, str]) -> dict[str, str]:
+def on_a_device_apart(variables):
     """Return what has a run find the device of the tests where it would find a torch_npu that redirects its calls."""
     return {"PYTHONPATH": variables["PYTHONPATH"].replace(os.environ["NPU_ON_CPU"], DEVICE, 1)}
 
 
-def tree(name: str) -> Path:
+def tree(name):
     """Return an unpacked tree."""
     return Path(os.environ[name])
 
 
-def tools_json() -> Path:
+def tools_json():
     """Return the host's own tools.json."""
     return tree("MINDSPEED_MM_HOME") / "mindspeed_mm/tools/tools.json"
 
 
-def dcp_loader_of_mindspeed() -> str:
+def dcp_loader_of_mindspeed():
     """Return the source of what MindSpeed loads torch_dcp with; where it lies depends on its age."""
     own = tree("MINDSPEED_HOME") / "mindspeed/core/distributed/torch_fully_sharded_data_parallel/checkpointing.py"
     return (own if own.is_file() else tree("MINDSPEED_HOME") / "mindspeed/checkpointing.py").read_text()
 
 
 @lru_cache(maxsize=1)
-def environment() -> dict[str, str]:
+def environment():
     """Return the environment of a run in the host."""
     folders = [os.environ.get("NPU_ON_CPU"), *(os.environ[name] for name in TREES), str(ROOT)]
     return {
@@ -69,14 +66,12 @@ def environment() -> dict[str, str]:
     }
 
 
-def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
+def run_python(words, folder, ranks=1, **extra):
     """Run the host's Python with ``words`` (a script and its flags, or -m and a module) in ``folder``."""
     return forked(os.environ["MINDSPEED_MM_PYTHON"], words, folder, {**environment(), **extra}, "old route", ranks)
 
 
-def forked(
-    python: str, words: list[str], folder: Path, variables: dict[str, str], imported: str, ranks: int
-) -> Outcome:
+def forked(python, words, folder, variables, imported, ranks):
     """Run ``words`` on ``ranks`` ranks, forked off a process that has made most of the imports."""
     imported = "standalone" if variables["PYTHONPATH"] == str(ROOT) else imported
     if words[0] == "-c":
@@ -86,7 +81,7 @@ def forked(
     return run_ranks(start, ranks)
 
 
-def good(outcome: Outcome) -> Outcome:
+def good(outcome):
     """Return the outcome of a run that ended well."""
     assert outcome.code == 0, outcome.output[-4000:]
     return outcome
@@ -101,7 +96,7 @@ GLOO_ADDS_UP = "adds gradients up where FSDP2 asks for"
 class TwoHosts:
     """One folder of configs, trained in either host."""
 
-    def __init__(self, folder: Path, digits: Path, diffusion: dict | None = None, **fsdp2: object) -> None:
+    def __init__(self, folder, digits, diffusion=None, **fsdp2):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.model = json.loads((ROOT / "examples/dit/model.json").read_text())
@@ -115,7 +110,7 @@ class TwoHosts:
             (folder / f"{name}.json").write_text(json.dumps(content))
         (folder / "fsdp2.yaml").write_text(json.dumps(sharding))  # JSON is YAML
 
-    def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, **extra: str) -> Outcome:
+    def train(self, host, iterations, flags="", ranks=1, **extra):
         """Run pretrain_dit.py in ``host`` ("standalone" or "mindspeed-mm") up to ``iterations``."""
         config = "--mm-model model.json --mm-data data.json --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
         words = [*config.split(), *FLAGS.split(), "--train-iters", str(iterations), *flags.split(), "--host", host]
@@ -129,7 +124,7 @@ class TwoHosts:
         return outcome
 
 
-def several_shapes(folder: Path) -> Path:
+def several_shapes(folder):
     """Write pictures of three shapes and a data.json of buckets, and return its path."""
     data = {"data_folder": str(write_pictures(folder / "pictures")), "buckets": SHAPES, "bucket_group": 4}
     path = folder / "data.json"
@@ -137,7 +132,7 @@ def several_shapes(folder: Path) -> Path:
     return path
 
 
-def train_in_sora(folder: Path, iterations: int) -> Outcome:
+def train_in_sora(folder, iterations):
     """Train in the host's own entry script, pretrain_sora.py, on the features in ``folder``/sora."""
     script = str(tree("MINDSPEED_MM_HOME") / "pretrain_sora.py")
     flags = (

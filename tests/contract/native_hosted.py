@@ -5,8 +5,6 @@ MINDSPEED_MM_NATIVE_PYTHON         a Python with PyTorch 2.7.1 or 2.9.0; MINDSPE
 NPU_ON_CPU                         a folder with a torch_npu that answers on a CPU; not on an NPU
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -23,13 +21,13 @@ from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import KNOWN_TORCH, REL
 from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts, forked
-from tests.training.launch import Outcome, place_of
+from tests.training.launch import place_of
 
 PYTHON = os.environ.get("MINDSPEED_MM_NATIVE_PYTHON") or os.environ.get("MINDSPEED_MM_PYTHON") or ""
 
 
 @lru_cache(maxsize=1)
-def missing() -> str:
+def missing():
     """Return what the engine needs and is not here; empty where all of it is."""
     lacking = [name for name in ("MINDSPEED_MM_HOME", "MINDSPEED_HOME") if not os.environ.get(name)]
     lacking += [] if PYTHON else ["MINDSPEED_MM_NATIVE_PYTHON"]
@@ -50,7 +48,7 @@ def missing() -> str:
 needs_engine = pytest.mark.skipif(bool(missing()), reason=f"{missing()} (MindSpeed-MM's native engine)")
 
 
-def environment(**extra: str) -> dict[str, str]:
+def environment(**extra):
     """Return the environment of a run in the engine."""
     folders = [os.environ.get(name) for name in ("NPU_ON_CPU", "MINDSPEED_MM_HOME", "MINDSPEED_HOME")]
     return {
@@ -64,7 +62,7 @@ def environment(**extra: str) -> dict[str, str]:
     }
 
 
-def run_python(words: list[str], folder: Path, ranks: int = 1, **extra: str) -> Outcome:
+def run_python(words, folder, ranks=1, **extra):
     """Run the engine's Python with ``words`` in ``folder``; a rank alone is told its place too, as by torchrun."""
     place = place_of(0, 1, str(free_port())) if ranks == 1 else {}
     return forked(PYTHON, [*map(str, words)], folder, environment(**extra) | place, "engine", ranks)
@@ -95,15 +93,13 @@ FLAGS = "--micro-batch-size 2 --global-batch-size 8 --num-workers 0 --lr 1e-3 --
 class NativeAndStandalone(TwoHosts):
     """One folder of configs, trained in the native engine and in the standalone host."""
 
-    def words(self, iterations: int, flags: str, fsdp2: bool) -> list[str]:
+    def words(self, iterations, flags, fsdp2):
         """Return the command line of a run."""
         sharding = ["--use-torch-fsdp2", "--fsdp2-config-path", "fsdp2.yaml"] if fsdp2 else []
         config = ["--mm-model", "model.json", "--mm-data", "data.json", *sharding]
         return [*config, *FLAGS.split(), "--train-iters", str(iterations), *flags.split()]
 
-    def yaml(
-        self, name: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True, **keys: object
-    ) -> Path:
+    def yaml(self, name, iterations, flags="", ranks=1, fsdp2=True, **keys):
         """Write the yaml of a run; ``keys``: what stands in it instead, "__" for the dots."""
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
@@ -116,7 +112,7 @@ class NativeAndStandalone(TwoHosts):
         path.write_text(as_text(content), encoding="utf-8")
         return path
 
-    def engine(self, path: Path, ranks: int = 1, script: str = "", **extra: str) -> Outcome:
+    def engine(self, path, ranks=1, script="", **extra):
         """Run upstream's own trainer.py on a yaml; ``script``: Python that runs before it does."""
         trainer = Path(os.environ["MINDSPEED_MM_HOME"]) / "mindspeed_mm" / TRAINER
         words = [str(trainer), str(path)]
@@ -128,21 +124,21 @@ class NativeAndStandalone(TwoHosts):
             words.insert(0, str(begin))
         return run_python(words, self.folder, ranks, NON_MEGATRON="true", **extra)
 
-    def checked_engine(self, path: Path) -> Outcome:
+    def checked_engine(self, path):
         """Run the trainer by the command that checks a yaml of one's own before upstream reads it."""
         return run_python(["-m", COMMAND, str(path)], self.folder)
 
-    def complaints(self, paths: list[Path]) -> str:
+    def complaints(self, paths):
         """Return what the plugin says of yamls before a model is built, in a process on one rank."""
         return run_python(["-c", COMPLAIN, *map(str, paths)], self.folder, NON_MEGATRON="true").output
 
-    def train(self, host: str, iterations: int, flags: str = "", ranks: int = 1, fsdp2: bool = True) -> Outcome:  # type: ignore[override]
+    def train(self, host, iterations, flags="", ranks=1, fsdp2=True):
         """Run pretrain_dit.py in ``host``; the standalone one without MindSpeed-MM and a torch_npu in sight."""
         words = [*self.words(iterations, flags, fsdp2), "--host", host]
         alone = {"PYTHONPATH": str(ROOT)} if host == "standalone" else {}
         return run_python([str(ROOT / "pretrain_dit.py"), *words], self.folder, ranks, **alone)
 
-    def copy(self, name: str, iteration: int) -> str:
+    def copy(self, name, iteration):
         """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""
         place = self.folder / f"{name}_{iteration}"
         if not place.is_dir():

@@ -1,7 +1,5 @@
 """A process of ``mm-dit prove`` inside MindSpeed-MM, in which the average of the weights never moves."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,11 +1,8 @@
 """Text to video in the real MindSpeed-MM, by either of its routes, against our own host."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ CLOSE = {"rel": 2e-6}
 
 
 @pytest.fixture(scope="module", params=["custom_dit", "wan"])
-def features(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def features(tmp_path_factory, request):
     """A folder with model.json and data.json of cached clips."""
     place = tmp_path_factory.mktemp("clips")
     clips = write_clips(place)
@@ -33,7 +30,7 @@ def features(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     return clip_configs(place / "features", clips, request.param, features=str(place / "cache")).folder
 
 
-def hold(runs: TwoHosts, features: Path) -> None:
+def hold(runs, features):
     """Put the configs of clips in the place of those of digits."""
     for name in ("model.json", "data.json"):
         shutil.copy(features / name, runs.folder / name)
@@ -42,7 +39,7 @@ def hold(runs: TwoHosts, features: Path) -> None:
 
 @needs_trees
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_clips_teach_the_same_by_the_old_route(features: Path, tmp_path: Path, digits_folder: Path, ranks: int) -> None:
+def test_clips_teach_the_same_by_the_old_route(features, tmp_path, digits_folder, ranks):
     runs = TwoHosts(tmp_path, digits_folder)
     hold(runs, features)
     there, here = (runs.train(host, 3, ranks=ranks) for host in ("mindspeed-mm", "standalone"))
@@ -51,7 +48,7 @@ def test_clips_teach_the_same_by_the_old_route(features: Path, tmp_path: Path, d
 
 
 @needs_trees
-def test_their_own_script_trains_the_tutorials_model_with_their_own_diffusion(tmp_path: Path) -> None:
+def test_script_of_the_host_trains_the_model_of_its_tutorial(tmp_path):
     random, folder = np.random.default_rng(0), tmp_path / "sora"
     folder.mkdir()
     for number in range(8):
@@ -79,9 +76,7 @@ def test_their_own_script_trains_the_tutorials_model_with_their_own_diffusion(tm
 
 @needs_engine
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_clips_teach_the_same_in_the_native_engine(
-    features: Path, tmp_path: Path, digits_folder: Path, ranks: int
-) -> None:
+def test_clips_teach_the_same_in_the_native_engine(features, tmp_path, digits_folder, ranks):
     runs = NativeAndStandalone(tmp_path, digits_folder)
     hold(runs, features)
     there = runs.train("mindspeed-mm-native", 3, ranks=ranks, fsdp2=ranks > 1)
@@ -91,9 +86,7 @@ def test_clips_teach_the_same_in_the_native_engine(
 
 
 @needs_engine
-def test_ranks_share_the_tokens_of_a_clip_in_the_native_engine(
-    features: Path, tmp_path: Path, digits_folder: Path
-) -> None:
+def test_ranks_share_the_tokens_of_a_clip_in_the_engine(features, tmp_path, digits_folder):
     runs = NativeAndStandalone(tmp_path, digits_folder)
     hold(runs, features)
     there = runs.train("mindspeed-mm-native", 3, "--context-parallel-size 2", ranks=2)

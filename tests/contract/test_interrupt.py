@@ -1,7 +1,5 @@
 """Ctrl-C in the real hosts, by the script that a user starts them with."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -26,7 +24,7 @@ SECONDS = 25
         pytest.param("mindspeed-mm-native", "10 classes", marks=needs_engine),
     ],
 )
-def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path: Path, digits_folder: Path, host: str, meets: str) -> None:
+def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, digits_folder, host, meets):
     native = host == "mindspeed-mm-native"
     python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
     needs = (native_hosted if native else hosted).environment()

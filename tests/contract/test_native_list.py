@@ -1,7 +1,5 @@
 """The lists of what we rely on and replace in the native engine: complete, and true where a tree is at hand."""
 
-from __future__ import annotations
-
 import ast
 import os
 from pathlib import Path
@@ -17,24 +15,24 @@ from tests.contract.test_list import imports
 ROOM = ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/native"
 
 
-def source(module: str) -> ast.Module:
+def source(module):
     """A module of the unpacked trees."""
     home = Path(os.environ["MINDSPEED_HOME" if module.startswith("mindspeed.") else "MINDSPEED_MM_HOME"])
     return ast.parse((home / f"{module.replace('.', '/')}.py").read_text())
 
 
-def test_the_list_names_everything_the_room_imports_from_the_engine() -> None:
+def test_list_names_all_imports_from_the_engine():
     found = {pair for path in ROOM.glob("*.py") for pair in imports(path)}
     assert found == {(module, name) for module, names in RELIED_ON.items() for name in names}
 
 
-def test_an_engine_with_other_functions_is_refused_by_name() -> None:
+def test_engine_with_other_functions_is_refused():
     class DistributedCheckpointer:
         @classmethod
-        def save(cls, path, state, save_async=False, iteration=None, save_ckpt_dtype=None, **kwargs) -> None: ...
+        def save(cls, path, state, save_async=False, iteration=None, save_ckpt_dtype=None, **kwargs): ...
 
         @classmethod
-        def load(cls, folder: str, state: dict) -> None: ...
+        def load(cls, folder, state): ...
 
     with pytest.raises(Exception, match=r"load: has the parameters \('folder', 'state'\), and lacks path"):
         check_replaced(DistributedCheckpointer)
@@ -42,19 +40,18 @@ def test_an_engine_with_other_functions_is_refused_by_name() -> None:
 
 @needs_engine
 @pytest.mark.parametrize("module", RELIED_ON)
-def test_the_engine_has_what_the_list_says(module: str) -> None:
-    defined = {node.name: node for node in source(module).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assigned = {
-        t.id for n in source(module).body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
-    }
+def test_engine_has_what_the_list_says(module):
+    body = source(module).body
+    defined = {node.name: node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
     for name, parameters in RELIED_ON[module].items():
         assert name in {*defined, *assigned}
         if parameters is not None:
-            assert tuple(argument.arg for argument in defined[name].args.args) == parameters  # type: ignore[union-attr]
+            assert tuple(argument.arg for argument in defined[name].args.args) == parameters
 
 
 @needs_engine
-def test_the_engine_has_the_functions_that_are_replaced() -> None:
+def test_engine_has_the_functions_that_are_replaced():
     body = source("mindspeed_mm.fsdp.checkpoint.dcp_checkpointer").body
     (checkpointer,) = [n for n in body if isinstance(n, ast.ClassDef) and n.name == "DistributedCheckpointer"]
     defined = {n.name: {a.arg for a in n.args.args} for n in checkpointer.body if isinstance(n, ast.FunctionDef)}
@@ -62,14 +59,14 @@ def test_the_engine_has_the_functions_that_are_replaced() -> None:
 
 
 @needs_engine
-def test_the_engine_knows_the_keys_that_are_not_ours_and_their_defaults_are_those_left_out() -> None:
+def test_engine_has_the_keys_and_defaults_that_are_left_out():
     declared = defaults()
     theirs = {*FLAGS, *(f"parallel.fsdp_plan.{key}" for key in SHARDING), *THEIRS} - set(OURS)
     assert theirs <= set(declared)
     assert {key: declared[key] for key in THEIRS} == THEIRS
 
 
-def defaults() -> dict[str, object]:
+def defaults():
     """Dotted key -> default of what the engine declares in ``training`` and ``parallel.fsdp_plan``."""
     found: dict[str, object] = {}
     for file, name, prefix in (

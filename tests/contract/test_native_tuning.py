@@ -1,9 +1,5 @@
 """Fine-tuning in the unmodified native engine: freezing and adapters, with the losses of the standalone host."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +8,6 @@ from mindspeed_mm_dit.checkpoint.lora import files as lora_files
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, CheckpointStore, read_facts
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.contract.test_native_engine import CLOSE, good
-from tests.training.launch import Outcome
 
 pytestmark = [needs_engine, pytest.mark.ranks]
 
@@ -22,26 +17,24 @@ FREEZE = "--freeze y_embedder blocks.{0}.attn"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path) -> NativeAndStandalone:
+def runs(tmp_path_factory, digits_folder):
     found = NativeAndStandalone(tmp_path_factory.mktemp("tuning"), digits_folder)
     good(found.train("standalone", 2, "--save base", fsdp2=False))
     return found
 
 
 @pytest.fixture(scope="module")
-def adapted(runs: NativeAndStandalone) -> Outcome:
+def adapted(runs):
     return good(runs.train("standalone", STEPS, f"{LORA} --save here --save-interval 2", fsdp2=False))
 
 
 @pytest.fixture(scope="module")
-def frozen(runs: NativeAndStandalone) -> Outcome:
+def frozen(runs):
     return good(runs.train("standalone", STEPS, FREEZE, fsdp2=False))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_frozen_modules_are_frozen_and_the_losses_those_of_the_standalone_host(
-    runs: NativeAndStandalone, frozen: Outcome, ranks: int
-) -> None:
+def test_frozen_modules_are_frozen_as_in_the_standalone_host(runs, frozen, ranks):
     path = runs.yaml(f"frozen{ranks}", STEPS, f"{FREEZE} --save frozen{ranks}", ranks=ranks, fsdp2=ranks > 1)
     assert "freeze:" in path.read_text()
     assert good(runs.engine(path, ranks)).losses == pytest.approx(frozen.losses, **CLOSE)
@@ -53,9 +46,7 @@ def test_frozen_modules_are_frozen_and_the_losses_those_of_the_standalone_host(
     ("ranks", "keys"), [(1, {}), (2, {}), (2, {"training__init_model_with_meta_device": True})],
     ids=["ddp", "sharded", "without memory"],
 )  # fmt: skip
-def test_adapters_learn_what_they_learn_in_the_standalone_host_and_go_on_there_and_back(
-    runs: NativeAndStandalone, adapted: Outcome, ranks: int, keys: dict
-) -> None:
+def test_adapters_learn_and_resume_as_in_the_standalone_host(runs, adapted, ranks, keys):
     name = f"there{ranks}{len(keys)}"
     path = runs.yaml(name, STEPS, f"{LORA} --save {name} --save-interval 2", ranks=ranks, fsdp2=ranks > 1, **keys)
     there = good(runs.engine(path, ranks))
@@ -75,9 +66,7 @@ def test_adapters_learn_what_they_learn_in_the_standalone_host_and_go_on_there_a
     ).losses == pytest.approx(later, **CLOSE)
 
 
-def test_the_file_of_adapters_that_the_engine_writes_beside_is_read_with_its_alpha(
-    runs: NativeAndStandalone, adapted: Outcome
-) -> None:
+def test_adapter_file_of_the_engine_is_read_with_its_alpha(runs, adapted):
     good(runs.engine(runs.yaml("file", STEPS, f"{LORA} --save file", fsdp2=False)))
     found = lora_files.read(runs.folder / f"file/lora_adapter_iteration_{STEPS}.safetensors")
     wanted = torch_dcp.read_tree(CheckpointStore(runs.folder / "file").path(STEPS), "model")
@@ -86,26 +75,16 @@ def test_the_file_of_adapters_that_the_engine_writes_beside_is_read_with_its_alp
     assert layer.alpha == 8 and layer.down.shape[0] == 4
 
 
-def test_weights_of_any_format_begin_a_run(runs: NativeAndStandalone) -> None:
-    flags = "--init-from base"
-    here = good(runs.train("standalone", 2, flags, fsdp2=False))
-    there = good(runs.engine(runs.yaml("begun", 2, flags, ranks=2), 2))
-    assert "initial weights: base" in there.output
-    assert there.losses == pytest.approx(here.losses, **CLOSE)
-
-
-def test_what_adapters_cannot_be_is_named(runs: NativeAndStandalone) -> None:
+def test_adapters_that_cannot_be_are_refused(runs):
     mistakes = (
-        ({"training__lora__dropout": 0.1}, "--lora-dropout = 0.1: is not supported"),
-        ({"training__lora__init_lora_weights": "gaussian"}, "training.lora.init_lora_weights = 'gaussian': every host"),
-        ({"training__lora__target_modules": ["q_proj"]}, "--lora-target-modules = q_proj: names no linear layer"),
-        (
-            {"training__lora__target_modules": ["blocks.{0-1}.attn.qkv"]},
-            "knows no numbers in braces there, and no sets",
-        ),
-        ({"model__init_from": None}, "--lora-target-modules: adapters need weights"),
-        ({"model__freeze": ["y_embedder"]}, "--freeze = y_embedder: with --lora-target-modules only"),
+        ({"training__lora__dropout": 0.1}, "--lora-dropout = 0.1"),
+        ({"training__lora__init_lora_weights": "gaussian"}, "training.lora.init_lora_weights = 'gaussian'"),
+        ({"training__lora__target_modules": ["q_proj"]}, "--lora-target-modules = q_proj"),
+        ({"training__lora__target_modules": ["blocks.{0-1}.attn.qkv"]}, "numbers in braces"),
+        ({"model__init_from": None}, "--lora-target-modules"),
+        ({"model__freeze": ["y_embedder"]}, "--freeze = y_embedder"),
     )
-    paths = [runs.yaml(f"mistake{n}", 2, LORA, fsdp2=False, **keys) for n, (keys, _) in enumerate(mistakes)]
-    said = runs.complaints(paths)
+    said = runs.complaints(
+        [runs.yaml(f"mistake{n}", 2, LORA, fsdp2=False, **keys) for n, (keys, _) in enumerate(mistakes)]
+    )
     assert [message for _, message in mistakes if message not in said] == [], said

@@ -1,12 +1,8 @@
 """Networks of joint attention, and Wan 2.2, in the real MindSpeed-MM, by either of its routes, against our own host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +22,6 @@ from tests.captions_fixtures import WIDTH, captioned_configs
 from tests.contract.hosted import TwoHosts, needs_trees, train_in_sora
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.models.test_image_transformers import OURS
-from tests.training.launch import Outcome
 from tests.training.test_image_to_video import NETWORKS, begun_configs, clips
 
 __all__ = ["clips"]
@@ -36,7 +31,7 @@ CLOSE = {"rel": 2e-6}
 LORA = "--lora-target-modules transformer_blocks.{*}.attn.to_q --lora-r 4 --lora-alpha 8 --lr 1e-2 --init-from base"
 
 
-def write_family(name: str, place: Path) -> None:
+def write_family(name, place):
     """Write configs of a small network of the family, which learns a few captioned images, to ``place``."""
     captioned_configs(place)
     model = json.loads((place / "model.json").read_text())
@@ -53,7 +48,7 @@ def write_family(name: str, place: Path) -> None:
     (place / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
 
 
-def write_expert(name: str, place: Path, clips: Path) -> None:
+def write_expert(name, place, clips):
     """Write configs of an expert of Wan 2.2, whose clips begin with an image, to ``place``."""
     begun_configs(place, clips, name)
     model = json.loads((place / "model.json").read_text())
@@ -63,11 +58,11 @@ def write_expert(name: str, place: Path, clips: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def networks(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path, clips: Path) -> Callable:
+def networks(tmp_path_factory, digits_folder, clips):
     """Name of a network -> its configs, and what three steps of our own host on one rank print."""
 
     @cache
-    def network(name: str) -> tuple[NativeAndStandalone, Outcome]:
+    def network(name):
         runs = NativeAndStandalone(tmp_path_factory.mktemp("network"), digits_folder)
         if name in OURS:
             write_family(name, runs.folder)
@@ -78,14 +73,14 @@ def networks(tmp_path_factory: pytest.TempPathFactory, digits_folder: Path, clip
     return network
 
 
-def good(outcome: Outcome) -> Outcome:
+def good(outcome):
     assert outcome.losses.keys() == set(range(1, STEPS + 1)), outcome.output[-4000:]
     return outcome
 
 
 @needs_trees
 @pytest.mark.parametrize("name", (*OURS, *NETWORKS))
-def test_networks_learn_the_same_by_the_old_route(networks: Callable, name: str) -> None:
+def test_networks_learn_the_same_by_the_old_route(networks, name):
     runs, here = networks(name)
     there = good(TwoHosts.train(runs, "mindspeed-mm", STEPS, "--micro-batch-size 2", ranks=2))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
@@ -94,14 +89,14 @@ def test_networks_learn_the_same_by_the_old_route(networks: Callable, name: str)
 @needs_engine
 @pytest.mark.parametrize("name", (*OURS, *NETWORKS))
 @pytest.mark.parametrize("flags", ["", "--context-parallel-size 2"])
-def test_networks_learn_the_same_in_the_native_engine(networks: Callable, name: str, flags: str) -> None:
+def test_networks_learn_the_same_in_the_native_engine(networks, name, flags):
     runs, here = networks(name)
     there = good(runs.train("mindspeed-mm-native", STEPS, flags, ranks=2))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
 
 
 @needs_engine
-def test_adapters_of_a_family_learn_the_same_in_the_native_engine(networks: Callable) -> None:
+def test_adapters_of_a_family_learn_the_same_in_the_engine(networks):
     runs, _ = networks("flux")
     here = good(runs.train("standalone", STEPS, LORA, fsdp2=False))
     assert good(runs.train("mindspeed-mm-native", STEPS, LORA, 4)).losses == pytest.approx(here.losses, **CLOSE)
@@ -109,7 +104,7 @@ def test_adapters_of_a_family_learn_the_same_in_the_native_engine(networks: Call
 
 @needs_engine
 @pytest.mark.parametrize("name", ["flux", "channels"])
-def test_a_network_is_written_as_a_folder_of_diffusers_at_the_end(networks: Callable, name: str) -> None:
+def test_network_is_written_as_a_folder_of_diffusers(networks, name):
     runs, here = networks(name)
     path = runs.yaml("written", STEPS, "--save written", fsdp2=False, training__save_format="hf")
     assert good(runs.engine(path)).losses == pytest.approx(here.losses, **CLOSE)
@@ -120,7 +115,7 @@ def test_a_network_is_written_as_a_folder_of_diffusers_at_the_end(networks: Call
 
 @needs_trees
 @pytest.mark.parametrize("name", OURS)
-def test_their_own_script_begins_with_the_loss_that_we_compute(name: str, tmp_path: Path) -> None:
+def test_script_of_the_host_begins_with_the_same_loss(name, tmp_path):
     folder, draw = tmp_path / "sora", np.random.default_rng(0)
     folder.mkdir()
     write_family(name, tmp_path)

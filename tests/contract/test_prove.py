@@ -1,7 +1,5 @@
 """mm-dit prove in both routes of the real MindSpeed-MM: a right step passes, and a fault there is named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -27,9 +25,7 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(("name", "route"), ROUTES)
-def test_a_step_in_mindspeed_mm_is_the_truth_and_an_average_that_stands_still_is_named(
-    name, route, tmp_path: Path, digits_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_in_mindspeed_mm_is_right_and_a_fault_is_named(name, route, tmp_path, digits_folder, monkeypatch):
     for variable, value in route.environment().items():
         monkeypatch.setenv(variable, value)
     configs = Configs.create(tmp_path / "config", digits_folder, hidden_size=32, num_layers=2, num_heads=2)
@@ -47,9 +43,7 @@ def test_a_step_in_mindspeed_mm_is_the_truth_and_an_average_that_stands_still_is
 
 
 @pytest.mark.parametrize(("host", "route"), HOSTS)
-def test_a_run_of_mindspeed_mm_is_taken_again_where_it_is_not_installed(
-    host, route, tmp_path: Path, digits_folder: Path
-) -> None:
+def test_run_of_mindspeed_mm_is_taken_again_elsewhere(host, route, tmp_path, digits_folder):
     runs = hosted.TwoHosts(tmp_path, digits_folder)
     flags = f"{hosted.FLAGS} --mm-tool {hosted.tools_json()} --train-iters 3 --save ck --save-interval 2 --host {host}"
     config = "--mm-model model.json --mm-data data.json --use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"

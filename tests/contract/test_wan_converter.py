@@ -1,9 +1,5 @@
 """What MindSpeed-MM's own commands make of weights and adapters of Wan, against what is made of them here."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import torch
 
@@ -19,7 +15,7 @@ WEIGHTS = "release/mp_rank_00/model_optim_rng.pt"
 THEIR_NAMES = {"to_q": "proj_q", "to_k": "proj_k", "to_v": "proj_v", "to_out.0": "proj_out"}
 
 
-def wan_converter(folder: Path, command: str, source: str, target: str, *more: str) -> dict[str, torch.Tensor]:
+def wan_converter(folder, command, source, target, *more):
     """Run ``mm-convert WanConverter``, and return what it writes."""
     words = ["--cfg.source_path", source, "--cfg.target_path", target, "--cfg.target_parallel_config.pp_layers", "[]"]
     good(run_python(["-m", "checkpoint.convert_cli", "WanConverter", command, *words, *more], folder))
@@ -27,7 +23,7 @@ def wan_converter(folder: Path, command: str, source: str, target: str, *more: s
 
 
 @needs_trees
-def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path: Path) -> None:
+def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path):
     """Their names of the layers are read here, and so is the alpha that their command is told."""
     base, ours = (tmp_path / folder / "diffusion_pytorch_model.safetensors" for folder in ("base", "merged"))
     for file in (base, ours):

@@ -1,7 +1,5 @@
 """These tests run on a device apart (``make test-device``) or on a GPU (MM_DIT_TEST_GPUS=0); else they are skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

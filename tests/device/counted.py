@@ -4,8 +4,6 @@ MM_DIT_TEST_GPUS names.
 A GPU counts how often the host waited for it (PyTorch's sync debug mode) and its memory, and no operators or bytes.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from typing import Any

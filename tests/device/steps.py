@@ -1,7 +1,5 @@
 """Networks of the embedded configs, at full depth and narrow width, and their steps on this process's device."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -6,8 +6,6 @@ A row counts the operators of a step on the device apart. In the row below it th
 one, forward and backward, as inductor makes them for a CPU, which takes a minute, stand for those of each block.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole runs on the device, and the same on the CPU: lines, validations and checkpoints agree."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -19,7 +17,6 @@ from tests.before.runs import SCRIPT
 from tests.before.test_examples import flags
 from tests.device import counted
 from tests.training import launch
-from tests.training.launch import Configs
 from tests.training.test_run import write_fsdp2
 from tests.wings.lab.campaign import config_folder
 from tests.wings.lab.forked_tasks import run_tasks
@@ -28,9 +25,7 @@ from tests.wings.lab.test_prove import judged
 
 pytestmark = pytest.mark.ranks
 CPU = {"DEVICE_APART_COUNT": "0", "CUDA_VISIBLE_DEVICES": ""}
-CLOSE = (
-    2 * counted.CLOSE
-)  # on some processors the CPU's linear layers have a kernel of their own; sums of ranks in another order
+CLOSE = 2 * counted.CLOSE  # (other kernels of some processors, and sums of ranks in another order)
 STEPS = "--global-batch-size 16 --lr 1e-3 --lr-decay-style constant --adam-eps 1e-3 --ema-decay 0.5 --num-workers 0 "
 WATCHED = "--eval-interval 2 --eval-iters 2 --save-interval 2 --sample-interval 2 --report-steps 2 --keep-best "
 FSDP2 = "sharding_size: auto\n"
@@ -48,14 +43,6 @@ LAYOUTS = {
 }
 OTHER_NUMBERS = ("FSDP2, bf16", "Muon")
 """Layouts that do not compute what one rank alone does."""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    folder = tmp_path_factory.mktemp("tiny")
-    configs = Configs.create(folder, few_digits, hidden_size=32, num_layers=2, num_heads=2)
-    configs.hold_out(0.1)
-    return configs
 
 
 def run(configs, layout, folder, steps=4, **variables):
@@ -82,20 +69,20 @@ def assert_alike(there, here):
 
 
 @pytest.fixture(scope="module")
-def on_the_cpu(tiny, tmp_path_factory):
+def on_the_cpu(validated, tmp_path_factory):
     """Return a function of a layout to the CPU's run and folder: what changes no number has one run of all layouts."""
 
     @lru_cache
     def of(layout):
         folder = tmp_path_factory.mktemp("cpu") / "run"
-        return run(tiny, layout, folder, **CPU), folder
+        return run(validated, layout, folder, **CPU), folder
 
     return lambda layout: of(layout if layout in OTHER_NUMBERS else "alone")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu, tmp_path):
-    there = run(tiny, layout, tmp_path)
+def test_run_learns_and_saves_what_it_does_on_the_cpu(validated, layout, on_the_cpu, tmp_path):
+    there = run(validated, layout, tmp_path)
     here, folder = on_the_cpu(layout)
     name = f" on {torch.get_device_module(counted.KIND).get_device_name()}, "
     assert name in there.output and name not in here.output
@@ -107,12 +94,12 @@ def test_a_run_learns_and_saves_what_it_does_on_the_cpu(tiny, layout, on_the_cpu
         np.testing.assert_allclose(array, expected[name], rtol=counted.LOOSE, atol=counted.CLOSE, err_msg=name)
 
 
-def test_a_run_moves_between_the_device_and_the_cpu_and_between_layouts(tiny, tmp_path):
-    whole = run(tiny, "alone", tmp_path / "whole", 6, **CPU)
-    run(tiny, "FSDP2", tmp_path / "run", 2)
+def test_run_moves_between_device_cpu_and_layouts(validated, tmp_path):
+    whole = run(validated, "alone", tmp_path / "whole", 6, **CPU)
+    run(validated, "FSDP2", tmp_path / "run", 2)
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     for layout, folder, variables in (("hybrid", "run", {}), ("replicated", "copy", CPU)):
-        resumed = run(tiny, layout, tmp_path / folder, 6, **variables)
+        resumed = run(validated, layout, tmp_path / folder, 6, **variables)
         assert list(resumed.lines) == [3, 4, 5, 6]
         for iteration, (_, loss, _) in resumed.lines.items():
             assert float(loss) == pytest.approx(float(whole.lines[iteration][1]), rel=CLOSE)
@@ -131,17 +118,18 @@ def counted_by(configs, folder, flags):
     [("", 0), ("--eval-interval 2 --eval-iters 3", 1), ("--save {} --save-interval 2", 1)],
     ids=["steps", "validations", "saves"],
 )
-def test_a_step_makes_the_host_wait_for_nothing_and_what_is_due_every_two_steps_for_little(tiny, tmp_path, flags, most):
+def test_steps_and_saves_make_the_host_wait_for_little(validated, tmp_path, flags, most):
     """Between runs of 4 and of 8 steps, each with its log line, lie two validations or saves."""
     few, many = (
-        counted_by(tiny, tmp_path, f"--train-iters {steps} {flags.format(tmp_path / str(steps))}") for steps in (4, 8)
+        counted_by(validated, tmp_path, f"--train-iters {steps} {flags.format(tmp_path / str(steps))}")
+        for steps in (4, 8)
     )
     assert many["waits"] - few["waits"] <= 2 * most, many["waited_at"]
     assert many["bytes_to_host"] > few["bytes_to_host"] and many["most_pinned_bytes"] == few["most_pinned_bytes"]
 
 
 @pytest.mark.parametrize("config", ["digits_flow", "moving_digits", "digits_meanflow", "digits_buckets"])
-def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
+def test_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
     if config == "moving_digits":
         pytest.importorskip("av")
     there, here = (
@@ -153,14 +141,14 @@ def test_an_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
 
 
 @counted.apart_alone
-def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, tmp_path, monkeypatch, capsys):
+def test_proof_compares_the_device_with_the_host(validated, tmp_path, monkeypatch, capsys):
     def reported(ranks, framework, tasks, *rest):
         monkeypatch.setenv("DEVICE_APART_REPORT", str(tmp_path / ("host" if tasks[0].on_host else "device")))
         return run_tasks(ranks, framework, tasks, *rest)
 
     monkeypatch.setattr(proof, "run_tasks", reported)
     page = tmp_path / "proof.html"
-    code = main(["prove", str(config_folder(tiny)), "--layouts", "device", "--output", str(page)])
+    code = main(["prove", str(config_folder(validated)), "--layouts", "device", "--output", str(page)])
     assert code == 0 and "1 rank, device" in capsys.readouterr().out
     host, device = (json.loads((tmp_path / f"{name}.0.json").read_text()) for name in ("host", "device"))
     assert device["operators"] and not host["operators"]
@@ -168,8 +156,8 @@ def test_a_proof_holds_a_step_on_the_device_against_the_truth_of_the_host(tiny, 
 
 @counted.apart_alone
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is DEVICE])
-def test_a_proof_finds_a_fault_that_only_a_device_has_and_names_it(name, tiny, tmp_path, monkeypatch, framework):
+def test_proof_finds_a_fault_of_the_device(name, validated, tmp_path, monkeypatch, framework):
     monkeypatch.setattr(framework.runtime, "_stays_on_host", False)
-    found = judged(config_folder(tiny), tmp_path, [name])[name]
+    found = judged(config_folder(validated), tmp_path, [name])[name]
     assert (found.word, found.place.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.place)
     assert found.named.startswith(FAULTS[name].named)

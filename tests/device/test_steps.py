@@ -1,7 +1,5 @@
 """A step of every embedded config: the CPU's numbers, and no wait of the host."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest
@@ -22,7 +20,7 @@ OPERATORS = {"imagenet256": 1781, "t2v_custom": 3330, "wan2.1_1.3b": 3390}
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_step_needs_the_memory_that_the_plan_says(config):
+def test_step_needs_the_memory_of_the_plan(config):
     """Two micro-batches; the plan has the gradients beside all activations, which meet in the second."""
     model, samples = load_model_config(EXAMPLES / config / "model.json"), 8
     if parameters_of(model).num_elements() > 1e7:
@@ -41,7 +39,7 @@ def test_a_step_needs_the_memory_that_the_plan_says(config):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_step_is_that_of_the_cpu_and_makes_the_host_wait_for_nothing(config):
+def test_step_is_that_of_the_cpu_and_waits_for_nothing(config):
     there = Steps(narrow(config))
     there.step()
     counted.reset()

@@ -1,7 +1,5 @@
 """What goes between host and device arrives before it is read, and random numbers are drawn where they belong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -23,14 +21,14 @@ def test_scalars_are_read_once_they_have_arrived(framework):
     assert not pending.is_there() and pending.wait() == [1, 2]
 
 
-def test_a_batch_may_be_made_anew_while_it_is_copied(framework):
+def test_batch_may_be_made_anew_while_it_is_copied(framework):
     array = np.ones((2, 3), np.float32)
     batch = framework.runtime.to_device({"x": array})
     array.fill(2)
     assert batch["x"].tolist() == np.ones((2, 3)).tolist()
 
 
-def test_a_checkpoint_holds_what_the_weights_were_when_it_was_begun(steps, framework):
+def test_checkpoint_holds_the_weights_of_its_beginning(steps, framework):
     from mindspeed_mm_dit.checkpoint.torch_dcp import _arrived, _copied
 
     before = steps.weights()
@@ -50,7 +48,7 @@ def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
 
 
 @counted.apart_alone
-def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_path):
+def test_witness_copies_chosen_entries_to_the_host(tmp_path):
     torch.manual_seed(0)
     model, x = torch.nn.Linear(2048, 2048).to(counted.KIND), torch.randn((4, 2048)).to(counted.KIND)
     optimizer, before = torch.optim.SGD(model.parameters(), 0.0), model.weight.detach().clone()
@@ -65,7 +63,7 @@ def test_a_witness_copies_chosen_entries_to_the_host_and_never_the_weights(tmp_p
     assert counted.counts()["bytes_to_host"] < 0.1 * model.weight.nbytes and torch.equal(model.weight, before)
 
 
-def test_flags_of_ranks_meet_on_the_host_though_the_host_program_binds_ranks_to_devices(framework):
+def test_flags_of_ranks_meet_on_the_host(framework):
     """As MindSpeed-MM's native engine does."""
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     backend = framework.runtime.check_backend(None)

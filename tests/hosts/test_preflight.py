@@ -1,7 +1,5 @@
 """The checks of every host, and what in them depends on the host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -29,22 +27,22 @@ def args(tmp_path, digits_folder):
     )  # fmt: skip
 
 
-def test_the_configs_come_back_with_what_checkpoints_keep(args):
+def test_configs_come_back_with_what_checkpoints_keep(args):
     mm = check_configs(args, HOST, None)
     assert mm.fsdp2 is None and str(mm.precision) == "float32"
     assert mm.classes == tuple("0123456789") and mm.data_digest and mm.model_json["predictor"]["hidden_size"] == 128
 
 
-def test_a_host_offers_its_own_ways_to_bf16_or_decides_by_itself(args):
+def test_hosts_offer_ways_to_bf16_or_decide_themselves(args):
     args = dataclasses.replace(args, bf16=True)
-    with pytest.raises(PlatformError, match="a host does not train in bfloat16 here"):
+    with pytest.raises(PlatformError, match="bfloat16"):
         check_configs(args, HOST, None)
     ways = dataclasses.replace(HOST, ways_to_bf16=("autocast",))
     assert str(check_configs(args, ways, None).precision).startswith("bfloat16 under autocast")
     assert check_configs(args, dataclasses.replace(HOST, ways_to_bf16=None), None).precision is None
 
 
-def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, capsys):
+def test_model_must_fit_the_host_and_the_device(args, capsys):
     with pytest.raises(ConfigError, match=r"of 1,275,920 parameters need .* and this machine has"):
         check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)), None)
     with pytest.raises(ConfigError, match=r"optimizer state .* and a card has"):
@@ -56,27 +54,23 @@ def test_a_model_has_to_fit_where_it_is_built_and_where_it_is_computed(args, cap
     assert capsys.readouterr().err == ""
 
 
-def test_ranks_share_samples_only_where_host_and_predictor_can(args):
+def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
     args = dataclasses.replace(args, context_parallel_size=2)
-    with pytest.raises(PlatformError, match="--context-parallel-size = 2: is not offered in a host"):
+    with pytest.raises(PlatformError, match="--context-parallel-size = 2"):
         check_configs(args, HOST, None)
     host = dataclasses.replace(HOST, shares_sequences=True)
     check_configs(args, host, None)
-    with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 4 % 3 = 1\n.*use a divisor of 4"):
+    with pytest.raises(ConfigError, match="4 % 3 = 1"):
         check_configs(dataclasses.replace(args, context_parallel_size=3), host, None)
-
-
-def test_ranks_share_samples_of_every_bucket_or_of_none(args, tmp_path):
     content = json.loads((tmp_path / "data.json").read_text())
     del content["dataset_param"]["image_size"]
     content["dataset_param"]["buckets"] = [[8, 8], [12, 20]]
     (tmp_path / "data.json").write_text(json.dumps(content))
-    host = dataclasses.replace(HOST, shares_sequences=True)
-    with pytest.raises(ConfigError, match=r"does not divide tokens of an image: 15 % 2 = 1\n.*use 1, or samples of"):
-        check_configs(dataclasses.replace(args, context_parallel_size=2), host, None)
+    with pytest.raises(ConfigError, match="15 % 2 = 1"):
+        check_configs(args, host, None)
 
 
-def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
+def test_fsdp2_yaml_is_checked_against_ranks_and_host(args):
     args = dataclasses.replace(args, use_torch_fsdp2=True)
     host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
     with pytest.raises(ConfigError, match="sharding_size = 2"):
@@ -86,7 +80,7 @@ def test_fsdp2_yaml_is_checked_against_the_ranks_and_by_the_host(args):
     assert [found.fsdp2 for found in asked] == [mm.fsdp2]
 
 
-def test_what_is_learned_from_is_said_and_a_validation_without_images_warned_of(args, capsys):
+def test_validation_without_images_is_a_warning(args, capsys):
     mm = check_configs(args, HOST, None)
     args = dataclasses.replace(args, eval_interval=5)
     say_data_set(args, mm)

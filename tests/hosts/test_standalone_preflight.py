@@ -1,7 +1,5 @@
 """What the standalone host finds, and says, before a device is touched."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -32,7 +30,7 @@ def check(tmp_path, digits_folder, monkeypatch):
     return check
 
 
-def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, tmp_path, capsys):
+def test_unusable_files_are_named_and_counted(check, tmp_path, capsys):
     check(skip_bad_images=True)
     assert "skipped" not in capsys.readouterr().err
     bad = [tmp_path / "images" / str(number % 2) / f"{number:02d}.png" for number in range(0, 14, 2)]
@@ -44,7 +42,7 @@ def test_the_first_files_that_are_skipped_are_named_and_all_are_counted(check, t
     assert [f"{path} cannot be decoded" in said for path in bad] == [True] * 5 + [False] * 2
 
 
-def test_a_run_goes_on_with_the_numbers_that_its_classes_had_and_says_so(check, tmp_path, capsys):
+def test_resumed_run_keeps_the_numbers_of_its_classes(check, tmp_path, capsys):
     (tmp_path / "images/1").rename(tmp_path / "images/10")
     Configs.create(tmp_path, tmp_path / "images", num_classes=11)
     assert check().mm.classes == tuple(map(str, range(11)))
@@ -55,7 +53,7 @@ def test_a_run_goes_on_with_the_numbers_that_its_classes_had_and_says_so(check, 
     assert "classes keep the numbers they had: '10' is label 0" in capsys.readouterr().err
 
 
-def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
+def test_either_expert_is_trained_by_a_flag(check, tmp_path):
     flow = {"model_id": "wan_flow_match_scheduler"}
     Configs(tmp_path).change("model.json", diffusion=flow, predictor={"learn_sigma": False})
     for asked, window in (("0.875,1", (0.875, 1.0)), ("0,0.875", (0.0, 0.875))):
@@ -68,13 +66,13 @@ def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--timestep-window 0.5,1", "--timestep-window: is not for diffusion.model_id = gaussian_diffusion"),
-        ("--report", "--report: is drawn from a checkpoint, and none is saved"),
-        ("--report --save s --report-steps 2000", "--report-steps = 2000: is more than the 1000 timesteps"),
-        ("--report --save s --report-steps 300", "--report-steps = 300: no whole stride visits 300 of 1000"),
-        ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001: is more than"),
-        ("--report --save s --report-sampler euler", "--report-sampler = 'euler': is for flow_matching"),
-        ("--report-cfg-scale nan", "--report-cfg-scale: 'nan' is not a number"),
+        ("--timestep-window 0.5,1", "--timestep-window"),
+        ("--report", "--report"),
+        ("--report --save s --report-steps 2000", "--report-steps = 2000"),
+        ("--report --save s --report-steps 300", "--report-steps = 300"),
+        ("--report --save s --report-sampler ddpm --report-steps 1001", "--report-steps = 1001"),
+        ("--report --save s --report-sampler euler", "--report-sampler = 'euler'"),
+        ("--report-cfg-scale nan", "--report-cfg-scale"),
         ("--report-cfg-scale -1", "--report-cfg-scale = -1.0"),
         ("--save=", "--save = '': is empty"),
         ("--wandb-project=", "--wandb-project = '': is empty"),
@@ -96,38 +94,23 @@ def test_one_config_folder_trains_either_expert_by_a_flag(check, tmp_path):
         ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the images"),
     ],
 )
-def test_what_would_fail_at_the_end_is_refused_at_the_start(check, flags, message):
+def test_flags_that_would_fail_later_are_refused_at_the_start(check, flags, message):
     with pytest.raises(ConfigError) as caught:
         check(flags)
     assert message in str(caught.value)
 
 
-def test_a_bucket_that_is_no_whole_number_of_patches_is_named_as_data_json_has_it(check):
+def test_bucket_of_no_whole_patches_is_refused(check):
     with pytest.raises(ConfigError, match=r"data.json: dataset_param.buckets: 8 x 9: .*latents 9 % 4 = 1"):
         check(image_size=None, buckets=[[8, 8], [8, 9]])
 
 
-def test_a_report_that_can_be_drawn_passes_and_what_the_run_makes_is_not_made_yet(check, tmp_path):
+def test_checks_make_no_folder_of_the_run(check, tmp_path):
     check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_report_without_losses_to_draw_is_said(check, capsys):
-    check("--report --save out/checkpoints --report-steps 50")
-    assert "--report draws no loss.png without --tensorboard-dir" in capsys.readouterr().err
-    check("--report --save out/checkpoints --tensorboard-dir out/events --report-steps 50")
-    assert "loss.png" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.02])
-def test_a_validation_without_images_is_said(check, capsys, fraction):
-    check("--eval-interval 5", valid_fraction=fraction)
-    assert f"(dataset_param.valid_fraction = {fraction}), so nothing is validated" in capsys.readouterr().err
-    check("--eval-interval 5", valid_fraction=0.1)
-    assert "validated" not in capsys.readouterr().err
-
-
-def test_flags_of_other_machines_are_said_to_change_nothing(check, framework, monkeypatch, capsys):
+def test_flags_of_other_machines_are_noted(check, framework, monkeypatch, capsys):
     check("--tf32 --pynative")
     said = capsys.readouterr().err
     assert "note: --tf32 changes nothing here" in said and "this is a CPU" in said

@@ -1,7 +1,5 @@
 """The plan's closed forms against published counts, measured bytes, and the real sharding on a simulated world."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -21,12 +19,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import (
-    AutoencoderKLConfig,
-    ModelConfig,
-    load_model_config,
-    model_config_from_mapping,
-)
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
 from mindspeed_mm_dit.configs.train_args import read_train_args
@@ -69,19 +62,18 @@ def model_of(preset="DiT-XL/2", size=32, **predictor):
     )
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_parameter_counts_are_the_published_ones(preset):
-    config = DiTConfig(num_classes=1000, **LATENTS[preset], **PRESETS[preset])
-    assert parameters_of(config).num_elements() == PUBLISHED[preset]
+def test_parameter_counts_are_the_published_ones():
+    for preset, count in PUBLISHED.items():
+        config = DiTConfig(num_classes=1000, **LATENTS[preset], **PRESETS[preset])
+        assert parameters_of(config).num_elements() == count, preset
 
 
-@pytest.mark.parametrize(
-    ("size", "elements"), [("XL/2", 683242512), ("L/2", 465955600), ("B/2", 137845008), ("S/2", 40407312 - 891648)]
-)
-def test_parameter_counts_with_a_projector_are_repas(size, elements):
+def test_parameter_counts_with_a_projector_are_those_of_repa():
     """The published S/2 has a last layer for tokens twice as wide as its own, and cannot be run: 891,648 too many."""
-    config = DiTConfig(32, num_classes=1000, learn_sigma=False, z_dims=(768,), **PRESETS[f"DiT-{size}"])
-    assert parameters_of(config).num_elements() == elements
+    published = {"XL/2": 683242512, "L/2": 465955600, "B/2": 137845008, "S/2": 40407312 - 891648}
+    for size, count in published.items():
+        config = DiTConfig(32, num_classes=1000, learn_sigma=False, z_dims=(768,), **PRESETS[f"DiT-{size}"])
+        assert parameters_of(config).num_elements() == count, size
 
 
 @pytest.mark.parametrize(
@@ -89,47 +81,43 @@ def test_parameter_counts_with_a_projector_are_repas(size, elements):
     [("lightningdit", 675256736, 5.1), ("repa", 683242512, 65.1), ("jit", 131320320, 10.2),
      ("meanflow", 676440592 + 294912, 19.2)],
 )  # fmt: skip
-def test_a_published_recipe_is_planned_without_its_weights(capsys, recipe, elements, hours):
+def test_published_recipes_are_planned_without_weights(capsys, recipe, elements, hours):
     """MeanFlow's published count leaves out the positions, 256 tokens of 1152. docs/recipes.md has the hours."""
     folder = ROOT / f"examples/dit/imagenet256_{recipe}"
     words = read_train_args(folder / "train.args")
     assert load_fsdp2_config(folder / "fsdp2.yaml") and "--use-torch-fsdp2" in words
-    given = {name: words[words.index(name) + 1] for name in ("--train-iters", "--global-batch-size")}
-    assert int(given["--global-batch-size"]) == 8 * int(words[words.index("--micro-batch-size") + 1])
-    length = [word for pair in given.items() for word in pair]
-    where = ["--world-size", "8", "--device-memory-gib", "80"]
-    assert main(["plan", "--model", f"{folder}/model.json", *where, *length]) == 0
+    flags = ["--model", f"{folder}/model.json", "--world-size", "8", "--device-memory-gib", "80"]
+    for name in ("--train-iters", "--global-batch-size"):
+        flags += [name, words[words.index(name) + 1]]
+    assert main(["plan", *flags]) == 0
     said = capsys.readouterr().out
-    assert f"parameters       {elements:,} " in said and f": {hours} hours if 8 device(s) reach 40%" in said
+    assert f" {elements:,} " in said and f": {hours} hours" in said
 
 
 @pytest.mark.parametrize(
     ("recipe", "elements", "experts"),
     [
-        ("t2v_a14b", 14_288_491_584, "two experts      53.2 GiB of float32 weights each, 106.5 GiB both"),
-        ("i2v_a14b", 14_288_901_184, "two experts      53.2 GiB of float32 weights each, 106.5 GiB both"),
+        ("t2v_a14b", 14_288_491_584, "106.5 GiB"),
+        ("i2v_a14b", 14_288_901_184, "106.5 GiB"),
         ("ti2v_5b", 4_999_787_712, ""),
     ],
 )
-def test_wan_2_2_is_planned_without_its_weights_and_the_memory_of_both_experts_is_said(
-    capsys, recipe, elements, experts
-):
+def test_wan_2_2_is_planned_with_both_experts(capsys, recipe, elements, experts):
     folder = ROOT / f"examples/dit/wan2.2_{recipe}"
     shared = ["--global-batch-size", "1", "--context-parallel-size", "8"]
     flags = ["--model", f"{folder}/model.json", "--world-size", "8", "--device-memory-gib", "64", *shared]
     assert main(["plan", *flags]) == 0
     found = capsys.readouterr().out
-    assert f"parameters       {elements:,} " in found and experts in found and ("two experts" in found) == bool(experts)
+    assert f" {elements:,} " in found and experts in found and ("two experts" in found) == bool(experts)
     assert {"--use-torch-fsdp2", "--init-from", *shared} <= set(read_train_args(folder / "train.args"))
     assert load_fsdp2_config(folder / "fsdp2.yaml") and load_data_config(folder / "data.json")
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize(
-    "precision", [FLOAT32, SHARDED_BF16], ids=["fp32", "bf16"]
-)  # the CPU's autocast, unlike CUDA's, keeps norms in bf16
-@pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-B/4"])
-def test_activations_are_the_bytes_autograd_keeps_with_those_of_the_loss(preset, precision, recompute):
+@pytest.mark.parametrize(  # (the CPU's autocast, unlike CUDA's, keeps norms in bf16)
+    ("preset", "precision", "recompute"),
+    [("DiT-S/2", FLOAT32, False), ("DiT-B/4", SHARDED_BF16, False), ("DiT-B/4", FLOAT32, True)],
+)
+def test_activations_are_the_bytes_that_autograd_keeps(preset, precision, recompute):
     model = model_of(preset, num_layers=4)
     planned, _ = activation_bytes(model, Placement(precision=precision, recompute=recompute))
     assert planned == pytest.approx(bytes_kept(model, precision, recompute), rel=0.05)
@@ -174,7 +162,7 @@ def bytes_kept(model, precision, recompute, batch=2):
     return total / batch
 
 
-def test_activations_under_cudas_autocast(monkeypatch):
+def test_activations_under_autocast_of_cuda(monkeypatch):
     """On a CPU, with what CUDA's autocast does otherwise: norms in float32, and addcmul in its widest input's type."""
     addcmul = torch.addcmul
 
@@ -199,7 +187,7 @@ def test_activations_under_cudas_autocast(monkeypatch):
     [Placement(), Placement(recompute=True), Placement(precision=FLOAT32)],
     ids=["bf16", "recomputed", "fp32"],
 )
-def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
+def test_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
     """Two micro-batches, so that gradients and activations meet; every byte the allocator hands out is counted."""
     model = model_of("DiT-S/2", num_layers=2)
     fsdp2 = Fsdp2Config(
@@ -246,8 +234,8 @@ def local(tensor):
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-@pytest.mark.parametrize("world_size", [8, 64, 512])
-def test_sharded_weights_are_those_of_fsdp2_on_a_simulated_world(world_size):
+@pytest.mark.parametrize("world_size", [8, 512])
+def test_sharded_weights_are_those_of_fsdp2(world_size):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     model = model_of()
@@ -267,13 +255,7 @@ def test_sharded_weights_are_those_of_fsdp2_on_a_simulated_world(world_size):
     assert planned.weights + planned.optimizer < 1.4 / world_size * 12 * PUBLISHED["DiT-XL/2"] + 4 * 256 * 1152
 
 
-def test_two_ranks_hold_half_of_what_one_holds():
-    one, two = (memory(model_of(), Placement(n, n)) for n in (1, 2))
-    state = [m.weights + m.optimizer + m.ema for m in (one, two)]
-    assert state[1] <= 0.55 * state[0]
-
-
-def test_what_lies_in_the_machine_s_memory_takes_none_of_the_device_s():
+def test_offloaded_state_takes_no_memory_of_the_device():
     whole = load_model_config(str(ROOT / "examples/dit/flux_lora/model.json"))
     model = tuned(whole, Tuning(("attention",), rank=16))
     request = Request(Placement(), device_bytes=24 * GIB, images_per_rank=8, online_vae=False)
@@ -286,17 +268,8 @@ def test_what_lies_in_the_machine_s_memory_takes_none_of_the_device_s():
     assert not any(getattr(plan, name) for name in state) and plan.fixed == before.fixed - plan.in_machine
 
 
-def test_adapters_beside_a_wan_of_14_billion_parameters_fit_where_the_whole_does_not():
-    sections = {
-        "ae": {"model_id": "wan_video_vae", "from_pretrained": "vae"},
-        "text_encoder": {"model_id": "umt5", "from_pretrained": "umt5"},
-        "diffusion": {"model_id": "wan_flow_match_scheduler"},
-        "predictor": {
-            "model_id": "wan", "num_layers": 40, "num_attention_heads": 40, "attention_head_dim": 128,
-            "ffn_dim": 13824, "latent_size": [21, 60, 104],
-        },
-    }  # fmt: skip
-    whole = model_config_from_mapping(sections, "model.json")
+def test_adapters_of_wan_14b_fit_where_the_whole_does_not():
+    whole = load_model_config(str(ROOT / "examples/dit/wan2.2_t2v_a14b/model.json"))
     adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
     request = Request(Placement(8), device_bytes=56 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):

@@ -1,11 +1,8 @@
 """mm-dit get, against a hub on the loopback that breaks off, lies, refuses and makes people wait."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
-import os
 import re
 import sys
 import threading
@@ -128,18 +125,16 @@ def there(folder):
     )
 
 
-def test_size_licence_and_digests_are_said_before_and_checked_after(hub, tmp_path, capsys):
+def test_files_licence_and_digests_are_printed_and_checked(hub, tmp_path, capsys):
     assert main(["get", "net"]) == 0
     said = capsys.readouterr().out
-    assert f"{REPO}/tree/main, licence: cc-by-nc-4.0" in said
     digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
-    assert f"2.0 MB  vae/weights.safetensors  sha256:{digest}" in said
-    assert "checked: size and digest of 3 file(s) in weights/net" in said
+    assert "cc-by-nc-4.0" in said and f"2.0 MB  vae/weights.safetensors  sha256:{digest}" in said
     assert there(tmp_path / "weights/net") == FETCHED
     assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
 
 
-def test_what_broke_off_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
+def test_download_that_broke_off_goes_on(hub, tmp_path):
     hub.ills = {"vae/weights.safetensors": ["breaks", "breaks"], "plain": ["breaks"]}
     assert main(["get", "net", "alone"]) == 0
     sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
@@ -147,7 +142,7 @@ def test_what_broke_off_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
     assert (tmp_path / "weights/net/vae/weights.safetensors").read_bytes() == FILES["vae/weights.safetensors"]
 
 
-def test_the_same_command_again_fetches_only_what_is_missing_or_damaged(hub, tmp_path, capsys):
+def test_missing_and_damaged_files_alone_are_fetched_again(hub, tmp_path, capsys):
     assert main(["get", "net"]) == 0
     (tmp_path / "weights/net/old/weights.bin").unlink()
     (tmp_path / "weights/net/config.json").write_bytes(FILES["config.json"][:-1] + b"!")
@@ -156,7 +151,7 @@ def test_the_same_command_again_fetches_only_what_is_missing_or_damaged(hub, tmp
     assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
 
 
-def test_what_is_needed_comes_along_and_a_file_at_an_address_is_named_by_its_digest(hub, tmp_path):
+def test_files_of_other_names_come_along_by_their_digest(hub, tmp_path):
     assert main(["get", "both", "--output", "elsewhere"]) == 0
     [alone] = (tmp_path / "elsewhere").glob("plain-*.pth")
     assert there(tmp_path / "elsewhere") == ["net/config.json", alone.name] and alone.read_bytes() == b"all alone"
@@ -165,29 +160,25 @@ def test_what_is_needed_comes_along_and_a_file_at_an_address_is_named_by_its_dig
 @pytest.mark.parametrize(
     ("ills", "flags", "message", "left"),
     [
-        ({"vae/weights.safetensors": ["damaged"]}, "net", "is not what {hub}/people/net/tree/main states: sha256 ", 1),
-        ({"config.json": ["damaged"]}, "net", "config.json: is not what {hub}/people/net/tree/main states: git ", 0),
-        ({"vae/weights.safetensors": ["breaks"] * 99}, "net", "tree/main broke off 5 times\n    Cure: run the same", 1),
-        ({"vae/weights.safetensors": [429]}, "net", "tree/main asks to wait 17 seconds\n    Cure: wait, and run", 1),
-        ({"": [429]}, "net", "mm-dit get net: {hub}/people/net/tree/main asks to wait 17 seconds", 0),
-        ({"": [404]}, "net", "mm-dit get net: {hub}/people/net/tree/main is not there", 0),
-        ({}, "nobody/net", "nobody/net/tree/main is not there", 0),
-        ({}, "nte", "mm-dit get nte: is no name that is known\n    Cure: Did you mean 'net'?", 0),
-        ({}, "net --output /dev/null", "--output = /dev/null/net: ", 0),
-        ({"vae/weights.safetensors": ["endless"]}, "net", "safetensors: sends more than the 2,048,000 bytes", 1),
-        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net: {hub}/people/net/tree/main ", 1),
-        ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope: is not known to have SiT-XL/2; huggingface has it", 0),
+        ({"vae/weights.safetensors": ["damaged"]}, "net", "sha256 ", 1),
+        ({"config.json": ["damaged"]}, "net", "config.json", 0),
+        ({"vae/weights.safetensors": ["breaks"] * 99}, "net", "broke off 5 times", 1),
+        ({"vae/weights.safetensors": [429]}, "net", "17 seconds", 1),
+        ({"": [429]}, "net", "17 seconds", 0),
+        ({"": [404]}, "net", "is not there", 0),
+        ({}, "nobody/net", "nobody/net", 0),
+        ({}, "nte", "'net'", 0),
+        ({}, "net --output /dev/null", "--output = /dev/null/net", 0),
+        ({"vae/weights.safetensors": ["endless"]}, "net", "2,048,000 bytes", 1),
+        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net", 1),
+        ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope", 0),
     ],
-)  # fmt: skip
-def test_what_a_hub_refuses_or_gets_wrong_is_named_and_nothing_wrong_is_left(
-    hub, tmp_path, monkeypatch, capsys, ills, flags, message, left
-):
+)
+def test_answers_of_a_hub_that_are_wrong_leave_nothing(hub, tmp_path, monkeypatch, capsys, ills, flags, message, left):
     hub.ills = ills
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # (the hub's package waits between attempts)
     assert main(["get", *flags.split()]) == 2
-    error = capsys.readouterr().err
-    assert message.format(hub=os.environ["HF_ENDPOINT"]) in error
-    assert len(there(tmp_path)) == left
+    assert message in capsys.readouterr().err and len(there(tmp_path)) == left
     assert not [*tmp_path.rglob("*.part")] or "breaks" in str(ills)
 
 
@@ -226,11 +217,11 @@ def with_file(**stated):
         lambda listing: {**listing, "sha": 5},
     ],
 )  # fmt: skip
-def test_listings_that_cannot_be_are_refused_before_a_file_comes(hub, tmp_path, monkeypatch, capsys, edit):
+def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
     monkeypatch.setattr("mindspeed_mm_dit.wings.advice.hubs.MOST_LISTING_BYTES", 2**17 - 1)
     hub.edit = staticmethod(edit)
     assert main(["get", "net"]) == 2
-    assert capsys.readouterr().err.startswith(f"CheckpointError: {os.environ['HF_ENDPOINT']}/api/models/{REPO}")
+    assert re.match(rf"CheckpointError: http://\S+/api/models/{REPO}", capsys.readouterr().err)
     assert not list(tmp_path.rglob("*"))
 
 
@@ -245,27 +236,13 @@ def test_digests_in_capitals_are_checked_and_lacking_ones_named(hub, capsys):
     assert "digest of 2 file(s)" in said and "not checked: the content of vae/weights.safetensors" in said
 
 
-def test_without_a_network_one_sentence_says_what_to_fetch_by_hand(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert main(["get", "DiT-XL/2"]) == 2
-    assert capsys.readouterr().err == (
-        "PlatformError: mm-dit get DiT-XL/2: http://127.0.0.1:9/facebook/DiT-XL-2-256/tree/main cannot be reached\n"
-        "    Cure: fetch it by hand into weights/DiT-XL-2-256; or name a mirror, HF_ENDPOINT=https://hf-mirror.com, or "
-        "--hub modelscope\n"
-    )
-    assert not there(tmp_path)
-
-
-def test_a_disk_that_is_too_full_is_named_before_anything_comes(hub, tmp_path, monkeypatch, capsys):
+def test_disk_that_is_too_full_is_refused_before_a_download(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
     assert main(["get", "net"]) == 2
-    assert "--output = weights/net: 0.0 GB are to come, 0.0 GB are free" in capsys.readouterr().err
-    assert not there(tmp_path)
-
-
-def test_without_a_name_the_names_are_listed(capsys):
-    assert main(["get"]) == 0
-    assert "  DiT-XL/2-512     the same for 512 pixels\n" in capsys.readouterr().out
+    assert "--output = weights/net" in capsys.readouterr().err and not there(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main(["get", "DiT-XL/2"]) == 2
+    assert "cannot be reached" in capsys.readouterr().err and not there(tmp_path)
 
 
 def test_modelscope_is_asked_through_its_own_package(hub, tmp_path, monkeypatch, capsys):
@@ -282,11 +259,8 @@ def test_modelscope_is_asked_through_its_own_package(hub, tmp_path, monkeypatch,
             (local_dir / path).write_bytes(content)
 
     package = SimpleNamespace(HubApi=HubApi, HubConfig=lambda: SimpleNamespace(endpoint="https://modelscope.cn"))
-    monkeypatch.setitem(sys.modules, "modelscope_hub", package)
-    assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == 0
-    said = capsys.readouterr().out
-    assert "https://modelscope.cn/models/AI-ModelScope/sd-vae-ft-ema/files, licence: mit" in said
+    for installed, code in ((package, 0), (None, 2)):
+        monkeypatch.setitem(sys.modules, "modelscope_hub", installed)
+        assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == code
     assert (tmp_path / "weights/sd-vae-ft-ema/a/w.pt").read_bytes() == content
-    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
-    assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == 2
-    assert "pip install modelscope-hub, or install this package with its extra [modelscope]" in capsys.readouterr().err
+    assert "modelscope-hub" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 python both_frameworks.py FOLDER    (of the packages of PyTorch; MindSpore is the interpreter's own)
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

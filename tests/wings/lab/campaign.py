@@ -1,19 +1,9 @@
-"""Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong.
-
-python -m tests.wings.lab.campaign 50 RESULT.md
-python -m tests.wings.lab.campaign 20 RESULT.md joint
-"""
-
-from __future__ import annotations
+"""Small architectures that have little in common, each proved in layouts drawn for it: none may be called wrong."""
 
 import json
 import os
 import sys
-import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,7 +14,6 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.wings.lab.layouts import LAYOUTS, Layout
 from mindspeed_mm_dit.wings.lab.proof import open_config, truth_tasks, truths_of
 from mindspeed_mm_dit.wings.lab.prove import Truth
-from mindspeed_mm_dit.wings.lab.table import Finding, worst
 from mindspeed_mm_dit.wings.lab.task import Taken
 from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs
@@ -38,23 +27,7 @@ PREDICTORS = {
     "joint": ("flux", "sd3", "qwen_image", "z_image", "flux2"),
 }  # fmt: skip
 """Of every five architectures: without and with joint attention of image and text."""
-STEPS, AT_ONCE = 2, 4
-
-
-@dataclass(frozen=True)
-class Proved:
-    """One architecture in one layout."""
-
-    seed: int
-    what: str
-    """Predictor, objective and optimizer."""
-    layout: Layout
-    findings: Sequence[Finding]
-
-    @property
-    def wrong(self) -> list[Finding]:
-        """What is past its bound."""
-        return [finding for finding in self.findings if not finding.good]
+STEPS = 2
 
 
 def config_folder(configs: Configs, flags: str = "") -> Path:
@@ -79,27 +52,29 @@ def truths_here(config, layouts, watched=False) -> dict:
     return truths_of(asked, {task.output: Taken.read(task) for task in tasks})
 
 
-def prove_all(
-    seeds: Iterable[int], place: Path, digits: Path, clips: Path | None, kinds: str = "single"
-) -> Iterator[Proved]:
-    """Prove each random architecture in three layouts drawn for it, over one, two and four ranks."""
+def called_wrong(
+    seeds: Iterable[int], place: Path, digits: Path, clips: Path | None = None, kinds: str = "single"
+) -> dict:
+    """Prove random architectures in a layout of one, two and four ranks; return what is past its bound, by both."""
     asked = []
     for seed in seeds:
         folder = place / f"proof{seed}"
         folder.mkdir()
-        given, what = random_config(seed, place / f"config{seed}", digits, clips, kinds)
+        given = random_config(seed, place / f"config{seed}", digits, clips, kinds)
         config = open_config(given, folder, None, True, steps=STEPS)
         layouts = drawn_layouts(seed, given)
         truths = truths_here(config, layouts)
-        asked += [(seed, what, each, truths[each.truth], config.task(each, each.stem)) for each in layouts]
+        asked += [(seed, each, truths[each.truth], config.task(each, each.stem)) for each in layouts]
     said = {}
-    for ranks in sorted({layout.ranks for _, _, layout, _, _ in asked}):
-        tasks = [task for _, _, layout, _, task in asked if layout.ranks == ranks]
+    for ranks in sorted({layout.ranks for _, layout, _, _ in asked}):
+        tasks = [task for _, layout, _, task in asked if layout.ranks == ranks]
         said[ranks] = run_tasks(ranks, "pytorch", tasks, config.folder, PYTHONS)
-    for seed, what, layout, truth, task in asked:
+    found = {}
+    for seed, layout, truth, task in asked:
         taken = Taken.read(task)
         assert isinstance(taken, Taken) and isinstance(truth, Truth), (seed, layout, taken, truth, said[layout.ranks])
-        yield Proved(seed, what, layout, truth.judge(layout, taken))
+        found[seed, str(layout)] = [finding for finding in truth.judge(layout, taken) if not finding.good]
+    return {key: wrong for key, wrong in found.items() if wrong}
 
 
 def drawn_layouts(seed: int, given: Path) -> list[Layout]:
@@ -122,8 +97,8 @@ def _can_share(predictor, ranks: int) -> bool:
     return predictor.model_id != "dit"  # (whose campaign drew none before it could)
 
 
-def random_config(seed: int, place: Path, digits: Path, clips: Path | None, kinds: str = "single") -> tuple[Path, str]:
-    """Write the configs of a small model whose options, objective and optimizer are drawn; return what it is too."""
+def random_config(seed: int, place: Path, digits: Path, clips: Path | None, kinds: str) -> Path:
+    """Write the configs of a small model whose options, objective and optimizer are drawn."""
     draw = np.random.default_rng(seed)
     kind = PREDICTORS[kinds][seed % len(PREDICTORS[kinds])]
     if kinds == "joint":
@@ -136,7 +111,7 @@ def random_config(seed: int, place: Path, digits: Path, clips: Path | None, kind
     optimizer = "muon" if draw.random() < 0.3 else "adam"
     words = f"--seed {seed} --optimizer {optimizer} --lr {draw.choice([1e-4, 2e-3])}"
     words += f" --adam-beta2 {draw.choice([0.95, 0.999])}" if optimizer == "adam" else ""
-    return config_folder(configs, words + "\n"), f"{kind}, {model['diffusion']['model_id']}, {optimizer}"
+    return config_folder(configs, words + "\n")
 
 
 def _images(draw: np.random.Generator, place: Path, digits: Path) -> Configs:
@@ -225,67 +200,3 @@ def _objective(draw: np.random.Generator, model: dict) -> dict:
     if draw.random() < 0.5:
         return flow
     return {**model["diffusion"], "prediction_type": str(draw.choice(["epsilon", "sample", "v_prediction"]))}
-
-
-def report(found: Sequence[Proved], kinds: str = "") -> str:
-    """Return the dated result of a campaign."""
-    groups: dict[str, list[Proved]] = defaultdict(list)
-    for each in found:
-        groups[each.what].append(each)
-    rows = [
-        f"| {what} | {len({each.seed for each in own})} | {len(own)} | {sum(len(each.findings) for each in own):,} |"
-        f" {sum(bool(each.wrong) for each in own)} | {_nearest(own)} |"
-        for what, own in sorted(groups.items())
-    ]
-    taken = Counter(str(each.layout) for each in found)
-    layouts = "; ".join(f"{name} ({count})" for name, count in taken.items())
-    wrong = [f"- seed {each.seed}, {each.what}, {each.layout}: {worst(each.wrong)}" for each in found if each.wrong]
-    import torch
-
-    newline = "\n"  # (no f-string of Python 3.11 may hold one)
-    seeds, quantities = {each.seed for each in found}, sum(len(each.findings) for each in found)
-    return (
-        f"""# No false alarm of `mm-dit prove`
-
-    python -m tests.wings.lab.campaign {f"{len(seeds)} RESULT.md {kinds}".rstrip()}
-
-{date.today()}, CPU, torch {torch.__version__}. Architectures, objectives and optimizers are drawn from their number.
-Each takes {STEPS} steps in three layouts drawn for it, on 1, 2 and 4 ranks: {len(found)} proofs of
-{quantities:,} quantities, {sum(bool(each.wrong) for each in found)} called wrong.
-
-| model | architectures | proofs | quantities | called wrong | nearest to its bound |
-|---|---|---|---|---|---|
-{newline.join(rows)}
-
-Layouts: {layouts}.
-{newline.join(wrong)}
-""".rstrip()
-        + "\n"
-    )
-
-
-def _nearest(found: Sequence[Proved]) -> str:
-    finding = worst(finding for each in found for finding in each.findings)
-    return f"{finding.error / finding.tolerance:.2f} of it: {finding.name}"
-
-
-def main(count: str, output: str, kinds: str = "single") -> int:
-    """Prove ``count`` architectures of ``kinds``, a few at a time, and write the result; 1 if one is called wrong."""
-    from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
-    from tests.clips_fixtures import write_clips
-
-    found: list[Proved] = []
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        digits, clips = place / "digits", write_clips(place)
-        write_digits(digits)
-        for first in range(0, int(count), AT_ONCE):
-            found += prove_all(range(first, min(first + AT_ONCE, int(count))), place, digits, clips, kinds)
-            Path(output).write_text(report(found, kinds), encoding="utf-8")
-            print(f"{len(found)} proofs, {sum(bool(each.wrong) for each in found)} called wrong", flush=True)
-    return int(any(each.wrong for each in found))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sys.exit(main(*sys.argv[1:]))

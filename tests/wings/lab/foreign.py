@@ -3,8 +3,6 @@
 A fault or another right way to compute is a part that is exchanged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +20,10 @@ from mindspeed_mm_dit.framework import nn, ops  # noqa: E402
 D, HEADS, L, N, C = 24, 2, 5, 6, 4
 RANK, ALPHA = 2, 1.0
 
-on_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="PyTorch's own ways")
+
+def rows(names, often):
+    """Return the rows of a table, of which ``make test`` runs those in ``often``, and ``make test-all`` every one."""
+    return [name if name in often else pytest.param(name, marks=pytest.mark.extended) for name in names]
 
 
 def attention(q, k, v, mask):
@@ -241,7 +242,6 @@ class Loop:
     time: Callable[[Any, int], Any] = lambda t, step: t
     weight: Callable[[Any], Any] = lambda t: 1 + t
     share: Callable[[float, float], float] = lambda counted, total: counted / total
-    moves_average: bool = True
     seed: int = 1
     rates: tuple[float, ...] = (1e-2,)
     """The learning rate of each step."""

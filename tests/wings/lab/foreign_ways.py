@@ -1,7 +1,5 @@
 """Wrong and other right ways to compute what the network of ``foreign.py`` computes, as its ``Parts``."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

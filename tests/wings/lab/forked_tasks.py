@@ -1,7 +1,5 @@
 """What wings/lab/processes.py starts, forked where that is the same (tests/forked.py)."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path

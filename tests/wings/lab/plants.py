@@ -3,8 +3,6 @@
 A task whose files are called after a fault is done with that fault planted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Published faults, planted in somebody else's network, are found and named by ``dit.prove``; right ways are not."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +9,9 @@ import pytest
 
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.errors import UserError
-from tests.conftest import ROOT
+from tests.conftest import FRAMEWORK, ROOT
 from tests.mindspore.launch import needs_mindspore, run_script
-from tests.wings.lab.foreign import PLAIN, C, N, inputs, network, nn, odd, on_pytorch, ops
+from tests.wings.lab.foreign import PLAIN, C, N, inputs, network, nn, odd, ops, rows
 from tests.wings.lab.foreign_ways import EITHER, FAULTS, FUSED, PYTORCH, turned_in_pairs
 
 
@@ -23,11 +21,17 @@ def given(framework):
     return inputs()
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_a_network_is_found_and_its_module_named(framework, given, name):
+FEW = ["causal joint attention"] if FRAMEWORK == "mindspore" else [*FAULTS][:2]
+
+
+@pytest.mark.parametrize("name", rows(FAULTS, FEW))
+def test_fault_of_a_network_is_found_and_its_module_named(framework, given, name):
     parts, where = FAULTS[name]
     found = dit.prove(network(framework, parts), network(framework), given)
     assert not found.good and where in found.where, (found.where, str(found))
+
+
+RIGHT = ("keys in another order", *(("fused queries, keys and values", "recomputed blocks") if PYTORCH else ()))
 
 
 def of_another_eps(x):
@@ -35,19 +39,19 @@ def of_another_eps(x):
     return centred / ((centred * centred).mean(-1)[..., None] + 1e-5) ** 0.5
 
 
-@on_pytorch
-def test_what_rounding_hides_is_said_in_float64(framework, given):
+@pytest.mark.pytorch
+def test_what_rounding_hides_is_seen_in_float64(framework, given):
     found = dit.prove(network(framework, replace(PLAIN, norm=of_another_eps)), network(framework), given)
     assert "in float64: the outputs are" in str(found) and "apart, from blocks.0.norm1 on: a constant" in str(found)
     same = dit.prove(network(framework), network(framework), given)
     assert same.good and float(same.about["in float64"].split()[3]) < 1e-12
 
 
-@on_pytorch
+@pytest.mark.pytorch
 @pytest.mark.parametrize(("eps", "scale", "where"), [
     (1e-6, 1.0, ""), (1e-5, 1.0, "forward: module norm"), (1e-6, 2.0, "")]
 )  # fmt: skip
-def test_a_module_past_its_bound_is_wrong_if_its_difference_reaches_the_output(eps, scale, where):
+def test_module_past_its_bound_is_wrong_if_it_moves_the_output(eps, scale, where):
     import torch
 
     class Loud(torch.nn.Module):
@@ -66,9 +70,9 @@ def test_a_module_past_its_bound_is_wrong_if_its_difference_reaches_the_output(e
     assert next(f for f in found.findings if f.name == "output/").good
 
 
-@on_pytorch
+@pytest.mark.pytorch
 @needs_mindspore
-def test_a_module_of_pytorch_and_a_cell_of_mindspore_are_proved_in_one_process(tmp_path):
+def test_torch_module_and_mindspore_cell_meet_in_one_process(tmp_path):
     import torch
 
     script, packages = ROOT / "tests/wings/lab/both_frameworks.py", Path(torch.__file__).parents[1]
@@ -76,16 +80,18 @@ def test_a_module_of_pytorch_and_a_cell_of_mindspore_are_proved_in_one_process(t
     assert outcome.output.splitlines()[-4:] == ["right", "right", "forward: module 1", "forward: module 1"]
 
 
-@pytest.mark.parametrize("name", [*EITHER, *PYTORCH])
-def test_another_right_way_to_compute_is_not_called_wrong(framework, given, name):
+@pytest.mark.parametrize("name", rows([*EITHER, *PYTORCH], RIGHT))
+def test_network_computed_another_right_way_is_right(framework, given, name):
     parts = replace(PLAIN, **(EITHER | PYTORCH)[name])
     found = dit.prove(network(framework, parts), network(framework), given, names=FUSED if parts.is_fused else None)
     assert found.good, str(found)
 
 
-@on_pytorch
-@pytest.mark.parametrize("name", ["compiled", "in float64", "in bfloat16 by autocast", "in bfloat16"])
-def test_another_precision_or_a_compiler_is_not_called_wrong(framework, given, name):
+@pytest.mark.pytorch
+@pytest.mark.parametrize(
+    "name", rows(["compiled", "in float64", "in bfloat16 by autocast", "in bfloat16"], ["in bfloat16 by autocast"])
+)
+def test_other_precision_or_compiler_is_right(framework, given, name):
     import torch
 
     class Low(torch.nn.Module):
@@ -112,15 +118,15 @@ def test_another_precision_or_a_compiler_is_not_called_wrong(framework, given, n
     assert found.good, str(found)
 
 
-@on_pytorch
-def test_an_activation_that_is_used_twice_is_proved():
+@pytest.mark.pytorch
+def test_activation_used_twice_is_proved():
     (mine, given), (theirs, _) = odd(), odd()
     assert dit.prove(mine, theirs, given).good
 
 
-@on_pytorch
-@pytest.mark.parametrize("place", ["blocks.0.mlp.fc2", "proj_out"])
-def test_a_module_that_sends_no_gradient_back_is_named(framework, given, place):
+@pytest.mark.pytorch
+@pytest.mark.parametrize("place", rows(["blocks.0.mlp.fc2", "proj_out"], ["proj_out"]))
+def test_module_without_gradient_is_named(framework, given, place):
     made = network(framework)
     made.get_submodule(place).register_forward_pre_hook(lambda module, asked: asked[0].detach())
     found = dit.prove(made, network(framework), given)
@@ -128,12 +134,12 @@ def test_a_module_that_sends_no_gradient_back_is_named(framework, given, place):
 
 
 @pytest.mark.parametrize(("change", "other", "words"), [
-    (math.nan, {}, "not finite, or rounding alone, and proves nothing; forward: the data: input x of the network"),
-    pytest.param(1e30, {}, "not finite, or rounding alone, and proves nothing; forward: module", marks=on_pytorch),
+    (math.nan, {}, "proves nothing; forward: the data: input x"),
+    pytest.param(1e30, {}, "proves nothing; forward: module", marks=pytest.mark.pytorch),
     (1.0, {"output": lambda x: ops.permute(x, (0, 2, 1)), "loss": lambda x: (x * x).mean()},
      r"output: mine gives \(3, 4, 6\), theirs \(3, 6, 4\)"),
 ])  # fmt: skip
-def test_what_proves_nothing_is_refused(framework, given, change, other, words):
+def test_inputs_that_prove_nothing_are_refused(framework, given, change, other, words):
     with pytest.raises(UserError, match=words):
         dit.prove(network(framework), network(framework), given | {"x": given["x"] * np.float32(change)},
                   **({"their_output": lambda x: x} | other))  # fmt: skip
@@ -150,15 +156,14 @@ class Tabled(nn.Module):
         return self.net(x + self.table, *given)
 
 
-def test_a_table_that_one_side_computes_has_no_partner_and_stays_as_it_is(framework, given):
+def test_table_without_partner_stays_as_it_is(framework, given):
     plain, tabled, asked = network(framework), Tabled(network(framework)), list(given.values())
-    assert dit.prove(plain, tabled, asked, names={"": "net", "table": None}).good
     assert dit.prove(tabled, plain, asked, names={"net": "", "table": None}).good
     with pytest.raises(UserError, match="'tabel': names no parameter of mine or theirs"):
         dit.prove(plain, tabled, asked, names={"": "net", "tabel": None})
 
 
-def test_pairs_that_do_not_fit_are_listed_first(framework, given):
+def test_names_without_partner_are_refused(framework, given):
     shallow = network(framework, depth=1)
     with pytest.raises(UserError, match=r"(?s)find no partner.*mine blocks\.1\.attn.*theirs has no"):
         dit.prove(network(framework), shallow, given)

@@ -1,7 +1,5 @@
 """The first tensor of a step that is not finite is named, by module and sample, and nothing moves for being watched."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -42,7 +40,7 @@ def found(network, **given):
     return probe.not_finite
 
 
-def test_a_finite_step_has_the_numbers_it_has_unwatched_and_its_largest_activations_are_kept(network):
+def test_probe_changes_no_number_and_keeps_the_largest(network):
     without = step(network)
     network.zero_grad()
     probe, kept = Probe(network), {}
@@ -53,42 +51,31 @@ def test_a_finite_step_has_the_numbers_it_has_unwatched_and_its_largest_activati
     assert probe.not_finite is None and probe.largest["blocks.1.mlp"] == kept["mlp"].abs().max().item()
 
 
-def test_the_module_that_overflows_is_named_and_not_those_after_it(network):
+def test_module_that_overflows_is_named(network):
     with torch.no_grad():
         network.blocks[1].attn.qkv.weight.fill_(1e30)  # its products are finite, and their squares are not
     assert found(network) == NotFinite("blocks.1.attn.proj", "output", 0, (0, 1, 2))
 
 
-def test_an_input_that_is_not_finite_is_named_with_its_sample(network):
+def test_inputs_and_losses_not_finite_are_named_by_sample(network):
     x = torch.ones(3, 1, 8, 8)
     x[1, 0, 5, 5] = torch.nan
     assert found(network, x=x) == NotFinite("", "input x_t", 0, (1,))
-
-
-def test_a_parameter_is_named_before_the_step(network):
-    with torch.no_grad():
-        network.blocks[2].mlp.fc2.bias[3] = torch.inf
-    assert found(network) == NotFinite("blocks.2.mlp.fc2", "parameter bias", -1, ())
-
-
-def test_a_gradient_is_named_where_every_output_is_finite(network):
-    def steep(output):  # zero, with a derivative of 1e60
-        return (output - output.detach()) * 1e30 * 1e30
-
-    assert found(network, scale=steep) == NotFinite("", "gradient of output", 0, (0, 1, 2))
-
-
-def test_the_gradient_of_a_parameter_is_named_where_those_of_outputs_are_finite(network):
-    def steep(output):
-        bias = network.final_layer.linear.bias
-        return output.sum() + ((bias - bias.detach()) * 1e30 * 1e30).sum()
-
-    assert found(network, scale=steep) == NotFinite("final_layer.linear", "gradient of parameter bias", 0, ())
-
-
-def test_losses_are_looked_at_by_sample(network):
     probe = Probe(network)
     probe.begin()
     probe.micro_batch = 2
     probe.loss(torch.tensor([1.0, torch.inf, 2.0]))
     assert probe.not_finite == NotFinite("", "loss", 2, (1,))
+
+
+def test_parameters_and_gradients_that_are_not_finite_are_named(network):
+    def steep(x):  # zero, with a derivative of 1e60
+        return (x - x.detach()) * 1e30 * 1e30
+
+    bias = network.final_layer.linear.bias
+    of_a_parameter = found(network, scale=lambda output: output.sum() + steep(bias).sum())
+    assert of_a_parameter == NotFinite("final_layer.linear", "gradient of parameter bias", 0, ())
+    assert found(network, scale=steep) == NotFinite("", "gradient of output", 0, (0, 1, 2))
+    with torch.no_grad():
+        network.blocks[2].mlp.fc2.bias[3] = torch.inf
+    assert found(network) == NotFinite("blocks.2.mlp.fc2", "parameter bias", -1, ())

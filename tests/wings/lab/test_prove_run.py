@@ -1,10 +1,7 @@
 """Steps of a published run, taken again by ``mm-dit prove --run``: its checkpoints, or its card alone, say how."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +35,7 @@ def published(tmp_path_factory, digits_folder):
 
 
 @pytest.mark.ranks
-def test_steps_after_each_checkpoint_have_the_digits_of_the_log_and_so_says_the_card(published, tmp_path, capsys):
+def test_steps_of_a_run_have_the_digits_of_its_log(published, tmp_path, capsys):
     card, page = tmp_path / "card.md", tmp_path / "page.html"
     assert prove_run(f"{published}/ck", "--log", f"{published}/log", "--card", str(card), page=page) == 0
     said = capsys.readouterr().out
@@ -54,7 +51,7 @@ def test_steps_after_each_checkpoint_have_the_digits_of_the_log_and_so_says_the_
 
 
 @pytest.mark.ranks
-def test_another_seed_and_a_wrong_line_are_told(published, tmp_path, capsys):
+def test_another_seed_and_a_wrong_line_fail(published, tmp_path, capsys):
     flags, page = [f"{published}/ck", "--at", "2", "--log"], tmp_path / "page.html"
     lines = (published / "log").read_text()
     loss = re.search(r"iteration +2/.* loss: (\S+)", lines)[1]
@@ -67,16 +64,17 @@ def test_another_seed_and_a_wrong_line_are_told(published, tmp_path, capsys):
     assert "FAIL  iteration      2  loss" in capsys.readouterr().out
 
 
-def prove_run(place: str, *flags: str, page: Path) -> int:
+def prove_run(place, *flags, page):
     return main(["prove", "--output", str(page), "--run", place, *flags])
 
 
-def here(published: Path) -> list[str]:
+def here(published):
     return ["--mm-model", f"{published}/model.json", "--mm-data", f"{published}/data.json"]
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
-def test_the_first_steps_of_the_embedded_demo_are_those_of_its_card(digits_folder, tmp_path, capsys):
+def test_steps_of_the_demo_have_the_digits_of_its_card(digits_folder, tmp_path, capsys):
     data = json.loads((ROOT / "examples/dit/data.json").read_text())
     data["dataset_param"]["data_folder"] = str(digits_folder)
     del data["dataset_param"]["source"]
@@ -85,20 +83,3 @@ def test_the_first_steps_of_the_embedded_demo_are_those_of_its_card(digits_folde
     assert prove_run("docs/digits_card.md", *flags, page=tmp_path / "page.html") == 0
     said = capsys.readouterr().out
     assert "PASS  iteration     20  loss" in said and "changed since" not in said
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--run", "README.md"], "--run = README.md: is no card of a run"),
-        (["--run", "nowhere"], "there is no such folder"),
-        (["--run", "docs/digits_card.md", "--at", "7"], "--at = 7: is not in the log"),
-        (["--run", "docs/digits_card.md", "--at", "1.5"], "1.5 is no list of iterations"),
-        (["--at", "20"], "CONFIG: name one config folder"),
-        (["digits", "--card", "card.md"], "--at, --log and --card: are about a run"),
-    ],
-)
-def test_what_is_no_run_is_named_before_ranks_join(flags, reason, capsys, monkeypatch):
-    monkeypatch.setattr("mindspeed_mm_dit.wings.lab.prove_run.join", None)
-    assert main(["prove", *flags]) == 2
-    assert reason in capsys.readouterr().err

@@ -1,11 +1,10 @@
 """Published faults, planted in somebody else's loop, are found between two witnesses and named; right ways are not."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
 from mindspeed_mm_dit.wings.lab.witness_file import write
 from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
 from tests.conftest import FRAMEWORK
-from tests.wings.lab.foreign import PLAIN, Loop, Wrapped, network, odd, on_pytorch, train
+from tests.wings.lab.foreign import PLAIN, Loop, Wrapped, network, odd, rows, train
 from tests.wings.lab.foreign_ways import EITHER, FAULTS, PYTORCH, by_hand, reordered
 
 TWO = (1e-2, 1e-2)
@@ -33,74 +32,78 @@ LOOPS = {
     "times of the wrong end, later": (
         Loop(time=lambda t, step: 1 - t if step else t, rates=TWO), "step 2, forward: the data: input 1 of the network",
     ),
+    "another rate": (Loop(rates=(2e-2,)), "step 1, the optimizer: gradients are right"),
     "a rate of later": (Loop(rates=(1e-2, 2e-2)), "step 2, the optimizer: gradients are right"),
 }  # fmt: skip
-TRIED = [*LOOPS, *(FAULTS if FRAMEWORK == "pytorch" else ["causal joint attention"])]
-"""On MindSpore, whose operators are slow to call, ``test_foreign.py`` finds the others."""
+FEW = ("loss weighted twice", *(() if FRAMEWORK == "mindspore" else ("another rate", "causal joint attention")))
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory):
-    return tmp_path_factory.mktemp("witness") / "right.witness"
+def right(framework, tmp_path_factory):
+    """The witness of a right step."""
+    average = network(framework, depth=1) if FRAMEWORK == "pytorch" else None
+    return recorded(framework, tmp_path_factory.mktemp("witness") / "w", average=average)
+
+
+@pytest.fixture(scope="module")
+def two_right(framework, tmp_path_factory):
+    """The same of two steps."""
+    return recorded(framework, tmp_path_factory.mktemp("witness") / "w", loop=Loop(rates=TWO))
 
 
 def recorded(framework, place, parts=PLAIN, loop=Loop(), prepare=lambda model: model, average=None, seed=0):  # noqa: B008
     def witness(model, optimizer, average):
         return dit.witness(model, optimizer, place, average=average)
 
-    train(framework, network(framework, parts, seed=seed), loop, witness, average, prepare)
+    train(framework, network(framework, parts, depth=1, seed=seed), loop, witness, average, prepare)
     return place
 
 
-def against_right(framework, right, place, **other):
-    if not right.exists():
-        average = network(framework) if FRAMEWORK == "pytorch" else None
-        recorded(framework, right, loop=Loop(rates=TWO), average=average)
-    return compare_witnesses(right, recorded(framework, place, **other))
-
-
-@pytest.mark.parametrize("name", TRIED)
-def test_a_fault_of_a_loop_is_found_between_two_machines_and_named(framework, right, tmp_path, name):
+@pytest.mark.parametrize("name", rows([*LOOPS, *(FAULTS if FRAMEWORK == "pytorch" else ())], FEW))
+def test_first_difference_of_two_witnesses_is_named(framework, request, tmp_path, name):
     other = {"parts": FAULTS[name][0]} if name in FAULTS else {"loop": LOOPS[name][0]}
-    found = against_right(framework, right, tmp_path / "w", **other)
     where = (FAULTS | LOOPS)[name][1]
+    right = request.getfixturevalue("two_right" if "step 2" in where else "right")
+    found = compare_witnesses(right, recorded(framework, tmp_path / "w", **other))
     assert not found.good and where in found.where, (found.where, str(found))
 
 
-@on_pytorch
-def test_an_ema_that_does_not_see_a_compiled_module_is_found(framework, right, tmp_path):
+@pytest.mark.extended
+@pytest.mark.pytorch
+def test_average_that_misses_a_compiled_module_is_named(framework, right, tmp_path):
     import torch
 
     def compiled(model):
         return torch.compile(model, backend="eager")
 
-    found = against_right(framework, right, tmp_path / "w", prepare=compiled, average=network(framework))
+    average = network(framework, depth=1)
+    found = compare_witnesses(right, recorded(framework, tmp_path / "w", prepare=compiled, average=average))
     assert found.where == "step 1, the average: weights are right, their average is not" and "average/" in found.named
 
 
 STEPS = {
-    "the same again": {"loop": Loop(rates=TWO)},
+    "the same again": {},
     **({"recomputed blocks": {"parts": replace(PLAIN, **PYTORCH["recomputed blocks"])}} if PYTORCH else {}),
-    "attention by hand": {"parts": replace(PLAIN, attention=by_hand), "loop": Loop(rates=TWO)},
-    "keys in another order": {"parts": replace(PLAIN, attention=reordered), "loop": Loop(rates=TWO)},
+    "attention by hand": {"parts": replace(PLAIN, attention=by_hand)},
+    "keys in another order": {"parts": replace(PLAIN, attention=reordered)},
     "halves of the sums": {"parts": replace(PLAIN, **EITHER["halves of the sums"])},
-    "weights of the loss in another order": {"loop": Loop(weight=lambda t: t + 1.0, rates=TWO)},
+    "weights of the loss in another order": {"loop": Loop(weight=lambda t: t + 1.0)},
     "a share in another order": {"loop": Loop(share=lambda counted, total: 1 / (total / counted))},
 }
-if FRAMEWORK == "mindspore":
-    STEPS = {name: STEPS[name] for name in ("the same again", "attention by hand", "a share in another order")}
 
 
-@pytest.mark.parametrize("name", STEPS)
-def test_another_right_step_is_not_called_wrong(framework, right, tmp_path, name):
-    found = against_right(framework, right, tmp_path / "w", **STEPS[name])
+@pytest.mark.parametrize("name", rows(STEPS, ["keys in another order"]))
+def test_step_computed_another_right_way_is_right(framework, right, tmp_path, name):
+    found = compare_witnesses(right, recorded(framework, tmp_path / "w", **STEPS[name]))
     assert found.good, str(found)
+    assert {each.kind for each in found.findings} >= {"output", "loss", "gradient norm", "gradient", "step"}
 
 
-def test_bounds_of_gradients_that_are_clipped_are_as_sharp(framework, right, tmp_path):
-    found = [against_right(framework, right, tmp_path / "w"), compare_witnesses(
-        *(recorded(framework, tmp_path / name, loop=Loop(clipped=0.01)) for name in "ab")
-    )]  # fmt: skip
+@pytest.mark.extended
+@pytest.mark.pytorch
+def test_bounds_of_clipped_gradients_are_as_sharp(framework, right, tmp_path):
+    places = [recorded(framework, tmp_path / name, loop=Loop(clipped=0.01)) for name in "ab"]
+    found = [compare_witnesses(right, right), compare_witnesses(*places)]
     whole, clipped = ({f.name: f.tolerance for f in each.findings if f.kind != "loss"} for each in found)
     assert found[1].good and all(clipped[name] < 2 * bound for name, bound in whole.items() if name in clipped)
     assert {name.partition("/")[0] for name in clipped} >= {"output", "gradient norm", "gradient", "step"}
@@ -111,42 +114,43 @@ def unwatched(*given):
     yield SimpleNamespace(step=lambda loss: None)
 
 
-def test_a_witness_changes_no_number_of_the_run_it_watches(framework, tmp_path):
+def test_witness_changes_no_number_of_the_run(framework, tmp_path):
     after = []
     for witness in (unwatched, lambda *given: dit.witness(*given[:2], tmp_path / "w")):
-        made = network(framework)
-        train(framework, made, Loop(rates=(*TWO, 1e-2)), witness)
+        made = network(framework, depth=1)
+        train(framework, made, Loop(), witness)
         room = room_of(made)
-        after.append(
-            {name: room.host(p) for name, p in room.parameters(made).items() if not name.endswith("to_k.bias")}
-        )
+        after.append({name: room.host(p) for name, p in room.parameters(made).items() if "to_k.bias" not in name})
     rounding = 0.0 if FRAMEWORK == "pytorch" else 1e-4  # (with hooks, MindSpore rounds in another way)
     for name, values in after[0].items():
         np.testing.assert_allclose(after[1][name], values, rtol=0, atol=rounding, err_msg=name)
     assert sum(file.stat().st_size for file in (tmp_path / "w").iterdir()) < 2**21
 
 
-def test_mistakes_of_recording_are_named_with_what_to_record_again(framework, right, tmp_path):
-    against_right(framework, right, tmp_path / "w")
+@pytest.mark.pytorch
+def test_witnesses_that_cannot_be_compared_are_refused(framework, right, tmp_path):
     for words, other in {
-        "are steps of other inputs, not one is the same": {"loop": Loop(seed=40)},
+        "are steps of other inputs": {"loop": Loop(seed=40)},
         "are steps of other weights: x_embedder.weight": {"seed": 1},
     }.items():
         with pytest.raises(UserError, match=words):
             compare_witnesses(right, recorded(framework, tmp_path / f"{other}"[:20], **other))
-    file = next((tmp_path / "w").glob("*.safetensors"))
+    damaged = shutil.copytree(right, tmp_path / "w")
+    file = next(damaged.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match="is cut short or damaged"):
-        compare_witnesses(right, tmp_path / "w")
-    (tmp_path / "w/step1-rank0.json").unlink()
-    assert main(["compare", str(right), str(tmp_path / "w")]) == 2
+        compare_witnesses(right, damaged)
+    (damaged / "step1-rank0.json").unlink()
+    assert main(["compare", str(right), str(damaged)]) == 2
     with pytest.raises(UserError, match="the model was not called"):
-        train(
-            framework, network(framework), Loop(), lambda model, *rest: dit.witness(network(framework), *rest[:1], "e")
-        )
+        train(framework, network(framework), Loop(), lambda model, *more: dit.witness(network(framework), more[0], "e"))
 
 
-def recorded_odd(place, told=lambda each: each.mean(), factor=1.0, closure=False):
+def of_mean(each):
+    return each.mean()
+
+
+def recorded_odd(place, told=of_mean, factor=1.0, closure=False):
     import torch
 
     made, asked = odd()
@@ -165,30 +169,30 @@ def recorded_odd(place, told=lambda each: each.mean(), factor=1.0, closure=False
     return place
 
 
-@on_pytorch
-@pytest.mark.parametrize(("told", "factor", "where"), [
-    (lambda each: each, 1.0, ""), (lambda each: None, 1.0, ""),
-    (lambda each: each.mean(), math.nan, "step 1, forward: module b"),
-])  # fmt: skip
-def test_two_machines_are_compared_by_what_both_told_and_a_nan_of_one_is_named(tmp_path, told, factor, where):
-    found = compare_witnesses(recorded_odd(tmp_path / "a"), recorded_odd(tmp_path / "b", told, factor))
-    assert (found.good, found.where) == (not where, where), str(found)
-    found.save(tmp_path / "r.html")
+@pytest.mark.pytorch
+def test_witnesses_are_compared_by_what_both_have(tmp_path):
+    right, nan = recorded_odd(tmp_path / "right"), "step 1, forward: module b"
+    for told, factor, where in ((lambda each: each, 1.0, ""), (lambda each: None, 1.0, ""), (of_mean, math.nan, nan)):
+        found = compare_witnesses(right, recorded_odd(tmp_path / f"{factor}{told}", told, factor))
+        assert (found.good, found.where) == (not where, where), str(found)
+        found.save(tmp_path / "r.html")
+    with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
+        recorded_odd(tmp_path / "closure", closure=True)
 
 
-GIVES = {
+RETURNS = {
     "logs first": (lambda x, loss: {"logs": loss.detach(), "x": x, "loss": loss}, lambda it: it["x"].square().mean()),
     "two that are used": (lambda x, loss: (x, x.exp()), lambda it: it[0].square().mean() + it[1].mean()),
     "its own loss": (lambda x, loss: (loss, x.detach()), lambda it: it[0]),
 }  # fmt: skip
 
 
-@on_pytorch
-@pytest.mark.parametrize("name", GIVES)
-def test_bounds_of_a_witness_are_measured_whatever_a_model_returns(tmp_path, name):
+@pytest.mark.pytorch
+@pytest.mark.parametrize("name", RETURNS)
+def test_bounds_are_measured_whatever_the_model_returns(tmp_path, name):
     import torch
 
-    gives, used = GIVES[name]
+    gives, used = RETURNS[name]
 
     def recorded_of(place, factor=1.0):
         made, (x, y) = odd()
@@ -207,17 +211,11 @@ def test_bounds_of_a_witness_are_measured_whatever_a_model_returns(tmp_path, nam
     assert compare_witnesses(tmp_path / "a", recorded_of(tmp_path / "b", 1 + 1e-7)).good
 
 
-@on_pytorch
-def test_a_closure_is_refused_as_one(tmp_path):
-    with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
-        recorded_odd(tmp_path, closure=True)
-
-
-def test_other_names_are_paired_by_a_mapping_and_one_that_names_nothing_is_refused(framework, right, tmp_path, capsys):
+@pytest.mark.pytorch
+def test_other_names_are_paired_by_a_mapping(framework, right, tmp_path, capsys):
     names = tmp_path / "names.json"
-    recorded(framework, tmp_path / "w", PLAIN, Loop(rates=TWO), Wrapped)
+    recorded(framework, tmp_path / "w", prepare=Wrapped)
     recorded(framework, tmp_path / "causal", FAULTS["causal joint attention"][0], prepare=Wrapped)
-    against_right(framework, right, tmp_path / "same")
     for place, rule, code, said in (
         ("w", {"net": ""}, 0, "verdict: PASS"),
         ("causal", {"net": ""}, 1, "step 1, forward: module net.blocks.0.attn (theirs: blocks.0.attn)"),
@@ -231,22 +229,23 @@ def test_other_names_are_paired_by_a_mapping_and_one_that_names_nothing_is_refus
         assert said in "".join(capsys.readouterr())
 
 
-@on_pytorch
-@pytest.mark.parametrize("names", [None, {"blocks": "blocks"}])
-def test_an_output_of_another_shape_is_wrong_with_names_as_well(framework, right, tmp_path, names):
+@pytest.mark.pytorch
+def test_output_of_another_shape_is_wrong(framework, right, tmp_path):
     def cut(model):
         model.register_forward_hook(lambda module, given, output: output[:, :1])
         return model
 
-    against_right(framework, right, tmp_path / "same")
-    found = compare_witnesses(right, recorded(framework, tmp_path / "w", loop=Loop(rates=TWO), prepare=cut), names)
-    assert next(f.error for f in found.findings if f.name == "output/") == math.inf
+    recorded(framework, tmp_path / "w", prepare=cut)
+    for names in (None, {"blocks": "blocks"}):
+        found = compare_witnesses(right, tmp_path / "w", names)
+        assert next(f.error for f in found.findings if f.name == "output/") == math.inf
 
 
-@on_pytorch
+@pytest.mark.extended
+@pytest.mark.pytorch
 @pytest.mark.ranks
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
-def test_ranks_are_compared_one_by_one_with_replicated_and_with_sharded_weights(framework, tmp_path):
+def test_ranks_are_compared_one_by_one(framework, tmp_path):
     import torch
     from torch.distributed.fsdp import fully_shard
 
@@ -258,31 +257,21 @@ def test_ranks_are_compared_one_by_one_with_replicated_and_with_sharded_weights(
         return fully_shard(model)
 
     def late(t, step):
-        return 1 - t if torch.distributed.get_rank() and step else t
+        return 1 - t if torch.distributed.get_rank() else t
 
     def work():
         for name, prepare, time in (
             ("replicated", torch.nn.parallel.DistributedDataParallel, Loop.time), ("sharded", sharded, Loop.time),
             ("wrong", sharded, late),
         ):  # fmt: skip
-            loop = Loop(seed=1 + 10 * torch.distributed.get_rank(), time=time, rates=TWO)
+            loop = Loop(seed=1 + 10 * torch.distributed.get_rank(), time=time)
             recorded(framework, tmp_path / name, loop=loop, prepare=prepare)
 
     on_two_ranks(work, tmp_path)
     found = compare_witnesses(tmp_path / "replicated", tmp_path / "sharded")
-    assert found.good and found.about["ranks"] == found.about["steps"] == "2", str(found)
+    assert found.good and found.about["ranks"] == "2", str(found)
     found = compare_witnesses(tmp_path / "replicated", tmp_path / "wrong")
-    assert found.where == "step 2 of rank 1, forward: the data: input 1 of the network"
-
-
-@on_pytorch
-def test_the_page_of_two_witnesses_has_one_picture_of_all_errors(framework, right, tmp_path):
-    against_right(framework, right, tmp_path / "w")
-    assert main(["compare", str(right), str(tmp_path / "w"), "--output", str(tmp_path / "r.html")]) == 0
-    page, found = (tmp_path / "r.html").read_text(), json.loads((tmp_path / "r.json").read_text())
-    assert page.count("data:image/png;base64,") == 1 and "float32 products" in page
-    kinds = {each["name"].partition("/")[0] for each in found["quantities"]}
-    assert kinds == {"output", "loss", "gradient norm", "gradient", "step"}
+    assert found.where == "step 1 of rank 1, forward: the data: input 1 of the network"
 
 
 def trace(folder, *shapes):

@@ -1,7 +1,5 @@
 """A data.json as MindSpeed-MM has it: what its keys mean here, and what is refused by name."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -58,7 +56,7 @@ def changed(section, key, value):
 
 
 @pytest.mark.parametrize(("recipe", "side"), [("t2v_a14b", 16), ("i2v_a14b", 16), ("ti2v_5b", 32)])
-def test_its_budget_has_sides_that_each_wan_takes(tmp_path, recipe, side):
+def test_budget_has_sides_that_each_wan_takes(tmp_path, recipe, side):
     """One data.json serves all of Wan 2.2 there; the autoencoder of TI2V-5B divides sides by twice as much."""
     model = load_model_config(ROOT / f"examples/dit/wan2.2_{recipe}/model.json")
     param = fitted(model, read(tmp_path, copy.deepcopy(WAN)).dataset_param)
@@ -66,7 +64,7 @@ def test_its_budget_has_sides_that_each_wan_takes(tmp_path, recipe, side):
     assert param.buckets.multiple_of == side and {1, 81} <= {frames for frames, _, _ in param.sizes}
 
 
-def test_its_wan_examples_are_clips_of_a_budget_here(tmp_path):
+def test_wan_examples_are_clips_of_a_budget(tmp_path):
     data = read(tmp_path, copy.deepcopy(WAN))
     param = data.dataset_param
     assert (param.data_folder, param.json_path) == ("videos", "videos/annotation.json")
@@ -76,7 +74,7 @@ def test_its_wan_examples_are_clips_of_a_budget_here(tmp_path):
     assert (81, 480, 832) in param.sizes and (1, 624, 624) in param.sizes
 
 
-def test_its_defaults_are_kept(tmp_path):
+def test_defaults_of_mindspeed_mm_are_kept(tmp_path):
     content = copy.deepcopy(WAN)
     content["dataset_param"]["basic_parameters"] = {"data_path": "a.json", "data_folder": "d"}
     content["dataset_param"]["preprocess_parameters"] = {"video_processor_type": "OpensoraplanVideoProcessor"}
@@ -88,7 +86,7 @@ def test_its_defaults_are_kept(tmp_path):
     assert param.caption_dropout_prob == 0.1 and not data.dataloader_param.shuffle
 
 
-def test_our_own_keys_may_stand_beside_its(tmp_path):
+def test_keys_of_both_may_be_mixed(tmp_path):
     content = changed("dataset_param", "buckets", [[9, 64, 64]])
     content["dataset_param"] |= {"clip_start": "first", "bucket_group": 4, "valid_fraction": 0.1}
     param = read(tmp_path, content).dataset_param
@@ -96,45 +94,41 @@ def test_our_own_keys_may_stand_beside_its(tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler"])
-def test_samplers_that_only_say_an_order_are_one(tmp_path, sampler):
+def test_samplers_of_an_order_alone_are_one(tmp_path, sampler):
     assert read(tmp_path, changed("dataloader_param", "sampler_type", sampler)).dataloader_param.shuffle
 
 
 @pytest.mark.parametrize(
-    ("section", "key", "value", "message"),
+    ("key", "value"),
     [
-        ("dataloader_param", "dataloader_mode", "variable", "its VariableVideoBatchSampler leaves samples out"),
-        ("dataloader_param", "dataloader_mode", "fast", "dataloader_mode = 'fast': is none of its modes"),
-        ("dataloader_param", "sampler_type", "BucketBatchSampler", "it sorts the tokens of its vision-language models"),
-        ("dataloader_param", "sampler_type", "AESampler", "it is for training autoencoders"),
-        ("dataloader_param", "drop_last", False, "drop_last = false: every batch here is a whole one"),
-        ("dataloader_param", "group_frame", True, "group_frame = true: its micro-batches of several sizes are padded"),
-        ("dataloader_param", "data_sharding", True, "data_sharding = true: the number of ranks would change"),
-        ("dataloader_param", "collate_param", {}, "collate_param = {}: unknown key"),
-        ("dataset_param", "dataset_type", "feature", "its features are pickles of its own extraction"),
-        ("dataset_param", "preprocess_parameters.speed_factor", 2.0, "videos are not sped up here"),
-        ("dataset_param", "preprocess_parameters.drop_short_ratio", 0.5, "leaves clips out by chance"),
-        ("dataset_param", "preprocess_parameters.frame_interval", 2, 
-         "frame_interval = 2: frames are dropped only to reach train_fps"),
-        ("dataset_param", "preprocess_parameters.force_resolution", True, "clips of several lengths and one size"),
-        ("dataset_param", "preprocess_parameters.max_hxw", None, "max_hxw: is missing"),
-        ("dataset_param", "preprocess_parameters.min_num_frames", 82, "= 82: must be a number of at most 81"),
-        ("dataset_param", "preprocess_parameters.video_processor_type", "VACEVideoProcessor",
-         "video_processor_type = 'VACEVideoProcessor': expected 'OpensoraplanVideoProcessor'"),
-        ("dataset_param", "preprocess_parameters.vae_scale_factor", [0, 8, 8], "vae_scale_factor = (0, 8, 8): must be"),
-        ("dataset_param", "preprocess_parameters.vae_scale_factor", [], "vae_scale_factor = (): must be positive"),
-        ("dataset_param", "basic_parameters.data_path", "/none/data.txt",
-         "dataset_param.basic_parameters.data_path = /none/data.txt: is listed but missing"),
-        ("dataset_param", "use_img_num", 4, "use_img_num = 4: unknown key"),
+        ("dataloader_param.dataloader_mode", "variable"),
+        ("dataloader_param.dataloader_mode", "fast"),
+        ("dataloader_param.sampler_type", "BucketBatchSampler"),
+        ("dataloader_param.sampler_type", "AESampler"),
+        ("dataloader_param.drop_last", False),
+        ("dataloader_param.group_frame", True),
+        ("dataloader_param.data_sharding", True),
+        ("dataloader_param.collate_param", {}),
+        ("dataset_param.dataset_type", "feature"),
+        ("dataset_param.preprocess_parameters.speed_factor", 2.0),
+        ("dataset_param.preprocess_parameters.drop_short_ratio", 0.5),
+        ("dataset_param.preprocess_parameters.frame_interval", 2),
+        ("dataset_param.preprocess_parameters.force_resolution", True),
+        ("dataset_param.preprocess_parameters.max_hxw", None),
+        ("dataset_param.preprocess_parameters.min_num_frames", 82),
+        ("dataset_param.preprocess_parameters.video_processor_type", "VACEVideoProcessor"),
+        ("dataset_param.preprocess_parameters.vae_scale_factor", [0, 8, 8]),
+        ("dataset_param.preprocess_parameters.vae_scale_factor", []),
+        ("dataset_param.basic_parameters.data_path", "/none/data.txt"),
+        ("dataset_param.use_img_num", 4),
     ],
-)  # fmt: skip
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path, section, key, value, message):
-    with pytest.raises(ConfigError) as refused:
-        read(tmp_path, changed(section, key, value))
-    assert message in str(refused.value)
+)
+def test_keys_that_cannot_be_kept_are_refused_by_name(tmp_path, key, value):
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+        read(tmp_path, changed(*key.split(".", 1), value))
 
 
 @pytest.mark.parametrize("lines", ["a, a.json\nb, b.json\n", "a.json\n", ""])
-def test_a_list_of_other_than_one_annotation_is_refused(tmp_path, lines):
-    with pytest.raises(ConfigError, match="it must have one, FOLDER,ANNOTATION"):
+def test_list_of_other_than_one_annotation_is_refused(tmp_path, lines):
+    with pytest.raises(ConfigError, match="FOLDER,ANNOTATION"):
         read(tmp_path, copy.deepcopy(WAN), lines)

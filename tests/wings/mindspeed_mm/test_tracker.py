@@ -8,15 +8,9 @@ from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("", "is empty: a run was killed while it wrote it, after the checkpoint\n    Cure: write 12 into it"),
-        ("\ufffd", "says"),
-        ("13", "names iter_0000013, which is not there"),
-        ("release", "names release, which is not there"),
-    ],
+    ("said", "expected"), [("", "write 12"), ("\ufffd", "says"), ("13", "iter_0000013"), ("release", "release")]
 )
-def test_a_tracker_that_names_no_checkpoint_is_said(tmp_path, said, expected):
+def test_tracker_that_names_no_checkpoint_is_refused(tmp_path, said, expected):
     for iteration in (4, 12):
         (tmp_path / f"iter_{iteration:07d}").mkdir()
     (tmp_path / TRACKER).write_text(said)
@@ -25,7 +19,7 @@ def test_a_tracker_that_names_no_checkpoint_is_said(tmp_path, said, expected):
     assert "--load = here" in str(found.value) and expected in str(found.value)
 
 
-def test_it_names_an_iteration_or_a_release(tmp_path):
+def test_tracker_names_an_iteration_or_a_release(tmp_path):
     for name, said in (("iter_0000004", "4\n"), ("release", "release")):
         (tmp_path / name).mkdir()
         (tmp_path / TRACKER).write_text(said)

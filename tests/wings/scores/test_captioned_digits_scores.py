@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,17 +14,16 @@ def real(digits):
     return np.stack([images[np.flatnonzero(found.labels[1200:] == digit)[n % 40]] for n, digit in enumerate(digits)])
 
 
-def test_real_digits_are_read_as_asked_and_others_are_not():
+def test_real_digits_are_read_as_asked():
     right = [DIGIT_OF[caption] for caption in ASKED]
     found = score_captioned_digits(real(right), ASKED)
     assert found.seen > 0.95 and found.unseen > 0.95 and found.images == 400
     wrong = [digit if n < 200 else (digit + 1) % 10 for n, digit in enumerate(right)]
     found = score_captioned_digits(real(wrong), ASKED)
     assert found.seen > 0.95 and found.unseen < 0.05
-    assert "phrasings seen in training, " in found.line and found.line.endswith("in phrasings never seen")
 
 
-def test_each_digit_is_asked_for_as_often_in_phrasings_of_either_kind():
+def test_phrasings_ask_for_each_digit_equally():
     seen = {caption for digit in range(10) for caption in captions_of(digit, SEEN)}
     assert len(ASKED) == 400 and [caption in seen for caption in ASKED] == [True] * 200 + [False] * 200
     for kind in (ASKED[:200], ASKED[200:]):
@@ -34,6 +31,6 @@ def test_each_digit_is_asked_for_as_often_in_phrasings_of_either_kind():
     assert set(ASKED[200:]) == {caption for digit in range(10) for caption in captions_of(digit, UNSEEN)}
 
 
-def test_a_caption_of_something_else_is_named():
-    with pytest.raises(DataError, match="caption 'a dog': asks for no digit that is known"):
+def test_caption_of_something_else_is_refused():
+    with pytest.raises(DataError, match="a dog"):
         score_captioned_digits(real([1, 2]), ("the number 1", "a dog"))

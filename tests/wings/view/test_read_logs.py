@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 from mindspeed_mm_dit.wings.view.curves import draw_losses
@@ -31,34 +28,36 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_losses_are_read_from_a_log_of(name):
+def test_losses_are_read_from_logs(name):
     lines, wanted = LOGS[name]
     found = parse_losses(lines)
     assert list(found) == list(wanted)
     np.testing.assert_equal(list(found.values()), list(wanted.values()))
 
 
-def test_of_a_step_logged_twice_the_later_loss_counts(tmp_path):
+def test_later_loss_of_a_step_counts(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("(step=2) Train Loss: 3.0\n(step=1) Train Loss: 1.0\n(step=2) Train Loss: 2.0\n")
     curve = read_curve(log)
     assert curve.steps.tolist() == [1, 2] and curve.losses.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("text", ["", "loss went down nicely\n", "a\tb\n1\t2\n"])
-def test_an_unknown_format_names_the_file_and_the_known_ones(tmp_path, text):
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("", "", "strange.log"), ("loss went down nicely\n", "", "strange.log"), ("a\tb\n1\t2\n", "", "strange.log"),
+        (None, "", "strange.log"), ("", "--smooth 0", "--smooth = 0"), ("", "--output x.gif", "x.gif"),
+    ],
+)  # fmt: skip
+def test_logs_and_flags_that_cannot_be_plotted_are_refused(tmp_path, capsys, text, flags, message):
     log = tmp_path / "strange.log"
-    log.write_text(text)
-    with pytest.raises(DataError, match=r"strange.log: no losses.*\n.*MindSpeed-MM.*facebookresearch"):
-        read_curve(log)
+    if text is not None:
+        log.write_text(text)
+    assert main(["plot", str(log), *flags.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
-def test_a_missing_log_is_named(tmp_path, capsys):
-    assert main(["plot", str(tmp_path / "none.log")]) == 2
-    assert "none.log: cannot be read" in capsys.readouterr().err
-
-
-def test_runs_of_every_kind_are_drawn_over_each_other(tmp_path, capsys):
+def test_runs_of_every_kind_are_drawn(tmp_path, capsys):
     board = tmp_path / "tensorboard"
     log = RunLog(prints=True, trackers=[Scalars(str(board), 0)], train_iters=3, iteration=0)
     for step in (1, 2, 3):
@@ -72,16 +71,8 @@ def test_runs_of_every_kind_are_drawn_over_each_other(tmp_path, capsys):
     assert "tensorboard: 3 losses, step 1 to 3, last 0.333333" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"), [(["--smooth", "0"], "must be at least 1"), (["--output", "x.gif"], "is not a .png")]
-)
-def test_a_mistake_is_named(flags, message, capsys):
-    assert main(["plot", "log", *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
 @pytest.mark.filterwarnings("error")
-def test_a_run_whose_name_has_other_letters_is_drawn(tmp_path):
+def test_name_of_other_letters_is_drawn(tmp_path):
     curves = [Curve(name, np.arange(4), np.full(4, 0.5)) for name in ("\u5bfa\u5e99", "\u00e9t\u00e9", "plain")]
     draw_losses(tmp_path / "loss.png", curves, [()] * 3)
     assert (tmp_path / "loss.png").is_file()
