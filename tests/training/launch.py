@@ -92,15 +92,8 @@ class Configs:
         """Return the command line of a run."""
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
         config = ["--mm-model", str(self.folder / "model.json"), "--mm-data", str(self.folder / "data.json")]
-        return [
-            sys.executable,
-            *launcher,
-            str(ROOT / "pretrain_dit.py"),
-            "--host",
-            "standalone",
-            *config,
-            *flags.split(),
-        ]
+        script = [str(ROOT / "pretrain_dit.py"), "--host", "standalone"]
+        return [sys.executable, *launcher, *script, *config, *flags.split()]
 
     def start(self, flags: str, ranks: int = 1, **variables: str) -> Any:
         """Start a run, with ``variables`` in its environment, and return at once."""

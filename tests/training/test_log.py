@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from datetime import datetime
 
-from mindspeed_mm_dit.training.log import RunLog, StepRecord, format_line
+from mindspeed_mm_dit.training.log import StepRecord, format_line
 
 HOST_LINE = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "
@@ -19,32 +17,3 @@ def test_the_log_line_is_mindspeed_mms_to_the_letter():
         global_batch_size=4, loss=1.098573, grad_norm=0.627, nan_iterations=0,
     )  # fmt: skip
     assert format_line(record, datetime(2026, 11, 20, 20, 41, 35)) == HOST_LINE
-
-
-RECORD = StepRecord(
-    iteration=50, train_iters=800, consumed_samples=6400, ms_per_iteration=100.0, learning_rate=1e-3,
-    global_batch_size=128, loss=0.5, grad_norm=0.627, nan_iterations=0,
-)  # fmt: skip
-
-
-def test_a_terminal_gets_a_short_row_with_the_time_that_is_left(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    log = RunLog(prints=True, train_iters=800, iteration=49)
-    log.record(RECORD)
-    log.record(replace(RECORD, iteration=51, loss=0.4, nan_iterations=2))
-    assert capsys.readouterr().out.splitlines() == [
-        "step  50/800  loss 0.5000  smoothed 0.5000  grad 0.627  lr 1.00e-03  1,280 images/s  0:01:15 left",
-        "step  51/800  loss 0.4000  smoothed 0.4900  grad 0.627  lr 1.00e-03  1,280 images/s  0:01:15 left"
-        "  2 not finite",
-    ]
-
-
-def test_a_file_gets_megatrons_line_and_after_a_minute_the_time_that_is_left(capsys, monkeypatch):
-    now = iter([0.0, 59.0, 61.0, 61.0, 62.0])
-    monkeypatch.setattr("mindspeed_mm_dit.training.log.time.monotonic", lambda: next(now))
-    log = RunLog(prints=True, train_iters=800, iteration=49)
-    for _ in range(3):
-        log.record(RECORD)
-    said = capsys.readouterr().out.splitlines()
-    assert [line for line in said if "left" in line] == [" about 0:01:15 left of 800 iterations"]
-    assert len(said) == 4 and said[1].split("]")[1] == format_line(RECORD, datetime.now()).split("]")[1]

@@ -309,10 +309,7 @@ def test_ranks_shards_and_micro_batches_change_no_number(whole, way):
     assert (f"group(s) of {WAYS[way].shared} ranks that share a sample" in outcome.output) is (WAYS[way].shared > 1)
 
 
-@of(
-    LEARNED,
-    {"noise", "flow", "buckets", "clips", "captions", "averages of several widths", "steps of Muon", "adapters"},
-)
+@of(LEARNED, RESUMED_IN_QUICK)
 def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_path):
     there, batch = whole.configs.folder / "whole", whole.learned.batch
     shutil.copytree(there / "iter_0000003", tmp_path / "iter_0000003")
