@@ -27,13 +27,14 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 from tests.contract import hosted, native_hosted
-from tests.faults.launched import MINDSPORE_PYTHON, Ranks, Run, config_folder
+from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS
+from tests.mindspore.launch import needs_mindspore
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 16
+STEPS = 10
 LONG = int(os.environ.get("MM_DIT_KILLS", "100"))
 MOST_SECONDS = 0.3
 """Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
@@ -106,11 +107,6 @@ def script(
     return start
 
 
-needs_mindspore = pytest.mark.skipif(
-    not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
-)
-
-
 def arrays(path: Path) -> Mapping[str, np.ndarray]:
     """Return all that a checkpoint holds: weights, averages, the optimizer's state."""
     if (path / mindspore_ckpt.FILE).is_file():
@@ -161,21 +157,23 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
     return []
 
 
-@pytest.mark.parametrize("kills", [pytest.param(LONG, marks=pytest.mark.campaign), 3])
+LANES = {
+    "fsdp2_x2": (ranks(2), []),
+    "fsdp2_x4": (ranks(4), []),
+    "mindspore_x2": (script("mindspore", processes=2), [needs_mindspore]),
+    "old_route": (script(host="mindspeed-mm"), [hosted.needs_trees]),
+    "native": (script(host="mindspeed-mm-native"), [native_hosted.needs_engine]),
+}
+
+
+@pytest.mark.costly("a kill during a save costs that save alone")
 @pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param(ranks(2), id="fsdp2_x2"),
-        pytest.param(ranks(4), id="fsdp2_x4"),
-        pytest.param(script("mindspore", processes=2), id="mindspore_x2", marks=needs_mindspore),
-        pytest.param(script(host="mindspeed-mm"), id="old_route", marks=hosted.needs_trees),
-        pytest.param(script(host="mindspeed-mm-native"), id="native", marks=native_hosted.needs_engine),
-    ],
+    ("lane", "kills"),
+    [("fsdp2_x2", 1), pytest.param("fsdp2_x2", 3, marks=pytest.mark.extended)]
+    + [pytest.param(lane, LONG, marks=[*marks, pytest.mark.campaign]) for lane, (_, marks) in LANES.items()],
 )
-def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, start, kills, request):
-    lane = request.node.callspec.id
-    if kills < LONG and "fsdp2_x2" not in lane:
-        pytest.skip("in the long form")
+def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, lane, kills):
+    start = LANES[lane][0]
     config_folder(tmp_path / "config", few_digits)
     (tmp_path / "config" / "fsdp2.yaml").write_text(
         "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
