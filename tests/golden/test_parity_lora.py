@@ -9,6 +9,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import CheckpointError
 from tests.conftest import GOLDEN
+from tests.golden.parts import extended_on_mindspore
 
 FOLDER, WAN = GOLDEN / "wan_lora_tiny", GOLDEN / "wan_tiny.pt"
 FILE = FOLDER / "lora_values.npz"
@@ -26,6 +27,7 @@ def test_every_value_of_adapters_of_diffusers_peft_kohya_and_comfyui_is_reproduc
     }  # fmt: skip
 
 
+@extended_on_mindspore
 def test_so_is_every_value_of_adapters_of_an_image_transformer(compare):
     folder = GOLDEN / "flux_lora_tiny"
     findings = compare(folder / "lora_values.npz", GOLDEN / "flux_tiny", 1e-5, 1e-12, {"--lora": folder})
@@ -33,6 +35,7 @@ def test_so_is_every_value_of_adapters_of_an_image_transformer(compare):
     assert sum(f.name.startswith("loaded/") for f in findings) == 5 and max(f.tolerance for f in findings) < 2e-4
 
 
+@pytest.mark.pytorch
 def test_a_strength_that_is_lost_is_found(compare, tmp_path):
     """The metadata of a file says alpha; without it the adapters count half."""
     folder = tmp_path / "lora"
@@ -46,6 +49,7 @@ def test_a_strength_that_is_lost_is_found(compare, tmp_path):
     assert findings["loaded/wan_lora_no_metadata"].good and findings["wan/output_base"].good
 
 
+@pytest.mark.pytorch
 def test_a_folder_that_lacks_what_the_file_speaks_of_is_named(compare, tmp_path):
     with pytest.raises(CheckpointError, match="--lora: is missing"):
         compare(FILE, WAN, 1e-5, 1e-12, {})

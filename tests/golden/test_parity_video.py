@@ -16,7 +16,7 @@ FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN 
 ENCODERS = {"--vae": GOLDEN / "wan_vae_tiny", "--text-encoder": GOLDEN / "umt5_tiny"}
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
 
-about_the_report = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="the same words on every framework")
+about_the_report = pytest.mark.pytorch  # the same words on every framework
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,8 @@ def test_every_quantity_of_the_networks_the_times_the_chains_and_a_step_is_repro
     assert set(left_out) == {"diffusers_euler", "vae", "umt5", "step/latents", "step/prompt_embeds"}
 
 
-@pytest.mark.skipif(FRAMEWORK != "mindspore", reason="PyTorch compiles nothing here")
+@pytest.mark.mindspore
+@pytest.mark.extended
 def test_gradients_through_compiled_networks_are_the_published_ones(compare, all_compiled, tmp_path):
     part = without(FILE, tmp_path, "(?!dit|wan)", ".+/(output|after)", ".+_step")
     findings = compare(part, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN})
