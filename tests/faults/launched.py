@@ -61,22 +61,18 @@ class Run:
         STARTED.append(self)
 
     def poll(self) -> int | None:
-        """Return None while one of its processes lives."""
         return None if self.processes() else 0
 
     def kill(self) -> None:
-        """End all of its processes at once."""
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     @property
     def said(self) -> str:
-        """What was printed so far."""
         return self.log.read_text(errors="replace")
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until a line matches."""
         wait_until(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
         assert re.search(pattern, self.said), self.said
 
@@ -114,7 +110,6 @@ class Run:
         os.killpg(self.process.pid, number)
 
     def end(self) -> int:
-        """Wait for its end and for that of all its processes; return the exit code."""
         try:
             code = self.process.wait(PATIENCE_SECONDS)
             wait_until(lambda: not self.processes())
@@ -143,15 +138,12 @@ class Ranks:
 
     @property
     def said(self) -> str:
-        """What was printed so far."""
         return "".join(self.lines)
 
     def is_over(self) -> bool:
-        """Return whether a rank has ended."""
         return any(process.poll() is not None for process in self.processes)
 
     def wait_for(self, pattern: str) -> None:
-        """Wait until a line matches."""
         wait_until(lambda: re.search(pattern, self.said) or self.is_over())
         assert re.search(pattern, self.said), self.said
 
@@ -161,7 +153,6 @@ class Ranks:
             process.send_signal(number)
 
     def end(self) -> int:
-        """Wait for the end; return the first exit code that is no 0."""
         codes = [self._code(process) for process in self.processes]
         for reader in self._readers:
             reader.join(PATIENCE_SECONDS)
@@ -172,7 +163,6 @@ class Ranks:
 
 
 def wait_until(until) -> None:
-    """Return once ``until()`` is true."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not until():
         assert time.monotonic() < end, "it took too long"

@@ -30,7 +30,6 @@ SECONDS = 30
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes of three images."""
     folder = tmp_path / "images"
     for shade, (name, number) in enumerate((name, number) for name in ("cat", "dog") for number in range(3)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -39,13 +38,11 @@ def folder(tmp_path):
 
 
 def content_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Kind and size of everything below ``folder``, by name."""
     found = {str(path.relative_to(folder)): path.lstat() for path in folder.rglob("*")}
     return {name: (stat.st_mode, stat.st_size) for name, stat in found.items()}
 
 
 def problem(folder: Path, num_classes: int = 3, **param) -> DataError:
-    """Open the index, and return what is wrong with it."""
     before = content_of(folder.parent)
     with pytest.raises((ConfigError, DataError)) as caught:
         open_rows(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)

@@ -112,8 +112,6 @@ def test_a_checkpoint_without_checksums_is_read_and_a_truncated_one_is_not(tmp_p
 
 
 class Writer(BackgroundWriter):
-    """Writes a file in a thread, or fails as a disk does."""
-
     error: OSError | None = None
 
     def write(self, state, path, when_complete):
@@ -151,7 +149,6 @@ def steps(progress, count: int) -> None:
 
 
 def full_disk():
-    """Return a context in which no write succeeds."""
     return mock.patch.object(Writer, "error", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 

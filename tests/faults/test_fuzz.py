@@ -24,30 +24,24 @@ pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.lora.settings import settings_of
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
-from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
-from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.models.pretrained import _check_sizes as check_sizes
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
-from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -63,13 +57,11 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 64), BYTES), min_size
 
 
 def places(value, path=()):
-    """All places in parsed JSON, as tuples of keys."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
 
 def put(content, path, value):
-    """Return ``content`` with ``value`` at a place."""
     if not path:
         return value
     changed = copy.deepcopy(content)
@@ -111,13 +103,6 @@ FACTS = {
 }  # fmt: skip
 
 
-ADAPTER = {
-    "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {"to_k": 2},
-    "alpha_pattern": {"^blocks\\.1": 4}, "target_modules": ["to_q"], "bias": "none", "init_lora_weights": True,
-}  # fmt: skip
-ENCODER = {"num_layers": 2, "d_model": 8, "vocab_size": 99, "text_config": {"hidden_size": 4}}
-
-
 def tar_of():
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
@@ -151,7 +136,6 @@ WEIGHTS = {"blocks.0.w": np.ones((2, 3), np.float32), "blocks.0.b": np.zeros(3, 
 
 
 def written_by(write, content=WEIGHTS):
-    """Return what ``write`` (file, content) writes."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "file", content)
         return (Path(folder) / "file").read_bytes()
@@ -160,10 +144,6 @@ def written_by(write, content=WEIGHTS):
 def write_npz(path, content):
     with open(path, "wb") as file:
         np.savez_compressed(file, **content)
-
-
-def read_adapter_config(path):
-    settings_of(read_json(path, "adapter"), str(path)).alpha("base_model.model.blocks.0.attn1.to_q", 4)
 
 
 def read_entries(path):
@@ -191,19 +171,6 @@ def read_index(path):
 
 def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
-
-
-def png_of(profile):
-    content = io.BytesIO()
-    Image.new("RGB", (8, 8), (70, 190, 90)).save(content, "PNG", icc_profile=profile)
-    return content.getvalue()
-
-
-def read_an_image(path):
-    with suppress(UnusableFile):
-        followed, stored = load_pixels(str(path), 8, 3), load_pixels(str(path), 8, 3, "ignore")
-        with Image.open(path) as image:
-            assert (followed == stored).all() or colours_of(image) is Colours.PROFILE
 
 
 def mp4_of():
@@ -270,11 +237,8 @@ SURFACES = {
     "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
     "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought())),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
-    "profile.png": (lambda: of_bytes(of_rgb(WIDE, 2.2)).map(png_of), read_an_image),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
-    "adapter_config.json": (lambda: of_json(ADAPTER), read_adapter_config),
-    "encoder.json": (lambda: of_json(ENCODER), lambda path: check_sizes("text_encoder", path, 9)),
     "w.safetensors": (lambda: of_bytes(written_by(functools.partial(write_arrays, metadata={}))), read_weights),
     "w.pt": (lambda: of_bytes(written_by(write_torch_file, {"model": WEIGHTS, "args": FACTS})), read_weights),
     "w.ckpt": (lambda: of_bytes(written_by(write_mindspore_file)), read_weights),

@@ -74,7 +74,6 @@ class Script(Run):
     """A run started by pretrain.sh, with its launcher and all its processes."""
 
     def is_over(self) -> bool:
-        """Return whether the script has ended."""
         return self.process.poll() is not None
 
     def kill(self, draw: np.random.Generator | None = None) -> None:
@@ -83,15 +82,12 @@ class Script(Run):
 
 
 def ranks(count: int) -> Callable[[Path, Configs], KilledRanks]:
-    """Return what starts so many ranks in a folder."""
     return lambda folder, configs: KilledRanks(folder, configs, count)
 
 
 def script(
     framework: str = "pytorch", host: str = "standalone", processes: int = 1
 ) -> Callable[[Path, Configs], Script]:
-    """Return what starts pretrain.sh in a folder."""
-
     def start(folder: Path, configs: Configs) -> Script:
         variables = {"NPUS_PER_NODE": str(processes)}
         flags = f"{FLAGS} --host {host}"

@@ -26,7 +26,6 @@ print("said before")
 
 
 def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a process of its own."""
     how = {"env": {"PYTHONPATH": str(ROOT), **variables}, "text": True, "capture_output": True}
     return subprocess.run([sys.executable, "-c", CODE.format(code)], timeout=PATIENCE_SECONDS, **how)
 

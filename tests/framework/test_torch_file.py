@@ -40,7 +40,6 @@ def assert_same(ours, theirs):
 
 
 def tree():
-    """Nested containers with an array of every dtype, and the shapes that go wrong easily."""
     draw = np.random.default_rng(0)
     dtypes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?", "c8", "c16"]
     return {
@@ -91,8 +90,6 @@ def test_what_we_write_we_read_bit_exactly(tmp_path):
 
 
 class Evil:
-    """Runs a command when it is unpickled."""
-
     def __reduce__(self):
         return os.system, ("echo this must not run",)
 

@@ -45,7 +45,6 @@ def check_same(outcome: Outcome, on_torch: Outcome, steps: int, validations: int
 
 @pytest.fixture(scope="module")
 def twenty(tiny):
-    """Twenty compiled steps of one worker."""
     return run(tiny, STEPS.format(20) + "--micro-batch-size 32")
 
 

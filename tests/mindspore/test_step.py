@@ -47,7 +47,6 @@ def batch_of(mindspore, pixels):
 
 
 def mean(output):
-    """Return what the script of this project returns."""
     loss = output.mean()
     return loss, {"loss": loss}
 

@@ -35,7 +35,6 @@ def made(framework, config, seed=0):
 
 
 def filled(framework, config, weights):
-    """Return a network with ``weights``."""
     from mindspeed_mm_dit.models.dit import DiT
 
     model = DiT(config)

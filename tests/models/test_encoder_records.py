@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.autoencoder import LatentScale
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS, register_autoencoder, register_text_encoder
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
 from tests.autoencoder_kl_fixtures import write_flux2
 from tests.outside.autoencoder import FOLDED
 from tests.outside.text_encoder import LETTERS
@@ -20,14 +20,6 @@ WITH_OURS = {**AUTOENCODERS, "folded": FOLDED}
 TEXTS_WITH_OURS = {**TEXT_ENCODERS, "letters": LETTERS}
 SIDES = {"down": "DownEncoderBlock", "up": "UpDecoderBlock"}
 LATENTS_OF_WAN = {"latents_mean": [0.0] * 16, "latents_std": [1.0] * 16}
-
-
-def test_a_name_is_given_once():
-    register_autoencoder("pixel", AUTOENCODERS["pixel"])  # the same again changes nothing
-    with pytest.raises(ConfigError, match="'pixel': is registered already"):
-        register_autoencoder("pixel", FOLDED)
-    with pytest.raises(ConfigError, match="'umt5': is registered already"):
-        register_text_encoder("umt5", LETTERS)
 
 
 def of_folder(kind, folder):

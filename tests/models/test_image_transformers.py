@@ -10,7 +10,6 @@ import pytest
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.flux import FluxConfig
 from mindspeed_mm_dit.configs.flux2 import Flux2Config
-from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.presets import JOINT
 from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
@@ -52,7 +51,6 @@ def config_of(name):
 
 
 def filled(framework, config, seed=0):
-    """A network whose weights are all drawn."""
     from mindspeed_mm_dit.models.registry import network_of
 
     network, draw = network_of(config), np.random.default_rng(seed)
@@ -149,14 +147,6 @@ def test_a_compiled_network_gives_the_same_answer(framework, name):
     wanted = answered(framework, network, inputs)
     found = answered(framework, framework.runtime.compiled(network), inputs)
     assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
-
-
-@on_pytorch
-@pytest.mark.parametrize("config", [*OURS.values(), SD3Config(dual_attention_layers=(0, 5))], ids=[*OURS, "sd3, late"])
-def test_a_smaller_network_of_the_same_kind_has_at_most_four_blocks_of_each(config):
-    large = dataclasses.replace(config, num_layers=9, num_attention_heads=9)
-    small = large.narrowed()
-    assert isinstance(small, JointConfig) and (small.num_layers, small.num_heads) == (4, 4)
 
 
 @on_pytorch

@@ -70,7 +70,6 @@ def built(config):
 
 
 def called(network, config):
-    """Run a forward pass of one sample."""
     times = (1, 2) if config.num_time_inputs == 2 else (1,)
     given = [torch.from_numpy(array) for array in config.conditions.examples(1).values()]
     project = {"project": True} if config.z_dims else {}

@@ -19,7 +19,6 @@ from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.on_paper import forward_pass
-from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
@@ -42,11 +41,6 @@ def joined():
 @pytest.fixture
 def config(joined, model_json):
     return model_config_from_mapping({**model_json, "predictor": PREDICTOR, "diffusion": FLOW}, "model.json")
-
-
-def test_its_name_is_its_own(joined):
-    with pytest.raises(ConfigError, match="'residual': is registered already"):
-        register_predictor(dataclasses.make_dataclass("Other", (), bases=(predictor.ResidualConfig,), frozen=True))
 
 
 @dataclasses.dataclass

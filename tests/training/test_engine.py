@@ -108,7 +108,6 @@ class Reference:
         return np.mean([((x @ w.T + b - y) ** 2).mean() for x, y in micro_batches])
 
     def step(self, micro_batches, lr):
-        """Return loss and gradient norm."""
         w, b = self.weights["linear.weight"], self.weights["linear.bias"]
         errors = [(x, x.astype(np.float64) @ w.T + b - y) for x, y in micro_batches]
         loss = np.mean([(e**2).mean() for _, e in errors])
@@ -162,7 +161,6 @@ def test_a_gradient_that_all_but_vanishes_is_cut_by_its_norm_and_a_millionth(eng
 
 @pytest.fixture
 def group_of_one():
-    """A process group of this process alone."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -247,7 +245,6 @@ def test_a_validation_is_the_loss_of_each_sample_and_changes_nothing(engine):
 
 
 def test_a_fresh_state_holds_everything_a_resumed_run_needs(engine):
-    """Moments are there before the first step, so that they can be loaded into; without them on request."""
     ours = engine()
     state = ours.state()
     for tree in ("model", "ema"):

@@ -18,7 +18,6 @@ FLOW = {"timestep_sampling": "logit_normal", "shift": 2.0, "path": "gvp"}
 
 
 def flow_configs(folder, digits, **diffusion) -> Configs:
-    """A small predictor on the embedded digits, trained with flow matching."""
     configs = Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
     return configs.change("model.json", diffusion={"model_id": "flow_matching", **diffusion})
 
@@ -30,7 +29,6 @@ def flow(tmp_path_factory, few_digits):
 
 @pytest.fixture(scope="module")
 def trained(flow):
-    """A checkpoint folder of a short run."""
     assert flow.run(f"--train-iters 3 --micro-batch-size 8 --lr 1e-2 --save {flow.folder}/checkpoints").code == 0
     return flow.folder / "checkpoints"
 

@@ -26,7 +26,6 @@ SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto
 
 @pytest.fixture(scope="module")
 def alone(validated, tmp_path_factory):
-    """A run of one process that draws, and its folder."""
     folder = tmp_path_factory.mktemp("alone")
     outcome = validated.run(STEPS + GRIDS.format(folder))
     assert outcome.code == 0, outcome.output

@@ -42,13 +42,11 @@ def source(tmp_path_factory, few_digits):
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, few_digits):
-    """The same digits in patches of 4, by a network without a variance."""
     return Configs.create(tmp_path_factory.mktemp("adapted"), few_digits, **SIZES, patch_size=4)
 
 
 @pytest.fixture(scope="module")
 def whole(source, adapted):
-    """The losses of 4 steps from there, on one rank."""
     return adapted.run(STEPS + f"--train-iters 4 --init-from {source}").losses
 
 

@@ -22,7 +22,6 @@ TRAINED = {f"blocks.{i}.{layer}.lora_{m}.weight" for i in (0, 1) for layer in ("
 
 @pytest.fixture(scope="module")
 def base(tiny):
-    """The checkpoints of a few steps of the whole network."""
     outcome = tiny.run(FLAGS + f"--train-iters 6 --save {tiny.folder / 'base'}")
     assert outcome.code == 0, outcome.output
     return tiny.folder / "base"

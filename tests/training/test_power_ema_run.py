@@ -22,7 +22,6 @@ STDS = "--power-ema-stds 0.05 0.1 "
 
 @pytest.fixture(scope="module")
 def kept(tiny, tmp_path_factory):
-    """The checkpoints of all 6 steps of a run."""
     folder = tmp_path_factory.mktemp("kept")
     outcome = tiny.run(STEPS + STDS + f"--train-iters 6 --save {folder}")
     assert outcome.code == 0, outcome.output

@@ -42,7 +42,6 @@ def write_teachers(folder) -> list[dict]:
 
 
 def repa_configs(folder, digits) -> Configs:
-    """A small predictor of the digits, mirrored at times, that two teachers look after."""
     configs = flow_configs(folder, digits, data_time=0)
     configs.change("data.json", dataset_param={"random_flip": True})
     return configs.change("model.json", teacher=write_teachers(folder), predictor=LEARNED)
@@ -55,7 +54,6 @@ def repa(tmp_path_factory, few_digits) -> Configs:
 
 @pytest.fixture(scope="module")
 def trained(repa):
-    """The checkpoints of a short run."""
     outcome = repa.run(STEPS + f"--save {repa.folder}/checkpoints")
     assert outcome.code == 0, outcome.output
     return repa.folder / "checkpoints"

@@ -52,7 +52,6 @@ LONG = "--train-iters 100000 --micro-batch-size 32 --lr 1e-3 --log-interval 1 "
 
 
 def wait_for(process: subprocess.Popen, pattern: str) -> str:
-    """Read the output until a line matches."""
     seen = []
     for line in process.stdout:
         seen.append(line)
@@ -146,7 +145,6 @@ VALIDATED = "--train-iters 6 --global-batch-size 32 --lr 1e-3 --eval-interval 2 
 
 @pytest.fixture(scope="module")
 def validated_whole(validated):
-    """One process, one micro-batch."""
     outcome = validated.run(VALIDATED)
     assert outcome.code == 0 and list(outcome.validations) == [2, 4, 6], outcome.output
     return outcome

@@ -124,7 +124,6 @@ def in_tars(configs: Configs, place: Path) -> Configs:
 
 
 def small(folder: Path, digits: Path) -> Configs:
-    """Write configs of a small network."""
     return Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
@@ -241,8 +240,6 @@ LEARNED = {
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A run of one process, and what it is of."""
-
     learned: Learned
     configs: Configs
     steps: str
@@ -264,7 +261,6 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(request, tmp_path_factory, few_digits):
-    """Six steps, saved after the third."""
     learned, folder = LEARNED[request.param], tmp_path_factory.mktemp("learned")
     for module in learned.needs:
         pytest.importorskip(module, reason="requirements/video.txt")

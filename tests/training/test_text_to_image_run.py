@@ -37,7 +37,6 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(configs, saved):
-    """One process, from the files, drawing as it learns."""
     outcome = configs.run(STEPS + f"--save {saved}/checkpoints --sample-interval 4")
     assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
     return outcome
@@ -45,7 +44,6 @@ def whole(configs, saved):
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory, configs):
-    """Configs that name a cache, and no images."""
     place = tmp_path_factory.mktemp("cached")
     cache(configs, place / "cache")
     param = {"data_folder": str(place / "nowhere"), "latents": str(place / "cache")}
@@ -118,7 +116,6 @@ def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
 
 
 def changed(configs, predictor=None, text_encoder=None, **param):
-    """Change some settings of model.json and data.json."""
     sections = {"predictor": predictor or {}, "text_encoder": text_encoder or {}}
     return configs.change("model.json", **sections).change("data.json", dataset_param=param)
 

@@ -25,7 +25,6 @@ def flags(**given):
 
 
 def written(folder):
-    """All bytes of the files below a folder, and the names of its pictures."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return b"".join(path.read_bytes() for path in files), [path.name for path in files if path.suffix == ".png"]
 
