@@ -17,7 +17,7 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts, unwritten
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training import progress as progress_module
@@ -163,6 +163,15 @@ def test_a_save_that_fails_is_said_at_once_and_costs_only_itself(run, tmp_path, 
     run.finish()
     assert CheckpointStore(tmp_path / "save").iterations() == [1, 3]
     assert "could not" not in capsys.readouterr().out
+
+
+def test_a_full_disk_is_said_in_words_where_pytorch_names_a_line_of_its_own(tmp_path):
+    torn, of_a_rank = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), Exception()
+    of_a_rank.failures = {1: (torn, None)}
+    for error in (torn, of_a_rank):
+        assert "a file on the disk is shorter" in str(unwritten(error, tmp_path))
+    torn.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    assert "OSError: [Errno 28]" in str(unwritten(torn, tmp_path))
 
 
 def test_a_last_save_that_fails_is_the_end_with_an_error_and_the_one_before_stays(run, tmp_path):

@@ -65,6 +65,7 @@ def test_gradients_through_a_compiled_network_are_the_published_ones(compare, al
     assert [f for f in findings if not f.good] == []
 
 
+@pytest.mark.costly("options of later recipes, on MindSpore too")
 @pytest.mark.parametrize("recipe", not_all_on_mindspore(RECIPES, "lightningdit"))
 def test_every_quantity_of_a_published_recipe_is_reproduced(compare, recipe):
     file = GOLDEN / f"{recipe}_tiny"

@@ -15,6 +15,7 @@ FOLDER, WAN = GOLDEN / "wan_lora_tiny", GOLDEN / "wan_tiny.pt"
 FILE = FOLDER / "lora_values.npz"
 
 
+@extended_on_mindspore
 def test_every_value_of_adapters_of_diffusers_peft_kohya_and_comfyui_is_reproduced(compare):
     findings = compare(FILE, WAN, 1e-5, 1e-12, {"--lora": FOLDER})
     assert len(findings) == 110

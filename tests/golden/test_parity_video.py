@@ -33,6 +33,7 @@ def written(folder, video, *kept, **changed):
     return folder / "part.npz"
 
 
+@pytest.mark.costly("networks of videos and their chains, on MindSpore too")
 def test_every_quantity_of_the_networks_the_times_the_chains_and_a_step_is_reproduced(compare):
     left_out = {}
     findings = compare(FILE, CHECKPOINT, 1e-5, 1e-12, {"--wan": WAN}, left_out.__setitem__)

@@ -73,7 +73,7 @@ def test_captions_that_are_too_long_are_named_with_the_clips_that_are_short(fold
         open_all(folder, max_length=4)
 
 
-def test_texts_that_a_cache_does_not_keep_or_of_another_width_are_named():
+def test_texts_that_a_cache_does_not_keep_are_named():
     def check(name, width):
         cache = SimpleNamespace(index=SimpleNamespace(texts={name: None}), widths=lambda name: {width})
         _check_kept("latents = cache", cache, PooledText(6))

@@ -101,7 +101,7 @@ def test_bf16_is_near_fp32(framework, text, encoder):
     assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits
 
 
-def test_a_tokenizer_of_another_encoder_is_refused_before_weights_are_read(copied):
+def test_a_tokenizer_of_another_encoder_is_refused(copied):
     (copied / "text_encoder/model.safetensors").unlink()
     file = copied / "text_encoder/config.json"
     content = json.loads(file.read_text())
