@@ -41,7 +41,15 @@ def config_folder(folder: Path, digits: Path) -> Path:
     return folder
 
 
-class Run:
+class Watched:
+    """A run whose output is read while it is under way."""
+
+    def wait_for(self, pattern: str) -> None:
+        wait_until(lambda: re.search(pattern, self.said) or self.is_over())
+        assert re.search(pattern, self.said), self.said
+
+
+class Run(Watched):
     """pretrain.sh under way in ``folder``; all its processes carry a mark in their environment."""
 
     def __init__(self, folder: Path, config: Path, flags: str = "", framework: str = "pytorch", **variables: str):
@@ -63,7 +71,7 @@ class Run:
     def poll(self) -> int | None:
         return None if self.processes() else 0
 
-    def kill(self) -> None:
+    def kill(self, *_: object) -> None:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -72,9 +80,8 @@ class Run:
     def said(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, pattern: str) -> None:
-        wait_until(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
-        assert re.search(pattern, self.said), self.said
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
 
     def processes(self, containing: str = "") -> list[int]:
         """Return those of its processes that live and whose command line contains a word."""
@@ -91,7 +98,7 @@ class Run:
 
     def wait_for_rank(self, number: int) -> int:
         """Wait until a rank of torchrun has come as far as PyTorch, and return its process."""
-        wait_until(lambda: self.rank(number) or self.process.poll() is not None)
+        wait_until(lambda: self.rank(number) or self.is_over())
         process = self.rank(number)
         assert process is not None, self.said
         return process
@@ -118,7 +125,7 @@ class Run:
         return code
 
 
-class Ranks:
+class Ranks(Watched):
     """The ranks of a run on PyTorch, each a fork of a process that has made the imports; no launcher is above them."""
 
     framework = "pytorch"
@@ -142,10 +149,6 @@ class Ranks:
 
     def is_over(self) -> bool:
         return any(process.poll() is not None for process in self.processes)
-
-    def wait_for(self, pattern: str) -> None:
-        wait_until(lambda: re.search(pattern, self.said) or self.is_over())
-        assert re.search(pattern, self.said), self.said
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to each rank, as a launcher does that was sent it."""

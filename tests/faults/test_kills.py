@@ -70,25 +70,12 @@ class KilledRanks(Ranks):
             return int(process.wait(PATIENCE_SECONDS))
 
 
-class Script(Run):
-    """A run started by pretrain.sh, with its launcher and all its processes."""
-
-    def is_over(self) -> bool:
-        return self.process.poll() is not None
-
-    def kill(self, draw: np.random.Generator | None = None) -> None:
-        """Kill all of its processes, the launcher first."""
-        super().kill()
-
-
 def ranks(count: int) -> Callable[[Path, Configs], KilledRanks]:
     return lambda folder, configs: KilledRanks(folder, configs, count)
 
 
-def script(
-    framework: str = "pytorch", host: str = "standalone", processes: int = 1
-) -> Callable[[Path, Configs], Script]:
-    def start(folder: Path, configs: Configs) -> Script:
+def script(framework: str = "pytorch", host: str = "standalone", processes: int = 1) -> Callable[[Path, Configs], Run]:
+    def start(folder: Path, configs: Configs) -> Run:
         variables = {"NPUS_PER_NODE": str(processes)}
         flags = f"{FLAGS} --host {host}"
         native = host == "mindspeed-mm-native"
@@ -98,7 +85,7 @@ def script(
             variables |= (native_hosted if native else hosted).environment()
             variables["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"
             flags += "" if native else f" --use-torch-fsdp2 --mm-tool {hosted.tools_json()}"
-        return Script(folder, configs.folder, flags, framework, **variables)
+        return Run(folder, configs.folder, flags, framework, **variables)
 
     return start
 
