@@ -73,20 +73,17 @@ def without_a_scale(folder, monkeypatch):
     return [folder / "low.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_weights_of_an_image_transformer_that_do_not_fit_are_named(tmp_path, monkeypatch, capsys):
+    for arguments, message in (
         (without_a_part, "names diffusion_pytorch_model-00002-of-00008.safetensors"),
         (without_a_scale, "x.weight: is in float8"),
         (["flux_schnell_tiny", "--merge-lora", "flux_lora_tiny/flux_lora"], "which is no linear layer of this network"),
         (["sd35_tiny", "--merge-lora", "flux_lora_tiny/kohya.safetensors"], "which is no linear layer of this network"),
-    ],
-)
-def test_weights_of_an_image_transformer_that_do_not_fit_are_named(arguments, message, tmp_path, monkeypatch, capsys):
-    given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
-    source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
-    assert main(["convert", str(source), str(tmp_path / "x.safetensors"), *map(str, merged)]) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "x.safetensors").exists()
+    ):
+        given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
+        source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
+        assert main(["convert", str(source), str(tmp_path / "x.safetensors"), *map(str, merged)]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "x.safetensors").exists()
 
 
 def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
@@ -121,9 +118,8 @@ def safetensors_bytes(header: object, length: int | None = None) -> bytes:
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_header_that_cannot_be_right_is_named(tmp_path):
+    for content, message in (
         (safetensors_bytes({"__metadata__": 5}), "__metadata__ are no strings by name"),
         (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "its tensors overlap, or leave holes"),
         (safetensors_bytes('{"a": {}, "a": {}}'), "a name stands twice in its header"),
@@ -132,12 +128,10 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
         (safetensors_bytes({}, 2**63 - 1), "its header ends at 9223372036854775815"),
         (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts' of its __metadata__ is not JSON"),
         (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config' of its __metadata__ is no object"),
-    ],
-)
-def test_a_header_that_cannot_be_right_is_named(tmp_path, content, message):
-    (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"a\.safetensors: .*{message}"):
-        safetensors.read(tmp_path / "a.safetensors")
+    ):
+        (tmp_path / "a.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"a\.safetensors: .*{message}"):
+            safetensors.read(tmp_path / "a.safetensors")
 
 
 def values(kind: str) -> dict[str, np.ndarray]:
@@ -151,9 +145,8 @@ def config(position: int, value: int) -> np.ndarray:
     return sizes
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "array", "message"),
-    [
+def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path):
+    for kind, name, array, message in (
         ("dit", "config", np.arange(1, 6), "config = .*must be 7 whole numbers: hidden_size"),
         ("dit", "config", np.array(["a"] * 7), "config: is no array of real numbers"),
         ("dit", "config", config(0, 10**12), "config = .*describes a network that needs"),
@@ -166,13 +159,11 @@ def config(position: int, value: int) -> np.ndarray:
         ("sit", "t", np.full(6, 1.5, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
         ("sit", "t", np.full(6, np.nan, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
         ("sit", "t", None, "--reference: t: is missing"),
-    ],
-)
-def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path, kind, name, array, message):
-    given = {**values(kind), name: array}
-    np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
-    with pytest.raises(CheckpointError, match=message):
-        compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
+    ):
+        given = {**values(kind), name: array}
+        np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
+        with pytest.raises(CheckpointError, match=message):
+            compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
 
 
 def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, capsys):

@@ -206,22 +206,19 @@ def places(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
+def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch):
+    for load, message in (
         ("weights.pt", "is a file"),
         ("good/iter_0000007", "is one checkpoint, not the folder of them"),
         ("wider", "x_embedder.proj.weight is (64, 1, 2, 2)"),
         ("weights", "holds no optimizer's state"),
         ("mindspore", "mm-dit convert"),
         ("diffusers", "holds no checkpoint of a run"),
-    ],
-)
-def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch, load, message):
-    monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
-    with pytest.raises(UserError) as caught:
-        check(f"--load {load}")
-    assert message in str(caught.value) and "--load" in str(caught.value)
+    ):
+        monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
+        with pytest.raises(UserError) as caught:
+            check(f"--load {load}")
+        assert message in str(caught.value) and "--load" in str(caught.value)
 
 
 def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):

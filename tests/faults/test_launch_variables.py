@@ -51,20 +51,17 @@ def test_a_number_that_cannot_be_is_one_line(launch, framework, name):
         assert code == 2 and said.startswith(f"ConfigError: {name} = {value}: ") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
+def test_variables_that_do_not_go_together_are_named(launch):
+    for variables, message in (
         ({"AI_FRAMEWORK": "tensorflow"}, "AI_FRAMEWORK = tensorflow"),
         ({"MM_TOOL": "nowhere.json"}, "MM_TOOL = nowhere.json"),
         ({"config": "nowhere"}, "CONFIG = nowhere"),
         ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2: needs MASTER_ADDR too"),
         ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2: needs NODE_RANK too"),
         ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "from 0 to 1: NNODES is 2"),
-    ],
-)
-def test_variables_that_do_not_go_together_are_named(launch, variables, message):
-    code, said = launch(**variables)
-    assert code == 2 and message in said and said.count("\n") <= 2
+    ):
+        code, said = launch(**variables)
+        assert code == 2 and message in said and said.count("\n") <= 2
 
 
 @pytest.mark.parametrize("nodes", [{}, {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}])
@@ -90,22 +87,19 @@ def test_the_script_runs_no_command_out_of_a_variable(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("left", "framework", "message"),
-    [
+def test_what_a_launcher_left_in_the_shell_is_named(tmp_path):
+    for left, framework, message in (
         ({"RANK": "1"}, "pytorch", "RANK = 1: there is no such process: WORLD_SIZE is not set"),
         ({"WORLD_SIZE": "2"}, "pytorch", "cannot find: RANK, MASTER_ADDR, MASTER_PORT not set"),
         ({"MS_WORKER_NUM": "2"}, "mindspore", "cannot find: MS_ROLE, MS_SCHED_HOST, MS_SCHED_PORT not set"),
-    ],
-)
-def test_what_a_launcher_left_in_the_shell_is_named(tmp_path, left, framework, message):
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
-        capture_output=True, text=True, timeout=PATIENCE_SECONDS,
-        env={**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **left},
-    )  # fmt: skip
-    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    ):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
+            capture_output=True, text=True, timeout=PATIENCE_SECONDS,
+            env={**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **left},
+        )  # fmt: skip
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def is_free(port: int) -> bool:

@@ -109,9 +109,8 @@ def test_a_model_json_of_projectors_without_a_teacher_is_refused():
         model_config_from_mapping(CONTENT | {"predictor": PREDICTOR | {"z_dims": [768]}}, "model.json")
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_options_that_cannot_be_are_named():
+    for settings, message in (
         ({"in_context_len": 2, "in_context_start": 3}, "in_context_start = 3: is not a block of this network"),
         ({"in_context_start": 1}, "has no effect where in_context_len is 0"),
         ({"bottleneck_dim": 0}, "bottleneck_dim = 0"),
@@ -120,11 +119,9 @@ def test_a_model_json_of_projectors_without_a_teacher_is_refused():
         ({"z_dims": (8, 0), "encoder_depth": 1}, r"z_dims\[1\] = 0"),
         ({"z_dims": (8,), "encoder_depth": 1, "projector_dim": 0}, "projector_dim = 0"),
         ({"swiglu": True, "mlp_ratio": 1 / 48}, "leaves the MLP's hidden layer without a width"),
-    ],
-)
-def test_options_that_cannot_be_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(PLAIN, **settings)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(PLAIN, **settings)
 
 
 def test_a_preset_with_another_option_beside_it_is_refused():

@@ -93,19 +93,16 @@ def test_shapes_tell_what_steers_it(settings):
     assert parameters_of(found).shapes() == parameters_of(config).shapes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_make_no_network_are_named():
+    for settings, message in (
         ({"text_dim": None, "pooled_dim": None}, "predictor.num_classes = 0"),
         ({"text_dim": 0}, "predictor.text_dim = 0"),
         ({"text_length": 0}, "predictor.text_length = 0"),
         ({"pooled_encoder": 2}, "predictor.pooled_encoder = 2"),
         ({"in_context_len": 2}, "predictor.in_context_len = 2"),
-    ],
-)
-def test_settings_that_make_no_network_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(TEXT, **settings)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(TEXT, **settings)
 
 
 def test_a_model_json_wants_a_text_encoder_for_texts_and_none_without(model_json):

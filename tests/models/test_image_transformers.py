@@ -150,9 +150,8 @@ def test_a_compiled_network_gives_the_same_answer(framework, name):
 
 
 @on_pytorch
-@pytest.mark.parametrize(
-    ("model_id", "changed", "words"),
-    [
+def test_settings_that_no_network_has_are_refused():
+    for model_id, changed, words in (
         ("flux", {"axes_dims_rope": [16, 56, 54]}, "must be even numbers whose sum is the width of a head"),
         ("flux", {"latent_size": [7, 8]}, "latents must be positive multiples of 2"),
         ("flux", {"guidance": -1}, "predictor.guidance = -1"),
@@ -160,11 +159,9 @@ def test_a_compiled_network_gives_the_same_answer(framework, name):
         ("sd3", {"latent_size": [400, 8]}, "more than predictor.pos_embed_max_size = 192"),
         ("sd3", {"num_attention_heads": 1, "attention_head_dim": 6}, "must be a multiple of 4"),
         ("flux2", {"timestep_guidance_channels": 7}, "must be even"),
-    ],
-)
-def test_settings_that_no_network_has_are_refused(model_id, changed, words):
-    with pytest.raises(ConfigError, match=words):
-        from_mapping(PREDICTOR_CONFIGS[model_id], changed, "model.json: predictor")
+    ):
+        with pytest.raises(ConfigError, match=words):
+            from_mapping(PREDICTOR_CONFIGS[model_id], changed, "model.json: predictor")
 
 
 @on_pytorch

@@ -85,9 +85,8 @@ def test_texts_that_a_cache_does_not_keep_are_named():
         check("pooled", 5)
 
 
-@pytest.mark.parametrize(
-    ("sections", "param", "message"),
-    [
+def test_files_that_do_not_go_together_are_named(folder, tmp_path):
+    for sections, param, message in (
         ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, {}, "makes no latents of videos, which"),
         ({"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}}, {}, "makes latents of 9 x 32 x 32"),
         ({}, {"json_path": "nowhere.json"}, "dataset_param.json_path = nowhere.json"),
@@ -95,13 +94,11 @@ def test_texts_that_a_cache_does_not_keep_are_named():
         ({}, {"features": "nowhere"}, "nowhere: holds no finished cache"),
         ({}, IMAGES, "its samples are images, and predictor 'custom_dit' learns videos"),
         (DIT, {}, "its samples are videos, and predictor 'dit' learns images"),
-    ],
-)
-def test_files_that_do_not_go_together_are_named(folder, tmp_path, sections, param, message):
-    configs = clip_configs(tmp_path, folder).change("model.json", **sections)
-    if param is IMAGES:
-        (tmp_path / "data.json").write_text(json.dumps({"dataset_param": IMAGES}))
-    configs.change("data.json", dataset_param=param)
-    with pytest.raises(UserError, match=re.escape(message)):
-        model = load_model_config(tmp_path / "model.json")
-        open_data(model, load_data_config(tmp_path / "data.json").dataset_param)
+    ):
+        configs = clip_configs(tmp_path, folder).change("model.json", **sections)
+        if param is IMAGES:
+            (tmp_path / "data.json").write_text(json.dumps({"dataset_param": IMAGES}))
+        configs.change("data.json", dataset_param=param)
+        with pytest.raises(UserError, match=re.escape(message)):
+            model = load_model_config(tmp_path / "model.json")
+            open_data(model, load_data_config(tmp_path / "data.json").dataset_param)

@@ -154,9 +154,8 @@ def test_rotary_positions_turn_by_frame_row_and_column():
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize(
-    ("kind", "wrong", "named"),
-    [
+def test_sizes_that_no_network_has_are_refused():
+    for kind, wrong, named in (
         (CustomDiTConfig, {"head_dim": 9}, "predictor.head_dim = 9"),
         (CustomDiTConfig, {"patch_size": [1, 2]}, r"predictor.patch_size = \[1, 2\]"),
         (CustomDiTConfig, {"freq_dim": 13}, "predictor.freq_dim = 13"),
@@ -173,11 +172,9 @@ def test_rotary_positions_turn_by_frame_row_and_column():
         (WanConfig, {"last_frame": True}, "last_frame = true: does not go with"),
         (WanConfig, {"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1: does not go with"),
         (WanConfig, {"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
-    ],
-)
-def test_sizes_that_no_network_has_are_refused(kind, wrong, named):
-    with pytest.raises(ConfigError, match=named):
-        from_mapping(kind, wrong, "model.json: predictor")
+    ):
+        with pytest.raises(ConfigError, match=named):
+            from_mapping(kind, wrong, "model.json: predictor")
 
 
 def test_latents_that_do_not_fit_are_refused():

@@ -289,6 +289,7 @@ def of(names: Iterable[str], quick: set[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("whole", rows, indirect=True)
 
 
+@pytest.mark.costly("ranks, shards and micro-batches change no number of a run")
 @pytest.mark.parametrize(
     ("whole", "way"),
     [
@@ -326,6 +327,7 @@ def test_samples_from_a_cache_or_from_shards_teach_what_files_do(whole, tmp_path
     whole.check(whole.learned.elsewhere(whole.configs, tmp_path).run(whole.undivided))
 
 
+@pytest.mark.costly("a run on MindSpore learns what one on PyTorch learns")
 @mindspore.needs_mindspore
 @of((name for name, learned in LEARNED.items() if learned.on_mindspore), {"flow"})
 def test_mindspore_learns_what_pytorch_does(whole, tmp_path):
