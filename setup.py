@@ -60,6 +60,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.13",
+    package_dir={"": "."},  # pip -e then adds this folder to the path, where no clone of that name can shadow it
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
     package_data={"mindspeed_mm_dit": ["templates/*", "wings/*/templates/*"]},

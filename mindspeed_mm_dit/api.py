@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
+from mindspeed_mm_dit.errors import names_arguments
 from mindspeed_mm_dit.registry import Joined
 
 Framework = Literal["pytorch", "mindspore"]
 
 
+@names_arguments(ai_framework="framework")
 def load(
     checkpoint: str | Path,
     *,
@@ -38,17 +41,22 @@ def load(
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
     >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
     """
-    from mindspeed_mm_dit.configs.limits import path_of, switch
+    from mindspeed_mm_dit.configs.limits import path_of, shown, switch
     from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.framework import activate
 
-    if weights not in ("ema", "model"):
-        raise ConfigError(f"weights = {weights!r}", "is neither 'ema' nor 'model'", "drop it for the moving average")
+    if not isinstance(weights, str) or weights not in ("ema", "model"):
+        raise ConfigError(
+            f"weights = {shown(weights)}", "is neither 'ema' nor 'model'", "drop it for the moving average"
+        )
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    def paths(name: str, given: Sequence[str]) -> list[str]:
-        return [path_of(name, own) for own in ([given] if isinstance(given, (str, Path)) else given)]
+    def paths(name: str, given: Any) -> list[str]:
+        try:
+            return [path_of(name, one) for one in ([given] if isinstance(given, (str, bytes, os.PathLike)) else given)]
+        except TypeError:
+            raise ConfigError(f"{name} = {shown(given)}", "is neither a path nor a list of paths") from None
 
     return Pipeline.of_checkpoint(
         path_of("checkpoint", checkpoint),
@@ -61,6 +69,7 @@ def load(
     )
 
 
+@names_arguments(ai_framework="framework")
 def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
     """Return an untrained model with initial weights, which depend only on ``seed``.
 

@@ -70,14 +70,19 @@ class _Lines:
         pass
 
 
-def progress(what: str, items: Iterable[Any] | None = None, *, total: int, unit: str, delay: int = 0) -> Any:
+def progress(
+    what: str, items: Iterable[Any] | None = None, *, total: int, unit: str, delay: int = 0, unit_scale: bool = False
+) -> Any:
     """Return tqdm's bar for ``items``, or for calls of its ``update``, after ``delay`` seconds; on reporting ranks.
+
+    unit_scale: print large numbers as 1.2M.
 
     Where standard error is no terminal, a line says every LONG_SECONDS how far the work is.
     """
     from tqdm import tqdm
 
     usual: dict[str, Any] = {"desc": what, "total": total, "unit": unit, "disable": not is_reporting_rank()}
+    usual["unit_scale"] = unit_scale
     if sys.stderr.isatty():
         return tqdm(items, **usual, delay=delay)
     form = "{desc}: {n_fmt} of {total_fmt} {unit}s in {elapsed}, {remaining} left"

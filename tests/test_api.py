@@ -145,32 +145,36 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
         ({"classes": ["eight"]}, "is neither a label nor a range"),
         ({"classes": [10]}, "is outside 0 ... 9"),
         ({"prompts": ["a cat"]}, "prompts: this model is steered by label"),
-        ({"classes": [1], "steps": 0}, "--steps = 0: must be at least 1"),
+        ({"classes": [1], "steps": 0}, "^steps = 0: must be at least 1"),
         ({"classes": [1], "sampler": "euler"}, "euler"),
         ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
         ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
-        ({"classes": [1], "size": "88"}, "--size = '88': is not HEIGHTxWIDTH"),
+        ({"classes": [1], "size": "88"}, "^size = '88': is not HEIGHTxWIDTH"),
+        ({"classes": [1], "size": b"8x"}, "^size = b'8x': is not height and width"),
+        ({"classes": b"\x03"}, r"^classes = b'\\x03': is no list"),
+        ({"interval": b"\x00\x01"}, "^interval = "),
+        ({"cfg_scale": -1}, "^cfg_scale = -1.0: must be at least 0"),
         ({"classes": 1.5}, "'1.5' is neither a label nor a range"),
         ({"classes": object()}, "classes = <object .*: is no list"),
         ({"classes": iter([])}, "classes: is empty"),
-        ({"seed": 1.5}, "--seed = 1.5: must be a whole number"),
-        ({"seed": -1}, "--seed = -1: must be at least 0"),
-        ({"seed": True}, "--seed = True: must be a whole number"),
-        ({"steps": "4"}, "--steps = '4': must be a whole number"),
-        ({"batch_size": np.float32(2)}, "--batch-size = .*2.0.*: must be a whole number"),
+        ({"seed": 1.5}, "^seed = 1.5: must be a whole number"),
+        ({"seed": -1}, "^seed = -1: must be at least 0"),
+        ({"seed": True}, "^seed = True: must be a whole number"),
+        ({"steps": "4"}, "^steps = '4': must be a whole number"),
+        ({"batch_size": np.float32(2)}, "^batch_size = .*2.0.*: must be a whole number"),
         ({"num": 1.9}, "num = 1.9: must be a whole number"),
         ({"num": "4"}, "num = '4': must be a whole number"),
         ({"num": 10**7}, "num = 10000000: .*: at most 1,000,000 are drawn at once"),
         ({"path": 10**9}, "num = 1, path = 1000000000: .*: at most 1,000,000 are drawn at once"),
-        ({"guidance": "2"}, "--cfg-scale = '2': must be a number"),
-        ({"guidance": float("nan")}, "--cfg-scale = nan: must be a number of at most 1,000"),
-        ({"channels": "x"}, "--cfg-channels = 'x': must be '3' or 'all'"),
-        ({"interval": (0.2,)}, r"--cfg-interval = \(0.2,\): must be two numbers with 0 <= low"),
-        ({"bf16": "no"}, "--bf16 = 'no': must be true or false"),
+        ({"guidance": "2"}, "^guidance = '2': must be a number"),
+        ({"guidance": float("nan")}, "^guidance = nan: must be a number of at most 1,000"),
+        ({"channels": "x"}, "^channels = 'x': must be '3' or 'all'"),
+        ({"interval": (0.2,)}, r"^interval = \(0.2,\): must be two numbers with 0 <= low"),
+        ({"bf16": "no"}, "^bf16 = 'no': must be true or false"),
         ({"options": ["eta"]}, r"options = \['eta'\]: are no options by name"),
-        ({"sampler": 3}, "--sampler = 3: is no name of a sampler"),
-        ({"frames": 9}, "--frames = 9: this model draws images, not videos"),
-        ({"rescale": "x"}, "--cfg-rescale = 'x': must be 'token' or 'sample'"),
+        ({"sampler": 3}, "^sampler = 3: is no name of a sampler"),
+        ({"frames": 9}, "^frames = 9: this model draws images, not videos"),
+        ({"rescale": "x"}, "^rescale = 'x': must be 'token' or 'sample'"),
         ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is no model"),
         ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model reads no text"),
     ],
@@ -178,6 +182,16 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.load(trained).sample(**asked)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"lora": 5}, {"lora": None}, {"lora": [5]}, {"low_noise_lora": 5}, {"weights": np.array([1, 2])}, {"bf16": "x"},
+     {"framework": 5}, {"boundary": "x"}, {"model": 5}, {"checkpoint": 5}, {"low_noise_checkpoint": []}],
+)  # fmt: skip
+def test_an_argument_of_load_that_means_nothing_is_named(trained, asked):
+    with pytest.raises(UserError, match=rf"^{next(iter(asked))} = "):
+        dit.load(**{"checkpoint": trained, **asked})
 
 
 @pytest.mark.cpu
@@ -223,7 +237,8 @@ def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch
             assert len(samples) >= 1 and samples.arrays.dtype == np.uint8
         with suppress(UserError):
             assert pipe.loss(pixels, classes=asked.get("classes", [1, 2]), step=step, seed=seed).shape == (2,)
-        for make in (lambda: dit.load(step, model=seed), lambda: dit.create(step, seed=seed)):
+        for make in (lambda: dit.load(step, model=seed), lambda: dit.create(step, seed=seed),
+                     lambda: dit.load("x", lora=step, weights=seed)):  # fmt: skip
             with suppress(UserError):
                 make()
 
@@ -273,7 +288,7 @@ def test_a_list_names_classes_before_their_numbers_and_an_array_holds_labels():
     pipe = dataclasses.replace(dit.create("digits"), classes=("1", "0", "a, b"))
     drawn = {"steps": 1, "sampler": "ddim"}
     for asked in (1, [1], ["1"], "0-1"):
-        with pytest.raises(ConfigError, match=r"--classes: [01]: is the name of label [01], and label [01] is"):
+        with pytest.raises(ConfigError, match=r"^classes: [01]: is the name of label [01], and label [01] is"):
             pipe.sample(classes=asked, **drawn)
     assert pipe.sample(classes=["a, b", '"1"', 5], **drawn).labels.tolist() == [2, 0, 5]
     assert pipe.sample(classes=np.array([1, 0]), **drawn).labels.tolist() == [1, 0]

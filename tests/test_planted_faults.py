@@ -1,4 +1,4 @@
-"""The tests can fail: each fault, planted in a copy of the project, turns the test that guards it red."""
+"""Faults that mutants cannot see (constants, ranks, files that `make mutants` leaves out) turn their tests red."""
 
 from __future__ import annotations
 
@@ -24,17 +24,9 @@ class Fault:
 
 
 FAULTS = {
-    "loss": Fault(
-        "objectives/gaussian/process.py", "mse + self.variational_bound(output",
-        "mse + 0.999 * self.variational_bound(output",
-        "tests/golden/test_parity.py -k every_quantity",
-    ),
     "schedule": Fault(
         "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
         "tests/objectives/gaussian/test_schedule.py",
-    ),
-    "draws": Fault(
-        "data/draws.py", "block, sample_index, 0)", "block, sample_index & 65535, 0)", "tests/data/test_draws.py",
     ),
     "validation": Fault(
         "objectives/gaussian/objective.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
@@ -43,10 +35,6 @@ FAULTS = {
     "epsilon": Fault(
         "models/dit.py", "nn.LayerNorm(config.hidden_size, eps=1e-6", "nn.LayerNorm(config.hidden_size, eps=1e-5",
         "tests/golden/test_block.py",
-    ),
-    "colours of images": Fault(
-        "data/transforms.py", 'in_srgb(image) if color_profiles == "convert" else image', "image",
-        "tests/data/test_colours.py -k followed_in_every",
     ),
     "colours of videos": Fault(
         "data/video_display.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
@@ -60,7 +48,6 @@ FAULTS = {
         "training/initial_weights.py", "if base != there:", "if base == '':",
         "tests/training/test_lora_run.py -k other-base",
     ),
-    "clipping": Fault("training/pytorch/engine.py", ".clamp(max=1.0)", "", "tests/training/test_engine.py -k largest"),
     "resume": Fault(
         "training/progress.py", 'facts.get("consumed_samples", ', 'facts.get("consumed_sample", 0 * ',
         "tests/training/test_same_numbers.py -k the_same_bits[noise]",
@@ -81,22 +68,8 @@ FAULTS = {
         "models/positions.py", "rows * (base / height)", "rows * (base / width)",
         "tests/models/test_dit_shapes.py -k pixart",
     ),
-    "tokens of a step": Fault(
-        "training/batches.py", "tokens / step.mean()", "tokens / tokens.mean()", "tests/training/test_batches.py",
-    ),
     "shares of sources": Fault(
         "data/mixed.py", "int((plan[:place] == source).sum())", "place", "tests/data/test_mixed.py -k has_its_share",
-    ),
-    "buckets": Fault(
-        "data/buckets.py", "block=1).permutation(groups)", "block=1).permutation(groups.reshape(-1))",
-        "tests/data/test_buckets.py -k in_an_epoch",
-    ),
-    "dealing": Fault(
-        "data/buckets.py", "dealt[1::2, ::-1]", "dealt[1::2]", "tests/data/test_buckets.py -k finish_together",
-    ),
-    "stand-in": Fault(
-        "data/samples.py", "feed.arrays(read.rows, sample_indices)",
-        "feed.arrays(self.order.images(sample_indices), sample_indices)", "tests/data/test_samples.py -k stands_in",
     ),
     "classes": Fault(
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
@@ -104,13 +77,6 @@ FAULTS = {
     "coins": Fault(
         "data/conditions/contract.py", "sample_indices, probability, self.coin)", "sample_indices, probability)",
         "tests/data/test_conditions.py -k of_their_own",
-    ),
-    "latents": Fault(
-        "data/cache.py", "self._check_finite(found, rows)", 'self._check_finite({"mean": found["mean"]}, rows)',
-        "tests/data/test_cache_of_images.py -k reach_no_step",
-    ),
-    "shards": Fault(
-        "data/shards.py", 'row, side="right"', 'row, side="left"', "tests/data/test_sharded.py -k in_their_order",
     ),
     "contact sheet": Fault(
         "wings/advice/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
@@ -120,17 +86,6 @@ FAULTS = {
         "checkpoint/rules.py", "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
         "tests/checkpoint/test_rules.py -k outputs_equal",
-    ),
-    "scores": Fault(
-        "wings/scores/metrics.py", "covariance / (len(features) - 1)", "covariance / len(features)",
-        "tests/wings/scores/test_metrics.py -k torch_fidelity",
-    ),
-    "gathered averages": Fault(
-        "training/pytorch/engine.py", "reshard(self.model)  # else", "pass  # else",
-        "tests/training/test_engine.py -k stands_in",
-    ),
-    "best": Fault(
-        "checkpoint/store.py", "old != best and", "", "tests/checkpoint/test_store.py -k the_best_is_kept",
     ),
     "first of all": Fault(
         "wings/lab/pytorch/probe.py", "self.not_finite is not None or ", "",
@@ -229,7 +184,7 @@ def assert_is_caught(fault, project, path):
     assert text.count(fault.line) == 1
     source.write_text(text.replace(fault.line, fault.broken))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", *fault.test.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "--extended", *fault.test.split()]
     process = Forked(command, environment, str(project), imported="libraries")
     STARTED.append(process)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)

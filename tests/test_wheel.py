@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+from setuptools.build_meta import build_editable
 
 from mindspeed_mm_dit.configs.embedded import embedded_configs
 from tests.conftest import ROOT
@@ -58,6 +61,19 @@ def test_the_wheel_carries_every_template_of_pages(installed):
         {file.relative_to(root) for file in root.glob("mindspeed_mm_dit/**/templates/*")} for root in (ROOT, installed)
     )
     assert ours == theirs and len(ours) > 5
+
+
+def test_an_editable_clone_is_imported_from_its_parent_folder(tmp_path, monkeypatch):
+    clone = tmp_path / "mindspeed_mm_dit"  # in tmp_path, a namespace package of the same name
+    (clone / "mindspeed_mm_dit").mkdir(parents=True)
+    for name in ("setup.py", "README.md", "pretrain_dit.py", "mindspeed_mm_dit/__init__.py"):
+        shutil.copy(ROOT / name, clone / name)
+    monkeypatch.chdir(clone)
+    with zipfile.ZipFile(tmp_path / build_editable(str(tmp_path))) as wheel:
+        (path_file,) = (name for name in wheel.namelist() if name.endswith(".pth"))
+        on_path = wheel.read(path_file).decode().split()
+    spec = PathFinder.find_spec("mindspeed_mm_dit", [str(tmp_path), *on_path])
+    assert spec.origin == str(clone / "mindspeed_mm_dit/__init__.py")
 
 
 OF_WINGS = ("sklearn", "matplotlib", "tensorboard", "rich", "gradio", "diffusers", "transformers", "av", "pyarrow")

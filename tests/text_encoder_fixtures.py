@@ -46,15 +46,16 @@ def write_clip(folder: Path, projected: bool) -> Path:
     return folder
 
 
-def write_t5(folder: Path, width: int = 16) -> Path:
-    """Write a whole T5, with its decoder."""
+def write_t5(folder: Path, width: int = 16, kind: str = "T5") -> Path:
+    """Write a whole T5 or UMT5, with its decoder."""
     import torch
     import transformers
 
     _write_tokenizer(folder, ("<pad>", "</s>", "<unk>"), "", "</s>", "<pad>")
     torch.manual_seed(0)
-    config = transformers.T5Config(vocab_size=8, d_model=width, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
-    transformers.T5ForConditionalGeneration(config).save_pretrained(folder)
+    sizes = {"vocab_size": 8, "d_model": width, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    getattr(transformers, f"{kind}ForConditionalGeneration")(config).save_pretrained(folder)
     return folder
 
 
@@ -127,6 +128,37 @@ def _write_prompt_tokenizer(folder: Path, kind: str) -> None:
     if is_mistral:
         eyes = transformers.PixtralImageProcessor()
         transformers.PixtralProcessor(eyes, fast, chat_template=CHATS[kind]).save_pretrained(folder)
+
+
+def write_byte_tokenizer(folder: Path, kind: str) -> None:
+    """Write a tokenizer with a token for each byte, so that nothing of a text is lost; Mistral's puts <s> before it."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    marks = list(dict.fromkeys(["<pad>", "</s>", *(mark for own in _MARKS.values() for mark in own)]))
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {name: number for number, name in enumerate([*marks, *bytes_])}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.add_special_tokens(marks)
+    if kind == "mistral3":
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", chat_template=CHATS[kind]
+    )
+    fast.save_pretrained(folder)
+
+
+def write_clip_tokenizer(folder: Path) -> None:
+    """Write a CLIPTokenizer, as the folders of FLUX.1 and Stable Diffusion 3 have it, without merges."""
+    import transformers
+    from tokenizers import pre_tokenizers
+
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*bytes_, *(f"{byte}</w>" for byte in bytes_), "<|startoftext|>", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(names)}))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    transformers.CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
 
 
 def _write_tokenizer(folder, special, begin, end, pad, end_last=False):

@@ -12,14 +12,22 @@ from av.stream import Disposition
 
 
 def film(
-    path: Path, frames: list[Any], times: list[int] | None = None, rate: int = 8, cover: Any = None, **tags: Any
+    path: Path,
+    frames: list[Any],
+    times: list[int] | None = None,
+    rate: int = 8,
+    cover: Any = None,
+    disposition: Any = Disposition.attached_pic,
+    **tags: Any,
 ) -> Path:
     """Write ``frames``, shown ``times`` milliseconds after the start or ``rate`` a second.
 
-    cover: (H, W, 3) uint8, an attached picture; tags: what the stream says, by PyAV's names (``colorspace``, ...).
+    cover: (H, W, 3) uint8, a picture in the first track, marked by ``disposition``.
+    tags: what the stream says, by PyAV's names (``colorspace``, ...).
     """
     with av.open(str(path), "w") as container:
-        picture = container.add_stream("png", rate=1) if cover is not None else None
+        codec, form = ("mjpeg", "yuvj420p") if path.suffix == ".mkv" else ("png", "rgb24")
+        picture = container.add_stream(codec, rate=1) if cover is not None else None
         stream = container.add_stream("libx264", rate=rate)
         stream.height, stream.width, stream.pix_fmt = frames[0].height, frames[0].width, frames[0].format.name
         stream.options = {"qp": "0", "bf": "0"}
@@ -28,8 +36,8 @@ def film(
         for name, value in tags.items():
             setattr(stream.codec_context, name, value)
         if picture is not None:
-            picture.height, picture.width, picture.pix_fmt = *cover.shape[:2], "rgb24"
-            picture.disposition = Disposition.attached_pic.value
+            picture.height, picture.width, picture.pix_fmt = *cover.shape[:2], form
+            picture.disposition = disposition.value
             container.mux([*picture.encode(av.VideoFrame.from_ndarray(cover)), *picture.encode()])
         for number, frame in enumerate(frames):
             frame.pts, frame.time_base = number if times is None else times[number], unit

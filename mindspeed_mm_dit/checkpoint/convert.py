@@ -18,7 +18,7 @@ from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
-from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of, vae_config, vae_shapes
+from mindspeed_mm_dit.checkpoint.shapes import Shapes, check_family, predictor_of, vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, of_newest
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
@@ -180,6 +180,7 @@ def _described(state: State, description: dict[str, Any]) -> State:
         return replace(state, config=description)
     model = model_config_from_mapping(description, "--model")
     model = model if any(name.startswith("projectors.") for name in state.weights) else model.without_teachers()
+    check_family(state.weights, "SOURCE", model.predictor.model_id)
     described = parameters_of(model.predictor).shapes()
     reason, cure = (
         "describes another network than SOURCE holds",

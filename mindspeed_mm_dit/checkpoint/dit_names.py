@@ -14,8 +14,8 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint import rules
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.rules import REPEATED, STACKED, Arrays, Rule
-from mindspeed_mm_dit.checkpoint.shapes import Shapes
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
@@ -59,7 +59,7 @@ def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: st
     return {name: out[name] for name in parameters_of(config).shapes()}
 
 
-def diffusers_shapes(config: DiTConfig) -> Shapes:
+def diffusers_shapes(config: DiTConfig) -> dict[str, Shape]:
     """Return the shapes of the same DiT by diffusers' names."""
     shapes = {name: shape for name, shape in parameters_of(config).shapes().items() if name != "pos_embed"}
     hollow = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}

@@ -19,6 +19,9 @@ from mindspeed_mm_dit.checkpoint.joint_names import (
 from mindspeed_mm_dit.checkpoint.rules import Arrays, Rules
 from mindspeed_mm_dit.checkpoint.wan_names import WAN_RULES
 
+_MOST = 0.9
+"""Share of a file's tensors by which its family is known if one that tells it is missing."""
+
 
 class Family(NamedTuple):
     """Names of one kind of network."""
@@ -66,6 +69,25 @@ def from_original(weights: Mapping[str, np.ndarray]) -> Arrays:
             used = {name: array for name, array in weights.items() if name not in family.unused}
             return rules.to_diffusers(used, family.rules)
     return dict(weights)
+
+
+def lacking(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the family of a file with these ``names`` and the tensor that tells it, if that one is missing.
+
+    None: no such tensor is missing, or the file is of no known family.
+    """
+    forms = []
+    for kind, family in FAMILIES.items():
+        numbered = [*rules.numbered(family.rules, rules.numbers_in(names))]
+        for layers in ([rule.original for rule in numbered], [name for rule in numbered for name in rule.diffusers]):
+            known = {layer + leaf for layer in layers for leaf in rules.LEAVES}
+            forms.append((len(known.intersection(names)), kind, known))
+    count, kind, known = max(forms, key=lambda form: form[0])
+    family = FAMILIES[kind]
+    telling = (*family.original, *(f"{layer}.weight" for layer in family.ours))
+    missing = [name for name in telling if name in known and name not in names]
+    is_sure = count >= _MOST * len(names) or any(name in names for name in family.original)
+    return (kind, missing[0]) if missing and is_sure else None
 
 
 def in_original_names(weights: Mapping[str, np.ndarray], family: Family) -> Arrays:

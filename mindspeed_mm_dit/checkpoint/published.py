@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.families import from_original
+from mindspeed_mm_dit.checkpoint.quantized import check_are_floats
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
@@ -70,14 +71,20 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
             raise CheckpointError(f"{path}: {shown(name)}", "is no tensor that is read here", "save weights alone")
-    if any(name.startswith(_NETWORK) for name in weights):
-        weights = {name: array for name, array in weights.items() if not name.startswith(_BESIDE)}
+    weights = {name: weights[name] for name in names_of_network(weights)}
+    check_are_floats(weights, str(path))
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): array for name, array in weights.items()}
     weights = from_original(weights)
     for name in _TABLES.keys() & weights.keys():
         _check_table(name, weights[name])
     return {name: array for name, array in weights.items() if name not in _TABLES}
+
+
+def names_of_network(names: Collection[str]) -> list[str]:
+    """Return ``names`` without those of an autoencoder and text encoders, if a file holds a whole pipeline."""
+    is_whole = any(name.startswith(_NETWORK) for name in names)
+    return [name for name in names if not (is_whole and name.startswith(_BESIDE))]
 
 
 def without_projectors(weights: Mapping[str, np.ndarray]) -> Arrays:

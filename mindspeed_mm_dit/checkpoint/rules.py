@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
-_LEAVES = ("", ".weight", ".bias")
+LEAVES = ("", ".weight", ".bias")
 """What follows a layer in the name of a tensor; nothing if a rule names the tensor itself."""
 _BLOCK = re.compile(r"(\w+)\.([0-9]{1,9})\.")
 
@@ -107,9 +107,10 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Rename and split the authors' tensors; those without a rule stay as they are."""
     left, found = dict(arrays), dict[str, np.ndarray]()
     for rule in numbered(rules, numbers_in(left)):
-        for leaf in _LEAVES:
+        for leaf in LEAVES:
             if (array := left.pop(rule.original + leaf, None)) is not None:
-                parts = rule.transform.split(array, len(rule.diffusers))
+                count = len(rule.diffusers)
+                parts = rule.transform.split(array, count) if array.ndim else [array] * count
                 found.update(zip((name + leaf for name in rule.diffusers), parts))
     return {**found, **left}
 
@@ -118,7 +119,7 @@ def to_original(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Undo :func:`to_diffusers`; raises ValueError, with diffusers' name first, for parts that cannot be one."""
     left, found = dict(arrays), dict[str, np.ndarray]()
     for rule in numbered(rules, numbers_in(left)):
-        for leaf in _LEAVES:
+        for leaf in LEAVES:
             names = [name + leaf for name in rule.diffusers]
             if names and all(name in left for name in names):
                 try:

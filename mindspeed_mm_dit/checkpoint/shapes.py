@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from mindspeed_mm_dit.checkpoint.families import lacking
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import shown
@@ -49,16 +50,29 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
     kind = named_kinds().get(str(config.get("_class_name")))
     if kind is None:
         return None
+    found: JointConfig | WanConfig = from_diffusers(kind, config, what)
+    check_claimed_sizes(found, what)
+    return found
+
+
+def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
+    """Return the settings of ``kind``, a class of ours, for those of diffusers in a config.json; raises as above."""
     try:
-        found: JointConfig | WanConfig = from_mapping(kind, kind.of_diffusers(config), what)
+        return from_mapping(kind, kind.of_diffusers(config), what)
     except ConfigError as error:
         where = "" if error.what.startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:
         reason = f"does not have the sizes of a {kind.diffusers_class}: {shown(str(error))}"
         raise CheckpointError(what, reason, "copy or download the folder again") from None
-    check_claimed_sizes(found, what)
-    return found
+
+
+def check_family(names: Collection[str], what: str, kind: str | None = None) -> None:
+    """Raise CheckpointError if a file lacks the tensor that tells its family, ``kind`` if that is known."""
+    missing = lacking(names)
+    if missing and kind in (None, missing[0]):
+        reason = f"holds a network of kind {missing[0]!r} without its tensor {missing[1]}"
+        raise CheckpointError(what, reason, "copy or download it again")
 
 
 def predictor_of(
@@ -73,6 +87,8 @@ def predictor_of(
     """
     if (told := described_by(config or {}, "SOURCE: config.json")) is not None:
         return told
+    if "model" not in facts:
+        check_family(shapes, "SOURCE")
     for kind in PREDICTOR_CONFIGS.values():
         if (found := kind.of_shapes(shapes)) is not None:
             return found

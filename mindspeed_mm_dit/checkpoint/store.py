@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.configs.files import nearest_to
+from mindspeed_mm_dit.configs.files import how_to_fetch, nearest_to
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, shown
 from mindspeed_mm_dit.configs.tuning import is_tuning
 from mindspeed_mm_dit.errors import CheckpointError, UserError
@@ -320,7 +320,7 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
         raise CheckpointError(f"{flag} = {path}", WITHOUT_INDEX, "copy it again as a whole folder, hidden files too")
     if not path.exists():
         words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}", words, nearest_to(path).strip())
+        raise CheckpointError(f"{flag} = {path}", words, how_to_fetch(path) or nearest_to(path).strip())
     return path
 
 

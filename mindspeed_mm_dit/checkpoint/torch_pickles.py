@@ -6,6 +6,7 @@ the index, and one for each entry that is no tensor. DCP itself loads both unche
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import io
@@ -15,18 +16,18 @@ import pickle
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.torch_file import check_pickle
+from mindspeed_mm_dit.framework.torch_file import check_pickle, check_torch_load
 
 INDEX = ".metadata"
 _CURE = "do not use this checkpoint, or ask whoever made it for a .safetensors file"
@@ -134,8 +135,44 @@ def read_number(path: Path, name: str) -> float:
     raise CheckpointError(f"{path}: {name}", "is missing", _CURE)
 
 
+class _Slice(io.RawIOBase):
+    """A part of a file as a file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._position = file, start, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = (0, self._position, self._size)[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._start + self._position)
+        content = self._file.read(max(0, min(len(buffer), self._size - self._position)))
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+
 class SafeReader(dcp.FileSystemReader):
-    """DCP's folder reader, which reads the index by :func:`read_metadata`."""
+    """DCP's folder reader, which reads the index by :func:`read_metadata`, and checks tensors before it loads them."""
+
+    def read_data(self, plan: Any, planner: Any) -> Any:
+        """Read what ``plan`` names; raises CheckpointError for a tensor that ``torch.load`` must not see."""
+        for item in (item for item in plan.items if item.type == LoadItemType.TENSOR):
+            entry = self.storage_data[item.storage_index]
+            with open(Path(self.path) / entry.relative_path, "rb") as file:
+                try:
+                    check_torch_load(cast(BinaryIO, _Slice(file, entry.offset, entry.length)))
+                except Exception as problem:  # (a damaged file raises anything)
+                    what = f"{Path(self.path) / entry.relative_path}: {item.storage_index.fqn}"
+                    raise CheckpointError(what, f"is not loaded: {problem}", _CURE) from None
+        return super().read_data(plan, planner)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Return the index, marked with the id of this load as DCP does."""
@@ -184,6 +221,8 @@ def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
 def _harmless(what: str, content: Path | io.BytesIO) -> Any:
     """Return the content of a pickle; raise CheckpointError if it names anything but known classes."""
     try:
+        with open(content, "rb") if isinstance(content, Path) else contextlib.nullcontext(content) as file:
+            check_torch_load(file)
         return torch.load(content, map_location="cpu", weights_only=True, mmap=isinstance(content, Path))
     except Exception as error:  # (a damaged file raises anything)
         named = re.search(r"GLOBAL (\S+)", str(error))

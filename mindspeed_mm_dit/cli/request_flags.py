@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
+from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.numpy_file import read_npy
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.models.registry import open_tokenizer
-from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.sampling.request import (
     FLAGS,
     Asked,
     asked_images,
     check_amount,
     check_asked,
+    check_prompts_fit,
     labels_of,
+    read_prompts,
     split_classes,
     together,
 )
@@ -137,14 +137,7 @@ def prompts_of(
     """
     prompts = list(given)
     if file is not None:
-        try:
-            lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompts = {file}", f"cannot be read: {error}", "name a text file") from None
-        found = [line.strip() for line in lines if line.strip()]
-        if not found:
-            raise ConfigError(f"--prompts = {file}", "holds no prompt", "write a prompt a line")
-        prompts += found
+        prompts += read_prompts("--prompts", file)
     if not prompts:
         own = f"add {shlex.join(['--prompt', [*captions, 'a seven moves left'][0]])}"
         cure = own if flag == "--prompt" else "name a text file with a prompt a line"
@@ -154,10 +147,9 @@ def prompts_of(
 
 def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | None, flag: str = "--prompt") -> None:
     """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
-    for section in config.text_encoders if prompts else ():
-        tokenizer = open_tokenizer(section)
-        check_captions(tokenizer, prompts, flag)
-        check_captions(tokenizer, [negative] if negative else [], "--negative-prompt")
+    if prompts:
+        check_prompts_fit(config, prompts, flag)
+        check_prompts_fit(config, [negative] if negative else [], "--negative-prompt")
 
 
 def _vectors(args: argparse.Namespace) -> list[Any]:

@@ -204,7 +204,8 @@ def run(args: argparse.Namespace) -> int:
     size = " x ".join(map(str, work.config.sample_size))
     noun = "images" if samples.ndim == 4 else "videos"
     rate = f"{len(samples) / seconds:.2f} {noun}/s"
-    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}")
+    default = "; the size is that of model.json (--size draws others)" if args.size is None else ""
+    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}{default}")
     return 0
 
 
@@ -236,8 +237,6 @@ class _Work:
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
-        for note in (f"note: {note}" for adapter, _ in adapters for note in adapter.notes):
-            say(note, file=sys.stderr)
         if note := note_of_words(config, words, asked.values.get("caption", ())):
             say(note, file=sys.stderr)
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)

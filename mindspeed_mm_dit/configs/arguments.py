@@ -18,7 +18,8 @@ from mindspeed_mm_dit.configs.flag_combinations import check_given
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, shown
 from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
-from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
+from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
 TRAINING = "pretrain_dit.py"
@@ -84,19 +85,26 @@ class Parser(argparse.ArgumentParser):
             raise ConfigError(
                 flag,
                 "a flag of MindSpeed-MM, which the standalone host does not know",
-                "drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
+                f"{synonym(flag, self._option_string_actions)}drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
             )
         self.refuse(unknown)
         return args
 
     def refuse(self, unknown: Sequence[str]) -> None:
-        """Raise ConfigError if there are ``unknown`` words, suggesting the nearest flag."""
-        if unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            reason = "unknown flag" if unknown[0].startswith("-") else "is neither a flag nor the value of one"
-            raise ConfigError(
-                unknown[0][:100], reason, f"{nearest(unknown[0], flags)}{self.help_command} lists every flag"
+        """Raise ConfigError if there are ``unknown`` words, with what each of the flags among them may have meant."""
+        if not unknown:
+            return
+        flags = [word.partition("=")[0] for word in unknown if re.match("--?[a-zA-Z]", word)]
+        names = list(dict.fromkeys(flags)) or unknown[:1]
+        reason = f"unknown flag{'s' * (len(names) > 1)}" if flags else "is neither a flag nor the value of one"
+        suggestions = {name: did_you_mean(name, self._option_string_actions) for name in names}
+        cure = "".join(f"{name}: {text}" if len(names) > 1 else text for name, text in suggestions.items() if text)
+        positionals = [action for action in self._actions if not action.option_strings]
+        if any(action.nargs == argparse.REMAINDER for action in positionals):
+            cure = (
+                f"flags stand at the end: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
             )
+        raise ConfigError(", ".join(names)[:100], reason, f"{cure}{self.help_command} lists every flag")
 
 
 def build_parser() -> Parser:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from mindspeed_mm_dit.configs.files import UnusableFile, digest_of_files, read_safetensors_header, weight_file_in
+from mindspeed_mm_dit.configs.files import (
+    UnusableFile,
+    digest_of_files,
+    how_to_fetch,
+    read_safetensors_header,
+    weight_file_in,
+)
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
@@ -123,6 +129,12 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
     example: ClassVar[str]
     """An example on the Hugging Face hub."""
 
+    @property
+    def such_as(self) -> str:
+        """The example, for a message; if model.json has other latents than its, their channels instead."""
+        is_usual = self.latent_channels == type(self).latent_channels
+        return f" such as {self.example}" if is_usual else f" with {self.latent_channels} latent channels"
+
     @classmethod
     @abstractmethod
     def told_by(cls, path: Path, where: str) -> Mapping[str, Told]:
@@ -171,9 +183,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         """
         path = Path(self.from_pretrained)
         if not path.exists():
+            command = how_to_fetch(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
             raise CheckpointError(
                 f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
-                f"put a diffusers {self.diffusers_class} there, e.g. {self.example} (mm-dit get), or correct the path",
+                f"{command}, or correct the path",
             )  # fmt: skip
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
@@ -194,7 +207,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
                 f"ae.from_pretrained = {file}", f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
-                f"name one, e.g. {self.example}",
+                f"name one{self.such_as}",
             )  # fmt: skip
 
 

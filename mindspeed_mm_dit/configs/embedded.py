@@ -10,6 +10,8 @@ PACKAGE = Path(__file__).parents[1]
 ENTRY_SCRIPT = PACKAGE.parent / "pretrain_dit.py"
 """Next to the package, both in a checkout and in site-packages."""
 FLAGS_FILE = "train.args"
+CONFIG_FILES = {"model.json": "--mm-model", "data.json": "--mm-data"}
+"""The other files of a config folder, and the flags that name others in their place."""
 
 
 def embedded_configs() -> dict[str, Path]:
@@ -30,5 +32,9 @@ def config_folder(name: str) -> Path:
         return Path(name)
     if name in known:
         return known[name]
+    if Path(name).is_dir():
+        missing = [file for file in (*CONFIG_FILES, FLAGS_FILE) if not (Path(name) / file).is_file()]
+        cure = "mm-dit init IMAGES --output CONFIG writes a whole config folder; docs/extending.md shows one by hand"
+        raise ConfigError(f"CONFIG = {name}", f"is no config folder: it lacks {', '.join(missing)}", cure)
     reason = f"is no folder with a {FLAGS_FILE}, nor an embedded config"
-    raise ConfigError(f"CONFIG = {name}", reason, f"{nearest(name, known)}Embedded are {', '.join(known)}")
+    raise ConfigError(f"CONFIG = {name}", reason, f"{nearest(name, known)}mm-dit train --help names the embedded ones")

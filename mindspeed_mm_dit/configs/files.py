@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import DataError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, DataError, nearest
+from mindspeed_mm_dit.registry import Joined
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder, not a file"),
@@ -27,6 +28,8 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 FREE_BYTES, MOST_TIMES = 256 * 2**20, 8
 """A file may unfold in memory to MOST_TIMES its size, and to FREE_BYTES in any case."""
+MOST_HEADER_BYTES = 100_000_000
+"""Longest header of a .safetensors file, as safetensors itself has it."""
 
 
 class UnusableFile(Exception):
@@ -89,6 +92,16 @@ def nearest_to(path: Path, *known: str) -> str:
     """Return "Did you mean 'x'? " for what lies beside a ``path`` that is not there, or is ``known``; or ""."""
     beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
     return "" if os.path.lexists(path) else nearest(path.name, [*known, *beside])
+
+
+def how_to_fetch(path: str | Path) -> str:
+    """Return the command that fetches the published weights whose folder is part of ``path``, or ""."""
+    published = Joined[Any]("published weights")
+    for name in published:
+        folders = {repo.rpartition("/")[2] for repo in published[name].repos.values() if "://" not in repo}
+        if folders.intersection(Path(path).parts):
+            return f"mm-dit get {name} fetches it"
+    return ""
 
 
 def lines_of(text: str) -> list[str]:
@@ -174,9 +187,21 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
     raise UnusableFile(f"holds none of {wanted}: found {content_of(folder)}")
 
 
+def check_model_folder(setting: str, folder: Path) -> None:
+    """Raise CheckpointError unless ``folder``, which ``setting`` names, is a local folder with a config.json."""
+    if (folder / "config.json").is_file():
+        return
+    if is_folder(folder):
+        reason = f"holds no config.json: found {content_of(folder)}"
+    else:
+        reason = "is a file, not a folder" if folder.is_file() else "there is no such folder; nothing is downloaded"
+    cure = how_to_fetch(folder) or "name a local folder with config.json and weights, or correct the path"
+    raise CheckpointError(f"{setting} = {folder}", reason, cure)
+
+
 def content_of(folder: Path) -> str:
     """Return the first names in a folder, as told in errors: "a, b, ..."."""
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir()) if is_folder(folder) else []
     return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing"
 
 
@@ -214,7 +239,7 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
     try:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
-            if not 8 < start <= size:
+            if not 8 < start <= min(size, MOST_HEADER_BYTES):
                 raise ValueError(f"the file has {size} bytes, its header ends at {start}")
             header = json.loads(file.read(start - 8), object_pairs_hook=_no_key_twice)
         metadata = header.pop("__metadata__", {})

@@ -12,10 +12,12 @@ from mindspeed_mm_dit.errors import ConfigError
 
 _NAMES_CODE = (
     *("auto_map", "trust_remote_code", "custom_pipelines", "quantization_config", "base_model_name_or_path"),
-    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal", "use_kernels"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+    *("use_kernels", "kernel_config", "allow_all_kernels"),
 )
 """Keys of config files with which transformers, diffusers or peft run other code, fetch kernels, or read another model
-than the folder's."""
+than the folder's. CVE-2026-4372: transformers 4.56 to 5.2 run the code that ``_attn_implementation_internal`` names."""
 _OWN = ("eager", "sdpa")
 """Implementations of attention that come with PyTorch."""
 

@@ -35,6 +35,9 @@ class DatasetParam(SourceParam):
     """Built-in images: "digits", "captioned_digits", "inverted_digits" (40 of them) or "digits_buckets" (on squares and
     rectangles), made from scikit-learn's digits. They are written to ``data_folder``, whose path must end in this
     name."""
+    folder_repeats: bool | None = None
+    """Whether the number in names of folders such as 10_dog says how often an epoch takes each image, and dog is the
+    class, as in kohya's trainers. null: if all folders have such names and are not merely numbered (1_cat, 2_dog)."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
     valid_fraction: float = 0.0

@@ -72,7 +72,7 @@ class JointConfig(PredictorConfig):
 
     def check_turned(self, key: str, widths: tuple[int, ...]) -> None:
         """Raise ConfigError unless ``widths``, the channels of a head that turn with each axis, fill it in pairs."""
-        if min(widths) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
+        if min(widths, default=0) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
             raise ConfigError(
                 f"predictor.{key} = {list(widths)}",
                 f"must be even numbers whose sum is the width of a head, {self.head_dim}",

@@ -11,6 +11,8 @@ from mindspeed_mm_dit.errors import ConfigError
 
 LARGEST = 2**63 - 1
 """Largest whole number that tensors, sample indices and NumPy's generators hold."""
+BYTES = (bytes, bytearray, memoryview)
+"""Types that Python counts among sequences of whole numbers, and that are no list of anything here."""
 MOST_LAYERS, DEEP = 1000, "published networks have up to 60"
 """Most blocks of a network, and what to say of more."""
 MOST_SAMPLES = 2**62

@@ -230,7 +230,7 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
     kind = kinds[AutoencoderKLConfig.diffusers_class]
     if config_file(path).is_file():
         named = read_json(config_file(path), where).get("_class_name")
-        if named not in kinds:
+        if named not in [*kinds]:
             raise ConfigError(
                 f"{where} = {path}", f"is no autoencoder that is known here: its config.json says {shown(named)}",
                 f"name one of {', '.join(kinds)}",

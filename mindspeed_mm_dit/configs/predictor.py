@@ -60,6 +60,7 @@ class PredictorConfig(ABC):
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # without patches, for latents of clips
     published_chain: tuple[str, int] | None = None  # sampler and steps that it was published with
+    frame_rate: float | None = None  # frames per second of its videos, if it was published with a rate
     guidance_embeds: bool = False  # whether it takes the strength of guidance as an input, ``guidance``
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings in which the source of ``begun_from`` may differ
 

@@ -381,6 +381,10 @@ class Own:
         idle_in=BOTH,
         when_quiet=False,
     )
+    sample_prompts: str | None = flag(
+        "text file with a prompt a line, for --report and --sample-interval; default: varied captions of the data",
+        takes=_of(None, "FILE"),
+    )
     report_sampler: str | None = flag(
         "sampler of the report; default: the quick one of the objective", takes=_of(None, "NAME")
     )

@@ -70,6 +70,10 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
     if lists and isinstance(value, (list, tuple)):
         item = get_args(lists[0])[0]
         return tuple(_checked(entry, item, f"{where}[{position}]") for position, entry in enumerate(value))
+    tables = [kind for kind in kinds if get_origin(kind) is dict]
+    if tables and isinstance(value, dict):
+        item = get_args(tables[0])[1]
+        return {key: _checked(entry, item, f"{where}.{_key(key)}") for key, entry in value.items()}
     sections = [kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)]
     if sections and isinstance(value, dict):
         return from_mapping(sections[0], value, where)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.text_encoder import folder_of
@@ -98,6 +98,7 @@ class TransformersVisionConfig:
 
     def _read(self) -> dict[str, Any]:
         """Return config.json, or its part about the vision half; raises ConfigError for another kind of network."""
+        check_model_folder(self.setting, self.folder)
         content = read_json(self.folder / "config.json", self.setting)
         for part in (content, content.get("vision_config")):
             if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:

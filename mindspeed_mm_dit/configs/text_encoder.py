@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
 from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
 from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
@@ -88,6 +88,8 @@ class TransformersTextConfig(TextEncoderConfig):
     """Key of config.json for the width of a state."""
     padding_side: ClassVar[Literal["left", "right"]] = "right"
     """Where shorter captions are filled up."""
+    cleans_captions: ClassVar[bool] = False
+    """Whether captions are cleaned as in Wan's pipelines (``data/captions.py``); the others clean nothing."""
     prompt_template, cut_tokens = "{}", 0  # only language models read more than the caption
 
     def __post_init__(self) -> None:
@@ -120,11 +122,12 @@ class TransformersTextConfig(TextEncoderConfig):
         return self.folder / "config.json"
 
     def read(self) -> dict[str, Any]:
-        """Return the encoder's config.json; raises ConfigError if it cannot be read."""
+        """Return the encoder's config.json; raises CheckpointError without its folder, ConfigError if it is damaged."""
+        check_model_folder("text_encoder.from_pretrained", self.folder)
         return read_json(self.config_file, "text_encoder.from_pretrained")
 
     def prompt(self, caption: str) -> str:
-        """Return what the encoder reads for a clean ``caption``."""
+        """Return what the encoder reads for a ``caption``."""
         return caption
 
     def number(self, key: str) -> int:
@@ -147,7 +150,8 @@ class TransformersTextConfig(TextEncoderConfig):
     def identity(self) -> str:
         encoder = digest_of_files(str(self.folder), "text_encoder.from_pretrained")
         tokenizer = digest_of_files(str(self.tokenizer_folder), "text_encoder.tokenizer")
-        return f"{encoder}, tokenizer {tokenizer}, {self.dtype}"
+        cleaning = "" if self.cleans_captions else " of uncleaned captions"
+        return f"{encoder}, tokenizer {tokenizer}{cleaning}, {self.dtype}"
 
 
 def folder_of(setting: str, path: str) -> Path:
@@ -175,6 +179,7 @@ class UMT5Config(TransformersTextConfig):
     """Kind of encoder; MindSpeed-MM writes it in upper case."""
 
     width_key = "d_model"
+    cleans_captions = True
 
 
 @dataclass(frozen=True)
@@ -311,7 +316,7 @@ class LanguageModelConfig(TransformersTextConfig):
             raise ConfigError("text_encoder.layers = []", "names no layer", "leave it out")
 
     def prompt(self, caption: str) -> str:
-        """Return what the model reads for a clean ``caption``."""
+        """Return what the model reads for a ``caption``."""
         return self.prompt_template.replace("{}", caption or self.empty_caption)
 
     def read(self) -> dict[str, Any]:
@@ -386,3 +391,7 @@ class Mistral3Config(LanguageModelConfig):
     model_id: Literal["mistral3"] = "mistral3"
 
     padding_side = "left"
+
+    def prompt(self, caption: str) -> str:
+        """Return what the model reads for a ``caption``, without marks of images, which FLUX.2's pipeline removes."""
+        return super().prompt(caption.replace("[IMG]", ""))

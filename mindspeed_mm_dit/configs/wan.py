@@ -77,6 +77,11 @@ class WanConfig(VideoTransformerConfig):
             )
         self._check_image()
 
+    @property
+    def frame_rate(self) -> float:  # type: ignore[override]
+        """Frames per second: 24 of Wan 2.2's TI2V-5B, 16 of the others, as published."""
+        return 24.0 if self.expand_timesteps else 16.0
+
     def _check_image(self) -> None:
         """Raise ConfigError unless the settings are those of one way to begin with an image, or of none."""
         for name in ("image_dim", "pos_embed_seq_len"):

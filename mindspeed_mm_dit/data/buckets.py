@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.buckets import Shape, size_words
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, generator
 from mindspeed_mm_dit.data.order import Order
+from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
@@ -89,9 +90,9 @@ def _in_filled(sizes: np.ndarray, shapes: np.ndarray, group: int) -> np.ndarray:
         chosen[moved] = np.flatnonzero(kept)[nearest(sizes[moved], shapes[kept])]
 
 
-def check_filled(shapes: np.ndarray | None, group: int) -> None:
-    """Raise DataError for a bucket that has fewer samples, of shapes (N, 2 or 3), than stand together."""
-    for shape, count in () if shapes is None else counted(shapes):
+def check_filled(rows: Rows, group: int) -> None:
+    """Raise DataError for a bucket in which an epoch of ``rows`` has fewer samples than stand together."""
+    for shape, count in () if rows.shapes is None else counted(rows.shapes[rows.entries]):
         if count < group:
             raise DataError(
                 f"dataset_param.buckets: {size_words([shape])}",

@@ -3,6 +3,7 @@
     index.json               what the cache was made from and with, rows per shard; written last
     rows.jsonl               path, label and captions of every row, in order
     null.safetensors         the encoded empty caption of each text condition
+    sources.jsonl            the files that the rows were read from, with size, time and digest (cache_sources.py)
     rows-00000.safetensors   mean and, if the posterior is sampled, std: (rows of the shard, views, C, ...);
                              frame_mean, the same of the frames that a network from an image is given;
                              features0 ... of teachers, image_embeds: (rows of the shard, views, N, width);

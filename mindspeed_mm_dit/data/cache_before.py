@@ -11,7 +11,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.files import read_bytes
 from mindspeed_mm_dit.errors import DataError
 
-_IMAGES, _CLIPS = "latents", "features"
+_IMAGES, CLIPS_BEFORE = "latents", "features"
 
 
 def index_of_before(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _of_clips(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[s
         "with_std": identity["with_std"],
         "texts": {"text": {"length": length, "pads_with_zeros": zeros}},
         "digest": identity["clips"],
-        "stem": _CLIPS,
+        "stem": CLIPS_BEFORE,
     }
 
 
@@ -69,7 +69,7 @@ def text_made_by(length: int, zeros: bool) -> str:
 
 def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] | None:
     """Return path and label of each row of an old cache, None for a current one; raises ValueError or UnusableFile."""
-    if stem == _CLIPS:  # kept neither paths nor captions
+    if stem == CLIPS_BEFORE:  # kept neither paths nor captions
         return [{"path": f"clip {row}"} for row in range(count)]
     if stem != _IMAGES:
         return None

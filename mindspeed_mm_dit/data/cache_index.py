@@ -13,7 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.cache_before import index_of_before
+from mindspeed_mm_dit.data.cache_before import CLIPS_BEFORE, index_of_before
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX = "index.json"
@@ -72,6 +72,11 @@ class CacheIndex:
                 raise ConfigError(f"{name} = {getattr(self, name)}", "must be positive", GO_ON)
 
     @property
+    def lists_files(self) -> bool:
+        """Whether the rows have their paths and captions; version 0.1 kept none of clips."""
+        return self.stem != CLIPS_BEFORE
+
+    @property
     def num_shards(self) -> int:
         """Number of shard files."""
         return -(-self.num_rows // self.shard_rows)
@@ -108,9 +113,10 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
 
 _WORDS = {
     "rows": "other samples (how many, and the digest of names, sizes and labels or captions)",
+    "sources": "files of other content",
     "pixels": "another size or crop",
     "autoencoder": "another autoencoder, precision or tiling",
-    "text_encoder": "another text encoder, tokenizer or precision",
+    "text_encoder": "another text encoder, tokenizer, cleaning of captions or precision",
     "text": "another length or padding of texts",
     "frames": "other given frames",
     "image_encoder": "another image encoder or precision",
@@ -128,7 +134,7 @@ def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) 
             a, b = (shown(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
             raise ConfigError(
                 where, f"was made with {words}: {a} there and {b} here",
-                "make a cache of its own, in another folder: mm-dit cache-latents",
+                "make the cache again, in another folder: mm-dit cache-latents --model ... --data ... --output ...",
             )  # fmt: skip
 
 

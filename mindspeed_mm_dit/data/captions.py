@@ -1,20 +1,24 @@
-"""From captions to token ids, as MindSpeed-MM's tutorial and Wan prepare them. No framework."""
+"""From captions to token ids, as the pipelines of each encoder's publishers prepare them. No framework."""
 
 from __future__ import annotations
 
 import html
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import LARGEST, shown
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
+VARIED_AMONG = 1000
+"""Captions, spread over all, among which varied ones are looked for."""
 NEEDED = "install the packages of requirements/video.txt"
 
 
@@ -35,7 +39,7 @@ class Tokenizer(Protocol):
         """Config of the text encoder that it belongs to."""
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the number of tokens of each cleaned caption, its end included, without truncation."""
+        """Return the number of tokens of each caption, its end included, without truncation."""
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Return ids and mask of captions (B,), padded or truncated to ``max_length``."""
@@ -44,13 +48,23 @@ class Tokenizer(Protocol):
 def clean_caption(caption: str) -> str:
     """Fix the encoding of a caption, unescape HTML, and collapse whitespace.
 
-    This is MindSpeed-MM's basic_clean and whitespace_clean, the cleaning that Wan was trained with.
+    This is the cleaning of Wan's pipelines, and MindSpeed-MM's basic_clean and whitespace_clean.
     """
+    return re.sub(r"\s+", " ", html.unescape(html.unescape(fix_text(caption)))).strip()
+
+
+def fix_text(caption: str) -> str:
+    """Repair a caption with ftfy, which also makes typeset quotes, full-width letters and ligatures plain."""
     try:
         import ftfy
     except ImportError as error:
         raise PlatformError("captions", f"are repaired with ftfy, which cannot be used here: {error}", NEEDED) from None
-    return re.sub(r"\s+", " ", html.unescape(html.unescape(ftfy.fix_text(caption)))).strip()
+    return ftfy.fix_text(caption)
+
+
+def unchanged(caption: str) -> str:
+    """Return a caption as it is, line breaks and double spaces included."""
+    return caption
 
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -63,6 +77,11 @@ class CaptionTokenizer:
     def __init__(self, config: TransformersTextConfig) -> None:
         self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
+        self._clean: Callable[[str], str] = clean_caption if config.cleans_captions else unchanged
+        if type(self._tokenizer).__name__.startswith("CLIPTokenizer"):
+            # The pipelines of FLUX.1 and SD3 load CLIPTokenizer, which does this itself in transformers 4. The fast
+            # tokenizer and transformers 5 do not, and would read other tokens.
+            self._clean = lambda caption: fix_text(caption).lower()
 
     @property
     def vocabulary_size(self) -> int:
@@ -75,7 +94,7 @@ class CaptionTokenizer:
         return {"pad_token_id": self._tokenizer.pad_token_id, "eos_token_id": self._tokenizer.eos_token_id}
 
     def lengths(self, captions: Iterable[str]) -> list[int]:
-        """Return the number of tokens of each cleaned caption, its end included, without truncation.
+        """Return the number of tokens of each caption, its end included, without truncation.
 
         Of a prompt around it, the tokens that are kept count too.
         """
@@ -93,10 +112,10 @@ class CaptionTokenizer:
             )  # fmt: skip
 
     def _read(self, captions: Iterable[str]) -> list[str]:
-        return [self.config.prompt(clean_caption(caption)) for caption in captions]
+        return [self.config.prompt(self._clean(caption)) for caption in captions]
 
     def __call__(self, captions: Sequence[str]) -> Tokens:
-        """Clean captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
+        """Read captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
 
         The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
         A language model reads it in its prompt, of which the tokens that are left out later come first.
@@ -131,6 +150,19 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
     return problems
 
 
+def varied(captions: Sequence[str], most: int) -> list[str]:
+    """Return up to ``most`` of some distinct captions: after the first, each whose words are rarest in those before."""
+    pool = [captions[n] for n in np.unique(np.linspace(0, len(captions) - 1, VARIED_AMONG).astype(int))]
+    words = {caption: set(caption.lower().split() if " " in caption else caption) for caption in pool}
+    chosen, used = list[str](), Counter[str]()
+    while pool and len(chosen) < most:
+        best = min(pool, key=lambda caption: sum(used[word] for word in words[caption]) / max(1, len(words[caption])))
+        pool.remove(best)
+        chosen.append(best)
+        used.update(words[best])
+    return chosen
+
+
 def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[str]:
     """Return the first problem with the captions of each of ``rows``; "" if there is none.
 
@@ -149,7 +181,7 @@ def _load(config: TransformersTextConfig) -> Any:
     if not folder.is_dir():
         raise DataError(
             f"text_encoder.tokenizer = {folder}", "there is no such folder; nothing is downloaded",
-            "name the folder of the encoder's tokenizer",
+            how_to_fetch(folder) or "name the folder of the encoder's tokenizer",
         )  # fmt: skip
     check_names_no_code("text_encoder.tokenizer", folder)
     try:
@@ -158,8 +190,12 @@ def _load(config: TransformersTextConfig) -> Any:
         reason = f"is read with transformers, which cannot be used here: {error}"
         raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # (a damaged file can raise anything)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer("a \U0010fffd")  # (of a lacking end or unknown token nothing is said before)
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # (a damaged file can raise anything, panics of Rust included)
         raise DataError(
             f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",
             "copy the folder again",

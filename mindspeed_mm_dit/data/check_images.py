@@ -6,7 +6,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,8 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles
 from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
 from mindspeed_mm_dit.data.threads import in_threads
-from mindspeed_mm_dit.data.transforms import open_image, upright_size
+from mindspeed_mm_dit.data.transforms import of_8_bits, open_image, upright_size
+from mindspeed_mm_dit.data.transparency import BACKGROUND, opacity_of
 from mindspeed_mm_dit.terminal import progress
 
 ImageFile = Path | Callable[[], bytes]
@@ -32,8 +33,8 @@ LONG = 2.0
 HUGE_MEGAPIXELS = 89.478485
 """Size of an image from which on Pillow warns; it refuses images of twice as many pixels."""
 
-_OPAQUE = 255
-"""Alpha of an opaque pixel."""
+OPAQUE = (255, 255)
+"""``Look.opacity`` of an image without transparency."""
 
 
 class Look(NamedTuple):
@@ -53,8 +54,8 @@ class Look(NamedTuple):
     """What its header says about its colours."""
     moves: bool = False
     """Whether it has frames or pages after the first."""
-    shows_through: bool = False
-    """Whether parts of it are transparent; known only if it was decoded."""
+    opacity: tuple[int, int] = OPAQUE
+    """The least and the greatest opacity of a pixel; known only if it was decoded."""
 
     @property
     def shorter_side(self) -> int:
@@ -76,9 +77,9 @@ def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
             if decode:
                 image.load()
             num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
-            moves, shows_through = _moves(image), decode and _shows_through(image)
-            size = upright_size(image)
-            return Look(None, num_bytes, *size, is_grey(image.mode), colours, moves, shows_through)
+            opacity = opacity_of(of_8_bits(image)) if decode else None
+            extrema: Any = opacity.getextrema() if opacity else OPAQUE
+            return Look(None, num_bytes, *upright_size(image), is_grey(image.mode), colours, _moves(image), extrema)
     except UnusableFile as problem:
         return Look(str(problem))
 
@@ -89,11 +90,6 @@ def _moves(image: Image.Image) -> bool:
         return image.format != "MPO" and bool(getattr(image, "is_animated", False))
     except Exception:  # its later frames are damaged, but the first may be intact
         return True
-
-
-def _shows_through(image: Image.Image) -> bool:
-    """Return whether parts of a decoded image are transparent."""
-    return image.has_transparency_data and bool((np.asarray(image.convert("RGBA"))[..., 3] < _OPAQUE).any())
 
 
 def notes_on(
@@ -116,8 +112,10 @@ def notes_on(
                f"warning: {count:,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each is "
                f"decoded whole whenever it is drawn; {paths[n]} has {megapixels[n]:.0f}: scale them down"),
         *_note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned"),
-        *_note_of_lost(paths, [look.shows_through for look in looks],
-                       "have transparent parts, and the colours behind these are learned"),
+        *_note_of_lost(paths, [look.opacity[0] < 255 for look in looks],
+                       f"have transparent parts, and are learned on a {BACKGROUND} background, as a viewer shows them"),
+        *_note_of_lost(paths, [look.opacity[1] == 0 for look in looks], "are transparent all over, so that nothing but "
+                       f"{BACKGROUND} is learned", "warning"),
         *notes_on_colours(paths, [look.colours for look in looks], param.color_profiles),
         *_note(squares & (longer > LONG * shorter), longer / np.maximum(shorter, 1), lambda count, n:
                f"note: {count:,} of {total} images are more than {LONG:g} times as long as wide or high, and a square "
@@ -148,10 +146,10 @@ def _note(which: np.ndarray, has: np.ndarray, said: Callable[[int, int], str]) -
     return (said(int(which.sum()), int(np.where(which, has, -np.inf).argmax())),) if which.any() else ()
 
 
-def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str) -> tuple[str, ...]:
+def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str, level: str = "note") -> tuple[str, ...]:
     """Return a note that counts the images that lose something and names the first, if any."""
     which, told = np.array(lost, bool), f"of {len(lost):,} images {what}"
-    return _note(which, np.zeros(len(lost)), lambda count, first: f"note: {count:,} {told}: {paths[first]}")
+    return _note(which, np.zeros(len(lost)), lambda count, first: f"{level}: {count:,} {told}: {paths[first]}")
 
 
 def similar_name(path: Path) -> str:

@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +23,24 @@ from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
-from mindspeed_mm_dit.data.labels import check_labels, labels_of, named_to_the_last
+from mindspeed_mm_dit.data.labels import check_labels, composed, labels_of, named_to_the_last
 from mindspeed_mm_dit.data.rows import Rows, Wanted
-from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats
+from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats, still_size
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
-PROBLEMS_SHOWN = 100
+PROBLEMS_SHOWN, NAMES_SHOWN = 100, 5
 
 
 EARLY = 0.05
 """A frame that comes this much late, in frames of the clip, is on time: containers round to a millisecond."""
+
+
+SAME_SPEED = 1.2
+"""Rates that differ by more than this factor get a warning."""
 
 
 class Clip(NamedTuple):
@@ -121,6 +127,7 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         notes=(
             *notes,
             *_notes(lines, clips, decode, param),
+            *_note_of_rates(looks, param, wanted.frame_rate),
             *_notes_on_display(looks, param),
             *_note_of_unused(param, shapes),
         ),
@@ -128,7 +135,44 @@ def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
         facts=clips,
         shapes=shapes,
         sizes=sizes,
+        files=tuple(str(Path(param.data_folder) / name) for clip in clips for name in (clip.entry.path, *clip.beside)),
     )
+
+
+def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
+    """Return the rows of a cache, compared with the annotation if that is there, and the images it names beside them.
+
+    Raises:
+        DataError: clips of the cache have other captions or labels there, or it lists more clips.
+    """
+    if not Path(param.json_path).is_file():
+        return rows
+    known = {name: label for label, name in enumerate(rows.classes)}
+    captioned = any(rows.items.get("caption", ()))
+    label_key = param.label_key if "label" in rows.items else None
+    captions = rows.captions if captioned else [()] * len(rows)
+    labels = rows.labels.tolist() if label_key else [None] * len(rows)
+    cached, listed = Counter[tuple[Any, ...]](zip(rows.paths, captions, labels)), Counter[tuple[Any, ...]]()
+    images: list[str] = []
+    for line in read_annotation(Path(param.json_path)):
+        with suppress(UnusableEntry):  # (such a clip is not in the cache)
+            entry = entry_of(line, captioned, label_key)
+            word = composed([str(entry.label).strip()])[0]
+            label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
+            names = images_beside(line, param.beside.values())
+            clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
+            listed[clip] += 1
+            images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
+    changed = sorted({path for path, _, _ in cached - listed})
+    if changed or listed.total() > len(rows) + rows.skipped:
+        shown = ", ".join(changed[:NAMES_SHOWN]) + (", ..." if len(changed) > NAMES_SHOWN else "")
+        raise DataError(
+            f"{param.cache_key} = {param.features}",
+            f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
+            + (f"; of {len(changed):,} it has another caption or label, or none: {shown}" if changed else ""),
+            "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
+        )
+    return replace(rows, files=tuple(images))
 
 
 def _items(
@@ -190,7 +234,9 @@ def _bytes_beside(clip: Clip, param: ClipsParam) -> int:
     for key, name in zip(param.beside.values(), clip.beside):
         path = Path(param.data_folder) / name
         try:
-            found = load_still(path, max(param.frame)).shape[:2]
+            found = still_size(path, max(param.frame))
+            if found == clip.size:  # (another is refused before it is decoded)
+                load_still(path, max(param.frame))
         except UnusableFile as problem:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
         if found != clip.size:
@@ -269,6 +315,23 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
     if slow:
         notes.append(f"warning: {slow:,} of {len(clips):,} videos are slower than train_fps: some frames are repeated")
     return tuple(notes)
+
+
+def _note_of_rates(looks: list[_Look], param: ClipsParam, frame_rate: float | None) -> tuple[str, ...]:
+    """Return a warning if frames are taken as they come, at rates that differ from the model's or among the clips."""
+    films = [look for look in looks if look.clip and look.facts and look.clip.num_frames > 1]
+    rates = sorted(rate for look in films if (rate := look.facts.fps or look.clip.entry.fps))  # type: ignore[union-attr]
+    if param.train_fps is not None or not rates or param.largest[0] == 1:
+        return ()
+    low, high, target = rates[0], rates[-1], frame_rate or rates[0]
+    if max(high / target, target / low) <= SAME_SPEED:
+        return ()
+    found = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if frame_rate is None:
+        return (f"warning: clips have {found} frames a second, and are learned as if all had the same rate: set "
+                "dataset_param.train_fps",)  # fmt: skip
+    return (f"warning: clips have {found} frames a second, and this model's videos {frame_rate:g}: without "
+            f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps it",)  # fmt: skip
 
 
 def _notes_on_display(looks: list[_Look], param: ClipsParam) -> tuple[str, ...]:

@@ -17,11 +17,12 @@ from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.buckets import shapes_of
 from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
+from mindspeed_mm_dit.data.folder_repeats import repeats_of
 from mindspeed_mm_dit.data.image_captions import Told, checked
 from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, Wanted
-from mindspeed_mm_dit.data.shards import list_shards
+from mindspeed_mm_dit.data.shards import list_shards, shard_files
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 20_000
@@ -44,6 +45,7 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
     told = checked(told, wanted.caption_problems)
     good, wrong = _sorted_out(looks, told)
     problems = tuple(f"{folder / rows[number][0]} {problem}" for number, problem in wrong.items())
+    repeats, note = repeats_of([path for path, _ in rows], param, wanted.classes)
     bad = list(wrong)
     if bad and not (param.skip_bad_images and good):
         hint = similar_name(folder / rows[bad[0]][0])
@@ -53,30 +55,34 @@ def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
             f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true",
         )
     rows, looks, labels = [rows[number] for number in good], [looks[number] for number in good], labels[good]
-    told = [told[number] for number in good] if told else []
+    told, repeats = [told[number] for number in good] if told else [], None if repeats is None else repeats[good]
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
         notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
-    sizes, shapes = _shapes(looks, param)
+    sizes, shapes = _shapes(looks, param, repeats)
     return Rows(
         paths,
         _items(labels if labelled else None, told),
         named_to_the_last(classes, labels) if labelled else (),
         len(bad),
         problems,
-        notes + notes_on(paths, looks, param, shapes),
+        notes + note + notes_on(paths, looks, param, shapes),
         _digest_of(rows, [look.size for look in looks], told),
         shapes=shapes,
         sizes=sizes,
+        repeats=repeats,
     )
 
 
-def _shapes(looks: Sequence[Look], param: DatasetParam) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return the size and the bucket of each image, both (N, 2); None without buckets."""
+def _shapes(
+    looks: Sequence[Look], param: DatasetParam, repeats: np.ndarray | None = None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the size and the bucket of each image, both (N, 2); None without buckets. ``repeats``: as in ``Rows``."""
     if param.buckets is None:
         return None, None
     sizes = np.array([(look.height, look.width) for look in looks], np.int64)
-    return sizes, shapes_of(sizes, param)
+    entries = np.repeat(np.arange(len(sizes)), 1 if repeats is None else repeats)
+    return sizes, shapes_of(sizes[entries], param)[np.unique(entries, return_index=True)[1]]
 
 
 def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
@@ -105,7 +111,8 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     classes = named_to_the_last(classes, labels)
     told = checked(told, wanted.caption_problems)
     items = _items(labels if labelled else None, told)
-    index, looks = Rows(rows, items, classes if labelled else (), notes=notes, digest=digest), list[Look]()
+    classes = classes if labelled else ()
+    index, looks = Rows(rows, items, classes, notes=notes, digest=digest, files=rows.files), list[Look]()
     if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all and param.buckets is None:
         said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
         index = dataclasses.replace(index, notes=(*notes, said))
@@ -140,6 +147,8 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
         DataError: the images are there, but are not those that the cache was made from.
     """
     folder = Path(param.data_folder)
+    repeats, note = repeats_of([os.path.relpath(path, folder) for path in rows.paths], param, rows.classes)
+    rows = dataclasses.replace(rows, repeats=repeats, notes=note)
     if not is_folder(folder):
         return rows
     labelled = "label" in rows.items
@@ -155,7 +164,13 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
             "make the cache again, in an empty folder: mm-dit cache-latents",
         )
     _check_captions(param, rows, dict(zip((path for path, _ in present), told)))
-    return dataclasses.replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes)
+    return dataclasses.replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes + note)
+
+
+def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
+    """Return the rows of a cache with the shards that are there now; they may be absent."""
+    folder = Path(param.data_folder)
+    return dataclasses.replace(rows, files=tuple(map(str, shard_files(folder, param)))) if is_folder(folder) else rows
 
 
 def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
+from mindspeed_mm_dit.data.folder_repeats import split_names
 from mindspeed_mm_dit.data.image_captions import captions_beside, endings_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
@@ -18,6 +19,7 @@ from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
 NAMES_SHOWN = 5
+CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that makes folders of them, such as unzip"
 
 
 def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> Listing:
@@ -58,7 +60,7 @@ def _listing(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[s
     left_out = _Remainder(endings_of(param.caption_places))
     if param.single_class or not labelled:
         return _of_one_class(folder, left_out)
-    return of_folders(folder, left_out, kept)
+    return of_folders(folder, left_out, kept, param.folder_repeats)
 
 
 def _nearest_folder(folder: Path) -> str:
@@ -73,7 +75,10 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
     if found:
         return f'set dataset_param.index to "{found[0]}"'
     cure = "put one folder of images per class there, or name an index with image_path,label"
-    if any(_is_image(entry.name) and not is_hidden(entry.name) for entry in _entries(folder)):
+    loose = [entry.name for entry in _entries(folder) if _is_image(entry.name) and not is_hidden(entry.name)]
+    if images_of_lost_folders(loose):
+        return f"their names have backslashes, which are no folders here: {CURE_OF_LOST_FOLDERS}"
+    if loose:
         cure += "; or set dataset_param.single_class to true: all images there are of one class"
     return cure
 
@@ -81,7 +86,9 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 # --- folders ---------------------------------------------------------------------------------------------------
 
 
-def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = ()) -> Listing:
+def of_folders(
+    folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = (), folder_repeats: bool | None = None
+) -> Listing:
     """Take every sub-folder with images as a class; hidden ones are not classes."""
     left_out = left_out or _Remainder()
     images = {
@@ -91,6 +98,8 @@ def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[
     classes = [directory for directory, found in images.items() if found]
     names = composed(path.name for path in classes)
     _check_told_apart(folder, names)
+    if repeated := split_names(names, folder_repeats, kept):
+        names = tuple(name for _, name in repeated)
     labels = labels_of(names, str(folder), lambda number: str(classes[number]), kept=kept)
     rows = [
         (str(image.relative_to(folder)), label)
@@ -98,7 +107,11 @@ def of_folders(folder: Path, left_out: _Remainder | None = None, kept: Sequence[
         for image in images[own]
     ]
     left_out.add_loose(_entries(folder))
-    notes = [*left_out.notes(), *labels.notes]
+    lost = images_of_lost_folders(path for path, _ in rows)
+    if lost and len(classes) == 1:
+        raise DataError(f"{folder / lost[0]}", f"and {len(lost) - 1} others have a backslash in their name, so that "
+                        f"all images are of the one class {names[0]}", CURE_OF_LOST_FOLDERS)  # fmt: skip
+    notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
     if empty := [directory.name for directory, found in images.items() if not found]:
         notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
                      f"{', ...' if len(empty) > NAMES_SHOWN else ''}")  # fmt: skip
@@ -112,7 +125,18 @@ def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
     """Take every image below the folder as one class, named like the folder."""
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
-    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), tuple(left_out.notes()))
+    notes = (*left_out.notes(), *_note_of_lost_folders(images_of_lost_folders(path for path, _ in rows)))
+    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), notes)
+
+
+def images_of_lost_folders(paths: Iterable[str]) -> list[str]:
+    """Return the images whose folders became part of their names when an archive from Windows was unpacked."""
+    return [path for path in paths if "\\" in os.path.basename(path)]
+
+
+def _note_of_lost_folders(lost: list[str]) -> list[str]:
+    return [f"warning: {len(lost):,} image(s) have a backslash in their name, which is no folder here: {lost[0]}; "
+            f"if these were folders, {CURE_OF_LOST_FOLDERS}"] if lost else []  # fmt: skip
 
 
 def class_folders(folder: Path) -> list[Path]:

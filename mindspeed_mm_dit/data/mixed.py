@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import BucketOrder, lines
 from mindspeed_mm_dit.data.draws import Stream, generator
-from mindspeed_mm_dit.data.order import Order, SampleOrder
+from mindspeed_mm_dit.data.order import Order, RepeatedOrder, SampleOrder
 from mindspeed_mm_dit.data.rows import Read, Rows, Visuals
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -148,13 +148,14 @@ class MixedOrder(BucketOrder):
     def __init__(
         self,
         members: Sequence[np.ndarray],
-        orders: Sequence[BucketOrder],
+        orders: Sequence[Order],
+        group: int,
         weights: Sequence[int],
         seed: int,
         shuffle: bool,
         costs: np.ndarray,
     ) -> None:
-        self.group, self._costs = orders[0].group, costs
+        self.group, self._costs = group, costs
         self._members, self._orders, self._weights = members, orders, np.array(weights)
 
         def plan(period: int) -> np.ndarray:
@@ -183,13 +184,16 @@ class MixedOrder(BucketOrder):
 
 def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
     """Return the order of ``rows``; ``held_out``: for validation, which leaves no row out."""
+    if rows.repeats is not None and not held_out:
+        once = replace(rows.subset(rows.entries), repeats=None)
+        return RepeatedOrder(order_of(once, param, seed, shuffle), rows.entries)
     if rows.shapes is None:
         return SampleOrder(len(rows), seed, shuffle)
-    costs = rows.shapes.prod(1)
     if isinstance(param, MixedParam) and not held_out:
-        orders = [BucketOrder(_buckets(part), param.bucket_group, seed, shuffle) for part in parts_of(rows)]
-        return MixedOrder(rows.facts.members(), orders, param.weights, seed, shuffle, costs)
-    return BucketOrder(_buckets(rows), param.bucket_group, seed, shuffle, held_out, costs)
+        orders = [order_of(part, own, seed, shuffle) for part, own in zip(parts_of(rows), param.sources)]
+        members, costs = rows.facts.members(), rows.shapes.prod(1)
+        return MixedOrder(members, orders, param.bucket_group, param.weights, seed, shuffle, costs)
+    return BucketOrder(_buckets(rows), param.bucket_group, seed, shuffle, held_out, rows.shapes.prod(1))
 
 
 def _buckets(rows: Rows) -> np.ndarray:
@@ -200,7 +204,8 @@ def _buckets(rows: Rows) -> np.ndarray:
 
 def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
     """Return the lines a run prints about its buckets, per source if there are several."""
-    found = [lines(part.shapes, param.bucket_group) for part in parts_of(rows) if part.shapes is not None]
+    parts = [part for part in parts_of(rows) if part.shapes is not None]
+    found = [lines(part.shapes[part.entries], param.bucket_group) for part in parts]  # type: ignore[index]
     if not isinstance(param, MixedParam):
         return [line for own in found for line in own]
     return [

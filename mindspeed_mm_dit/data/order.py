@@ -89,6 +89,26 @@ class SampleOrder(Order):
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
 
+class RepeatedOrder(Order):
+    """An order of entries, several of which may be one row."""
+
+    def __init__(self, order: Order, entries: np.ndarray) -> None:
+        """``order``: of the entries; ``entries`` (E,): the row of each."""
+        self._order, self._entries = order, entries
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def images(self, sample_indices: np.ndarray) -> np.ndarray:
+        return self._entries[self._order.images(sample_indices)]
+
+    def check(self, micro_batch_size: int, start: int = 0) -> None:
+        self._order.check(micro_batch_size, start)
+
+    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+        return self._order.micro_batches(start, size, rank, ranks, rounds)
+
+
 def micro_batches(
     start: int, micro_batch_size: int, rank: int, world_size: int, rounds: int | None = None
 ) -> Iterator[np.ndarray]:

@@ -42,8 +42,12 @@ class Rows:
     the size in data.json."""
     sizes: np.ndarray | None = None
     """The same for each file before scaling, (N, 2 or 3); None if unknown or without ``shapes``."""
+    repeats: np.ndarray | None = None
+    """(N,) int64: how often an epoch takes each row to train on; None if once."""
     cached: np.ndarray | None = None
     """(N,) int64: row number in the cache that data.json names; None without a cache."""
+    files: Sequence[str] = ()
+    """Files that the rows are read from, if they are others than ``paths``."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -58,6 +62,11 @@ class Rows:
         """Captions of each row; one is drawn each time."""
         return self.items["caption"]
 
+    @property
+    def entries(self) -> np.ndarray:
+        """Row of each sample of an epoch to train on, ascending, (E,) int64."""
+        return np.repeat(np.arange(len(self)), 1 if self.repeats is None else self.repeats)
+
     def subset(self, rows: np.ndarray) -> Rows:
         """Return the rows numbered ``rows`` (n,)."""
         return dataclasses.replace(
@@ -67,6 +76,7 @@ class Rows:
             facts=_chosen(self.facts, rows),
             shapes=_chosen(self.shapes, rows),
             sizes=_chosen(self.sizes, rows),
+            repeats=_chosen(self.repeats, rows),
             cached=_chosen(self.cached, rows),
         )
 
@@ -118,6 +128,8 @@ class Wanted:
     """Decode every file, however many there are."""
     classes: Sequence[str] = ()
     """Class names of a run that goes on: the same set of names keeps its numbers."""
+    frame_rate: float | None = None
+    """Frames per second of the model's videos; None if it has no rate."""
 
 
 def note_of_left_out(counts: Counter[str]) -> list[str]:

@@ -77,6 +77,11 @@ class ShardRows(Sequence[str]):
         file, row, _ = self._place(number)
         return f"{file}: row {row}"
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of all shards."""
+        return tuple(map(str, self._files))
+
     def content(self, number: int) -> bytes:
         """Return the file of an image; raises UnusableFile."""
         file, _, (first, second) = self._place(number)
@@ -159,8 +164,7 @@ def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, 
 def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
     if not is_folder(folder):
         raise DataError(f"dataset_param.data_folder = {folder}", no_folder(folder), "correct the path in data.json")
-    files = sorted(path for path in folder.rglob("[!.]*") if path.suffix.lower() == kind.suffix)
-    chosen = [path for path in files if path.name.startswith(param.split or "")]
+    chosen = shard_files(folder, param)
     if not chosen:
         begin = f", and whose names begin with {param.split!r}" if param.split else ""
         raise DataError(f"dataset_param.data_folder = {folder}", f"holds no files that end in {kind.suffix}{begin}")
@@ -172,6 +176,12 @@ def _files_of(folder: Path, kind: Kind, param: DatasetParam) -> list[Path]:
             f'name one: "split": "{"train" if "train" in splits else splits[0]}"',
         )
     return chosen
+
+
+def shard_files(folder: Path, param: DatasetParam) -> list[Path]:
+    """Return the shards of ``param`` in ``folder``, sorted."""
+    files = sorted(path for path in folder.rglob("[!.]*") if path.suffix.lower() == KINDS[param.dataset_type].suffix)
+    return [path for path in files if path.name.startswith(param.split or "")]
 
 
 def _size_of(file: Path) -> int:

@@ -10,8 +10,8 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.data.clip_reader import ClipReader
-from mindspeed_mm_dit.data.clips import open_clips, provide_clips
-from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards
+from mindspeed_mm_dit.data.clips import clips_as_listed, open_clips, provide_clips
+from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards, shards_as_listed
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of
 from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
@@ -55,8 +55,8 @@ def _provide_mixed(param: MixedParam) -> None:
 
 
 IMAGE_FOLDER = Source(DatasetParam, open_folder, _images, as_listed=as_listed)
-SHARDS = Source(DatasetParam, open_shards, _images)
-CLIPS = Source(ClipsParam, open_clips, ClipReader, provide_clips)
+SHARDS = Source(DatasetParam, open_shards, _images, as_listed=shards_as_listed)
+CLIPS = Source(ClipsParam, open_clips, ClipReader, provide_clips, clips_as_listed)
 MIXED = Source(MixedParam, _open_mixed, _mixed, _provide_mixed)
 SOURCES = Joined[Source]("data set")
 

@@ -18,6 +18,8 @@ from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.source import ColorProfiles
 from mindspeed_mm_dit.data.colours import find_profile, in_srgb
+from mindspeed_mm_dit.data.png_metadata import read_late_metadata
+from mindspeed_mm_dit.data.transparency import flatten, opacity_of, scale_transparent_color
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -72,6 +74,8 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
         with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
             _check_form(image, *sides(size))
             find_profile(image)
+            read_late_metadata(image)
+            scale_transparent_color(image)
             yield image
     except UnusableFile:
         raise
@@ -122,12 +126,18 @@ def load_pixels(
     """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
 
     size: (H, W), or the side of a square. The EXIF orientation is applied, and an embedded colour profile unless
-    ``color_profiles`` is "ignore"; 16-bit grey is scaled to 8 bits.
+    ``color_profiles`` is "ignore"; 16-bit grey is scaled to 8 bits, and transparent pixels show a white background.
     Raises UnusableFile.
     """
     with open_image(path, size) as image:
         pixels = np.asarray(center_crop(_plain(image, channels, color_profiles), size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def still_size(path: str | Path, size: int) -> Size:
+    """Return (H, W) of an image file from its header, upright; ``size``: as in ``load_still``. Raises UnusableFile."""
+    with open_image(path, size) as image:
+        return upright_size(image)
 
 
 def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "convert") -> np.ndarray:
@@ -145,30 +155,37 @@ def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "con
 
 def _plain(image: Image.Image, channels: int, color_profiles: ColorProfiles) -> Image.Image:
     """Return an image upright, with 8 bits a channel, in grey (1 channel) or RGB (3)."""
-    image = _upright(_of_8_bits(image))
-    return (in_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels])
+    image = _upright(of_8_bits(image))
+    opacity = opacity_of(image)
+    return flatten((in_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels]), opacity)
 
 
 def _is_of_16_bits(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
-def _of_8_bits(image: Image.Image) -> Image.Image:
+def of_8_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey to 8 bits; Pillow's own conversion would clip it to white."""
     if not _is_of_16_bits(image):
         return image
-    scaled = Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
-    scaled.info = image.info  # with the EXIF data and the profile
+    levels = np.asarray(image).astype(np.uint32)
+    scaled = Image.fromarray(((levels + 128) // 257).astype(np.uint8))
+    scaled.info = image.info.copy()  # with the EXIF data and the profile
+    if (transparent := scaled.info.pop("transparency", None)) is not None:
+        scaled.putalpha(Image.fromarray(np.where(levels == transparent, 0, 255).astype(np.uint8)))
     return scaled
 
 
 def upright_size(image: Image.Image) -> Size:
     """Return (H, W) of an image after its EXIF orientation, as far as the data read so far tells."""
+    width, height = image.size
     try:
         turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)  # (a PNG's would decode)
+        if turned and image.format == "TIFF":  # (whose size some versions of Pillow turn)
+            width, height = (image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength))  # type: ignore[attr-defined]
     except Exception:  # (as below)
         turned = False
-    return (image.width, image.height) if turned else (image.height, image.width)
+    return (width, height) if turned else (height, width)
 
 
 def _upright(image: Image.Image) -> Image.Image:

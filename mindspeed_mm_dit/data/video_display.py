@@ -12,6 +12,7 @@ from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.clips import Display
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS
+from mindspeed_mm_dit.data.transparency import BACKGROUND, flattened_frame
 
 BT709_FROM = (577, 1280)
 """A video that names no matrix is in BT.709 from this height or width on, as mpv has it; a smaller one in BT.601."""
@@ -57,8 +58,9 @@ class Screen:
             self._graph, self._layout = self._converter(frame, matrix), layout
         self._graph.vpush(frame)
         pixels = self._graph.vpull().to_ndarray()
+        self._is_transparent = pixels.shape[2] == 4 and pixels[..., 3].min() < 255
         if self._as_player:
-            return np.ascontiguousarray(_upright(pixels, frame.side_data.get("DISPLAYMATRIX")))
+            return np.ascontiguousarray(_upright(flattened_frame(pixels), frame.side_data.get("DISPLAYMATRIX")))
         return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
 
     def _matrix_of(self, frame: Any) -> str:
@@ -83,7 +85,7 @@ class Screen:
         return graph.link_nodes(
             graph.add("buffer", video_size=size, pix_fmt=frame.format.name, time_base="1/1", **colours),
             graph.add("scale", w=width, h=height, in_color_matrix=matrix, flags="bilinear", threads="1"),
-            graph.add("format", "rgb24"),
+            graph.add("format", "rgba" if self._as_player and _has_opacity(frame) else "rgb24"),
             graph.add("buffersink"),
         )
 
@@ -99,6 +101,12 @@ class Screen:
             yield "with pixels that are not square"
         if "DISPLAYMATRIX" in first.side_data:
             yield "turned or mirrored"
+        if self._is_transparent:
+            yield f"on a {BACKGROUND} background where they are transparent"
+
+
+def _has_opacity(frame: Any) -> bool:
+    return any(component.is_alpha for component in frame.format.components)
 
 
 def _squared(size: Size, ratio: Fraction | None) -> Size:

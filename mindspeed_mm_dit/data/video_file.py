@@ -107,32 +107,51 @@ def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
     """Open a file and the stream of its film. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
-    av = pyav()
     if check_file(path) == 0:
         raise UnusableFile("is empty")
-    # PyAV before 19 stops at a title that is not in UTF-8; since then it reads any, and has no such setting.
-    tolerant = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
     try:
-        with av.open(str(path), **tolerant) as container:
-            yield container, _film_of(container)
+        with _container(path) as container:
+            yield container, _film_of(container, path)
     except UnusableFile:
         raise
     except Exception as error:  # a decoder can raise anything on damaged bytes
         raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
 
 
-def _film_of(container: Any) -> Any:
-    """Return the first video stream that is no cover, one marked as default before others; raises UnusableFile."""
+def _container(path: str | Path) -> Any:
+    av = pyav()
+    # PyAV before 19 stops at a title that is not in UTF-8; since then it reads any, and has no such setting.
+    tolerant = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+    return av.open(str(path), **tolerant)
+
+
+def _film_of(container: Any, path: str | Path) -> Any:
+    """Return the first video stream that is no cover or still, one marked as default before others.
+
+    Raises UnusableFile.
+    """
     if not container.streams.video:
         raise UnusableFile("holds no video, or is damaged")
     marks = pyav().stream.Disposition
     films = [stream for stream in container.streams.video if not stream.disposition & marks.attached_pic]
     if not films:
         raise UnusableFile("holds no video but a cover picture")
-    film = max(films, key=lambda stream: bool(stream.disposition & marks.default))
+    films.sort(key=lambda stream: not stream.disposition & marks.default)
+    film = container.streams[_first_moving(path, [stream.index for stream in films])] if films[1:] else films[0]
     if film.codec_context is None:  # (PyAV would take the process down with it)
         raise UnusableFile("cannot be decoded: its codec is unknown here")
     return film
+
+
+def _first_moving(path: str | Path, indices: list[int]) -> int:
+    """Return the first of the streams ``indices`` with more than one packet; the first of all if none has."""
+    with _container(path) as container:
+        counts = dict.fromkeys(indices, 0)
+        for packet in container.demux([container.streams[index] for index in indices]):
+            counts[packet.stream.index] += bool(packet.size)
+            if counts[indices[0]] > 1:
+                break
+    return max(indices, key=lambda index: counts[index] > 1)
 
 
 def _frames(container: Any, stream: Any) -> Iterator[Any]:

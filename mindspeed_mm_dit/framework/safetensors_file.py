@@ -6,6 +6,8 @@ The file holds the length of a JSON header (8 bytes), the header (name -> dtype,
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,26 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def read_safetensors_file(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_safetensors_file(
+    path: str | Path,
+    select: Callable[[Collection[str]], Collection[str]] = lambda names: names,
+    most_entries: int = sys.maxsize,
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays, as views of the file, and the metadata of its header; bfloat16 and float8 come as float32.
 
+    select: returns which of the names in the file to read.
+
     Raises:
-        CheckpointError: no such file, cut short, not of this format, or of a dtype that is not read here.
+        CheckpointError: no such file, cut short, not of this format, of a dtype that is not read here, or an array of
+            more than ``most_entries``.
     """
     try:
         header = read_safetensors_header(path)
         data = np.memmap(path, np.uint8, "c").view(np.ndarray)[header.start :]
-        return {name: _array(data, f"{path}: {name}", entry) for name, entry in header.tensors.items()}, header.metadata
+        tensors = {name: header.tensors[name] for name in select(header.tensors)}
+        if large := [name for name, entry in tensors.items() if math.prod(entry["shape"]) > most_entries]:
+            raise ValueError(f"{large[0]} has more than {most_entries:,} entries")
+        return {name: _array(data, f"{path}: {name}", entry) for name, entry in tensors.items()}, header.metadata
     except UnusableFile as problem:
         raise CheckpointError(str(path), str(problem), "copy or download it again") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

@@ -111,15 +111,22 @@ class _Archive:
             return np.frombuffer(self._archive.read(info), np.uint8)
         if bytes(self._bytes[info.header_offset :][:4]) != b"PK\3\4" or info.header_offset < 0:
             raise zipfile.BadZipFile(f"{name} is not where its index says")
-        name_size, extra_size = struct.unpack(
-            "<HH", bytes(self._bytes[info.header_offset + 26 : info.header_offset + 30])
-        )
-        start = info.header_offset + 30 + name_size + extra_size
+        header = bytes(self._bytes[info.header_offset :][:_HEADER_BYTES])
+        start = _start_of_member(header, info.header_offset)
         return self._bytes[start : start + info.file_size]
 
     def has_big_endian_numbers(self) -> bool:
         """Return whether the writer's machine stored the most significant byte first."""
         return f"{self._prefix}byteorder" in self._archive.namelist() and bytes(self.member("byteorder")) == b"big"
+
+
+_HEADER_BYTES = 30
+
+
+def _start_of_member(header: bytes, offset: int) -> int:
+    """Return where the bytes of an archive's member begin whose own header is at ``offset``."""
+    name_size, extra_size = struct.unpack("<HH", header[26:_HEADER_BYTES])
+    return offset + _HEADER_BYTES + int(name_size) + int(extra_size)
 
 
 def check_pickle(content: bytes) -> None:
@@ -279,6 +286,79 @@ class _NameUnpickler(_TensorUnpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         return None
+
+
+def check_torch_load(file: BinaryIO) -> None:
+    """Raise an Exception for a file with which ``torch.load(weights_only=True)`` could leave its memory, or damaged.
+
+    Before 2.10 PyTorch sets items of whatever a pickle names, tensors too, and believes a pickle about the size of a
+    storage (CVE-2026-24747). Here a pickle may set items of dicts and lists alone, and an archive must have the bytes
+    that it speaks of. Nothing is built.
+    """
+    file.seek(0)
+    is_archive = file.read(4) == b"PK\3\4"
+    file.seek(0)
+    if is_archive:
+        _check_archive(file)
+    else:  # a magic number, a version, facts of the machine, the content, the names of the storages that follow
+        try:
+            begins_right = _CheckingUnpickler(file, None).load() == _MAGIC
+        except _DAMAGED:
+            begins_right = False
+        if not begins_right:
+            raise LookupError("it is no file of PyTorch")
+        for _ in range(4):
+            _CheckingUnpickler(file, None).load()
+    file.seek(0)
+
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+"""First number in files from before PyTorch 1.6."""
+
+
+def _check_archive(file: BinaryIO) -> None:
+    with zipfile.ZipFile(file) as archive:
+        members, comment = archive.infolist(), archive.comment
+    folder = members[0].filename.partition("/")[0] + "/"
+    is_plain = all(info.filename.startswith(folder) and not info.compress_type for info in members)
+    if comment or not is_plain or len({info.filename.lower() for info in members}) < len(members):
+        raise pickle.UnpicklingError("it is no archive as PyTorch writes them")
+    by_name = {info.filename.removeprefix(folder): info for info in members}
+    content = by_name["data.pkl"]
+    file.seek(content.header_offset)
+    file.seek(_start_of_member(file.read(_HEADER_BYTES), content.header_offset))
+    pickled = io.BytesIO(file.read(content.file_size))  # (by hand: the archives of DCP have no check sums)
+    _CheckingUnpickler(pickled, {name: info.file_size for name, info in by_name.items()}).load()
+
+
+class _WithoutItems(_Inert):
+    """Stands for an object whose items no pickle may set."""
+
+    __setitem__ = None  # type: ignore[assignment]
+
+
+class _CheckingUnpickler(pickle._Unpickler):
+    """An unpickler that builds nothing but plain containers; ``sizes``: bytes of the members of an archive."""
+
+    def __init__(self, file: BinaryIO, sizes: Mapping[str, int] | None) -> None:
+        super().__init__(file)
+        self._sizes = sizes
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for ``name``."""
+        if module in ("torch", "torch.storage") and name.endswith("Storage"):
+            return name
+        is_dict = module == "collections" and name in ("OrderedDict", "Counter", "defaultdict")
+        return type(name, (_Dict if is_dict else _WithoutItems,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Check that a storage is as large as the pickle says."""
+        _, kind, key, _, count, *_ = pid
+        if self._sizes is not None:
+            size = np.dtype(_DTYPES[kind]).itemsize * count
+            if type(count) is not int or not 0 <= size <= self._sizes[f"data/{key}"]:
+                raise pickle.UnpicklingError(f"storage {key} is said to have {count} numbers, and has fewer")
+        return _WithoutItems()
 
 
 def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> np.ndarray:

@@ -38,12 +38,16 @@ from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.changes import check_kept
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.trackers.registry import check_trackers
 from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
+
+MOST_PROMPTS = 100
+"""Prompts of --sample-prompts: each is sampled in every grid."""
 
 
 @dataclass(frozen=True)
@@ -212,8 +216,10 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
-    """Return ``args`` with the sampler of its report; raises ConfigError for a report that could not be made."""
+    """Return ``args`` with the sampler of its report; raises ConfigError for samples that could not be made."""
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    if args.sample_prompts is not None:
+        _check_prompts(args.sample_prompts, model)
     if not args.report:
         return args
     if not args.save:
@@ -227,6 +233,17 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
             raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
         raise
     return replace(args, report_sampler=name)
+
+
+def _check_prompts(file: str, model: ModelConfig) -> None:
+    prompts, conditions = read_prompts("--sample-prompts", file), model.predictor.conditions
+    if "caption" not in conditions.items or conditions.needs_frames:
+        words = "begins with an image" if conditions.needs_frames else "is steered by no text"
+        raise ConfigError(f"--sample-prompts = {file}", f"this model {words}", "leave it out")
+    if len(prompts) > MOST_PROMPTS:
+        raise ConfigError(f"--sample-prompts = {file}", f"holds {len(prompts):,} prompts, more than {MOST_PROMPTS}",
+                          "keep those that show most")  # fmt: skip
+    check_prompts_fit(model, prompts, "--sample-prompts")
 
 
 def check_outputs(args: RunConfig) -> None:

@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.cache_before import text_made_by
 from mindspeed_mm_dit.data.cache_index import check_same
+from mindspeed_mm_dit.data.cache_sources import check_sources
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.labels import check_labels
 from mindspeed_mm_dit.data.rows import Wanted
@@ -49,7 +50,8 @@ def open_data(
     problems = tuple(partial(caption_problems, tokenizer) for tokenizer in tokenizers)
     num_classes = conditions.label.num_classes if conditions.label else None
     check_feature_widths(model)
-    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes))
+    rate = model.predictor.frame_rate
+    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes, rate))
     return _checked(Opened(model, param, rows, tokenizers))
 
 
@@ -194,8 +196,11 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
         for part in condition.parts if isinstance(condition, TextCondition) else ():
             _check_kept(what, cache, part)
     check_text_widths(model)
-    rows = source_of(param).as_listed(param, cache.rows(param.data_folder))
-    return _checked(Opened(model, param, rows, cache=cache))
+    rows = cache.rows(param.data_folder)
+    if cache.index.lists_files:
+        rows = source_of(param).as_listed(param, rows)
+    notes = check_sources(cache.folder, param.cache_key, param.data_folder, rows.files)
+    return _checked(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
 
 
 def _check_kept(what: str, cache: Cache, condition: Any) -> None:

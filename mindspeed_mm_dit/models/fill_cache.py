@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.data.cache import NULL, ROWS
 from mindspeed_mm_dit.data.cache_index import INDEX, CacheIndex, KeptText, check_same
 from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
+from mindspeed_mm_dit.data.cache_sources import SOURCES, digest_of_sources, source_files, sources_json
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.rows import Visuals
 from mindspeed_mm_dit.data.samples import Opened
@@ -77,7 +78,9 @@ class CacheWriter:
         conditions = opened.model.predictor.conditions
         self._texts = [part for own in conditions if isinstance(own, TextCondition) for part in own.parts]
         kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
-        found = {**made_by(opened.model, opened.param), "rows": rows.digest}
+        self._sources = source_files(rows, opened.param.data_folder)
+        sources = digest_of_sources(self._sources)
+        found = {**made_by(opened.model, opened.param), "rows": rows.digest, "sources": sources}
         self._conditions = opened.model.predictor.conditions
         names = self._conditions.kept(opened.param.beside)
         frames, tokens = ([name for name in names if (name == "frame_mean") is of] for of in (True, False))
@@ -272,6 +275,7 @@ class CacheWriter:
             replace_file(self.folder / NULL, lambda aside: save_file(null, aside, self._metadata))
         lines = "".join(json.dumps(row) + "\n" for row in self._rows())
         replace_file(self.folder / ROWS, lambda aside: aside.write_text(lines, encoding="utf-8"))
+        replace_file(self.folder / SOURCES, lambda aside: aside.write_text(sources_json(self._sources)))
         index = json.dumps(asdict(self.index), indent=1) + "\n"
         replace_file(self.folder / INDEX, lambda aside: aside.write_text(index, encoding="utf-8"))
         return True

@@ -19,6 +19,9 @@ from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.framework.paper.tensor import Tensor
 from mindspeed_mm_dit.framework.paper.trace import Trace, recording
 
+_OF_FRAMEWORKS = ("named_parameters", "parameters_and_names", "requires_grad")
+"""Attributes of PyTorch's modules, of MindSpore's cells, and of tensors of both."""
+
 
 def parameters_of(model: ModelConfig | PredictorConfig) -> Parameters:
     """Return the parameters of a network; those of a model as it is tuned: adapters added, frozen ones marked."""
@@ -96,7 +99,32 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: Way | None, r
 def _network(predictor: PredictorConfig) -> Any:
     kind = on_paper(predictor.network)
     with _named(predictor, f"{kind.__name__}(config)"):
-        return kind(predictor)
+        network = kind(predictor)
+    _check_layers(predictor, network)
+    return network
+
+
+def _check_layers(predictor: PredictorConfig, network: Any) -> None:
+    """Raise ConfigError if a network, or a part of it, is a module or a tensor of PyTorch or MindSpore itself."""
+    parts = {"the network": network}
+    if isinstance(network, nn.Module):
+        modules = network.named_modules()
+        parts = {
+            f"{name}.{part}".lstrip("."): value for name, module in modules for part, value in vars(module).items()
+        }
+    for name, value in parts.items():
+        is_foreign = value is network or any(hasattr(value, attribute) for attribute in _OF_FRAMEWORKS)
+        if isinstance(value, nn.Module) or not is_foreign:
+            continue
+        bases = (base for base in type(value).__mro__ if base.__module__.partition(".")[0] in ("torch", "mindspore"))
+        kind = next(bases, type(value))
+        raise ConfigError(
+            f"predictor {predictor.model_id!r}: {predictor.network}",
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, and plans, initial weights and checkpoints are made "
+            "from layers of mindspeed_mm_dit.framework alone",
+            "replace `from torch import nn` by `from mindspeed_mm_dit.framework import nn, ops`; the layers have the "
+            "same names (docs/extending.md, A predictor)",
+        )
 
 
 @contextmanager
@@ -112,7 +140,8 @@ def _named(predictor: PredictorConfig, called: str) -> Iterator[None]:
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
             f"fails on paper, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
-            f"it is called as {called}",
+            f"it is called as {called}; on paper it can use the nn and ops of mindspeed_mm_dit.framework alone, which "
+            "mindspeed_mm_dit/framework/contract.py lists",
         ) from error
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES, PretrainedAutoencoderConfig
-from mindspeed_mm_dit.configs.files import UnusableFile, WeightFile, read_safetensors_header, weight_file_in
+from mindspeed_mm_dit.configs.files import (
+    UnusableFile,
+    WeightFile,
+    check_model_folder,
+    read_safetensors_header,
+    weight_file_in,
+)
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.torch_file import names_in_torch_file
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.torch_file import names_in_torch_file, read_torch_file
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -31,15 +40,55 @@ def check_weights(setting: str, folder: Path) -> None:
 
     Raises ConfigError if its files name code.
     """
+    check_model_folder(setting, folder)
     check_names_no_code(setting, folder)
     num_tensors = 0
     for file in _parts(weights_of_transformers(setting, folder).path, setting):
         try:
             is_new = file.suffix == ".safetensors"
-            num_tensors += len(read_safetensors_header(file).tensors if is_new else names_in_torch_file(file))
+            tensors = (
+                read_safetensors_header(file).tensors if is_new else {name: {} for name in names_in_torch_file(file)}
+            )
         except (UnusableFile, OSError) as problem:
             raise CheckpointError(f"{setting} = {file}", str(problem), "copy or download it again") from None
+        num_tensors += len(tensors)
+        for name, dtype in ((name, str(entry.get("dtype", "F32"))) for name, entry in tensors.items()):
+            if name.endswith(".weight") and not dtype.startswith(("F", "BF")):
+                reason = f"weight {name} is stored in {shown(dtype)}, which is not read here"
+                raise CheckpointError(f"{setting} = {file}", reason, "use a folder in bfloat16")
     _check_sizes(setting, folder / "config.json", num_tensors)
+
+
+def read_tensors(setting: str, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the tensors in a transformers ``folder``; those of few bits come as float32."""
+    for file in _parts(weights_of_transformers(setting, folder).path, setting):
+        if file.suffix == ".safetensors":
+            yield from read_safetensors_file(file)[0].items()
+        elif names_in_torch_file(file):  # (none in files from before PyTorch 1.6)
+            yield from read_torch_file(file).items()
+
+
+def are_equal_if_stored(setting: str, folder: Path, names: Collection[str]) -> bool:
+    """Return whether those of the tensors ``names`` that a transformers ``folder`` holds have the same bytes."""
+    stored: list[tuple[Any, np.ndarray]] = []
+    for file in _parts(weights_of_transformers(setting, folder).path, setting):
+        if file.suffix == ".safetensors":
+            header = read_safetensors_header(file)
+            data = np.memmap(file, np.uint8, "r")[header.start :]
+            entries = [header.tensors[name] for name in names if name in header.tensors]
+            stored += [((e["dtype"], e["shape"]), data[slice(*e["data_offsets"])]) for e in entries]
+        elif set(names).intersection(names_in_torch_file(file)):
+            arrays = [array for name, array in read_torch_file(file).items() if name in names]
+            stored += [((array.dtype, array.shape), array.reshape(-1).view(np.uint8)) for array in arrays]
+    return all(
+        kind == stored[0][0] and all(np.array_equal(data[i : i + _CHUNK], stored[0][1][i : i + _CHUNK])
+                                     for i in range(0, len(data), _CHUNK))
+        for kind, data in stored[1:]
+    )  # fmt: skip
+
+
+_CHUNK = 1 << 26
+"""Bytes that are compared at once."""
 
 
 def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:

@@ -22,8 +22,7 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
 from mindspeed_mm_dit.models.on_paper import adapters_of
-from mindspeed_mm_dit.models.pretrained import check_weights
-from mindspeed_mm_dit.models.teacher import TeacherKind
+from mindspeed_mm_dit.models.teacher import TeacherKind, check_vision_files
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
@@ -154,7 +153,7 @@ def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
     if config.image_encoder is not None:
         check_framework(config.image_encoder)
         _check_image_tokens(config.image_encoder, config.predictor.conditions.image_tokens)
-        check_weights(config.image_encoder.setting, config.image_encoder.folder)
+        check_vision_files(config.image_encoder)
 
 
 def _check_image_tokens(encoder: ImageEncoderConfig, taken: ImageTokens) -> None:

@@ -6,8 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_mm_dit.configs.teacher import Dinov2Config, SiglipConfig, TeacherConfig, TransformersTeacherConfig
-from mindspeed_mm_dit.models.pretrained import check_weights
+import numpy as np
+
+from mindspeed_mm_dit.configs.teacher import (
+    Dinov2Config,
+    SiglipConfig,
+    TeacherConfig,
+    TransformersTeacherConfig,
+    TransformersVisionConfig,
+)
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
 
 Tensor = Any
 
@@ -31,10 +40,18 @@ def _build(config: TransformersTeacherConfig, side: int) -> Any:
     return TransformersTeacher(config, side)
 
 
-def _check_files(config: TransformersTeacherConfig) -> None:
+def check_vision_files(config: TransformersVisionConfig) -> None:
+    """Raise a UserError unless the weights of a vision transformer are whole, finite, and of config.json's patches."""
     config.width()
-    check_weights("teacher.from_pretrained", config.folder)
+    check_weights(config.setting, config.folder)
+    what, patch = f"{config.setting} = {config.folder}", config.number("patch_size")
+    for name, array in read_tensors(config.setting, config.folder):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(what, f"its weight {name} holds numbers that are not finite", "copy the folder again")
+        if array.ndim == 4 and array.shape[-2:] != (patch, patch):  # (the patch embedding is its only convolution)
+            reason = f"config.json has patch_size = {patch}, and the weight {name} is {array.shape}"
+            raise CheckpointError(what, reason, "copy the folder again")
 
 
-DINOV2 = TeacherKind(Dinov2Config, _build, _check_files)
-SIGLIP = TeacherKind(SiglipConfig, _build, _check_files)
+DINOV2 = TeacherKind(Dinov2Config, _build, check_vision_files)
+SIGLIP = TeacherKind(SiglipConfig, _build, check_vision_files)

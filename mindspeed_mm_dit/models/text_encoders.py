@@ -16,27 +16,44 @@ from mindspeed_mm_dit.configs.text_encoder import (
     TransformersTextConfig,
     UMT5Config,
 )
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.models.pretrained import are_equal_if_stored
 from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, check_files, own_tokenizer
 
 _HEADS = ("pooler.", "cls.", "embeddings.position_ids")
 """Prefixes of BERT weights that may be unused: heads of its pre-training, and a table that newer files leave out."""
 
 
+_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
+"""Names of T5's table of tokens, which files may hold once or twice."""
+
+
 def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cure: str, *ids: str,
-          positions: str = "") -> TextEncoderKind:  # fmt: skip
+          positions: str = "", check: Any = check_files) -> TextEncoderKind:  # fmt: skip
     opened = partial(own_tokenizer, model_type=model_type, cure=cure, ids=ids, positions=positions)
-    return TextEncoderKind(config, opened, build, check_files)
+    return TextEncoderKind(config, opened, build, check)
 
 
-def _build_t5(config: TransformersTextConfig, module: str, *spare: str, reads_padding: bool = False) -> Any:
-    """Build an encoder that returns its last hidden states and no pooled vector."""
+def _build_t5(config: TransformersTextConfig, module: str = "UMT5EncoderModel", reads_padding: bool = False) -> Any:
+    """Build an encoder that returns its last hidden states and no pooled vector; a decoder beside it is left out."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    return TransformersEncoder(config, module, partial(_ask_t5, reads_padding), spare)
+    return TransformersEncoder(config, module, partial(_ask_t5, reads_padding), ("decoder.", "lm_head."))
 
 
 def _build_own_t5(config: T5Config) -> Any:
-    return _build_t5(config, "T5EncoderModel", "decoder.", "lm_head.", reads_padding=bool(config.attend_padding))
+    return _build_t5(config, "T5EncoderModel", bool(config.attend_padding))
+
+
+def _check_t5(config: TransformersTextConfig) -> None:
+    """Check the files, and that a table of tokens that they hold twice is the same both times."""
+    check_files(config)
+    if not are_equal_if_stored("text_encoder.from_pretrained", config.folder, _TABLES):
+        raise CheckpointError(
+            f"text_encoder.from_pretrained = {config.folder}",
+            f"holds two different tables of tokens, {' and '.join(_TABLES)}, and the encoder has one",
+            "use the files as they were published",
+        )  # fmt: skip
 
 
 def _ask_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
@@ -98,10 +115,10 @@ def _ask_language_model(layers: tuple[int, ...], network: Any, ids: Any, mask: A
     return ops.cat([found[layer] for layer in layers], 2), None
 
 
-UMT5 = _kind(UMT5Config, partial(_build_t5, module="UMT5EncoderModel"), "umt5",
-             "name the text_encoder/ folder of Wan, or another UMT5", "pad_token_id", "eos_token_id")  # fmt: skip
+UMT5 = _kind(UMT5Config, _build_t5, "umt5", "name the text_encoder/ folder of Wan, or another UMT5",
+             "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
 T5 = _kind(T5Config, _build_own_t5, "t5", "name a text_encoder_2/ folder of FLUX, or another T5",
-           "pad_token_id", "eos_token_id")  # fmt: skip
+           "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
 BERT = _kind(BertConfig, _build_bert, "bert", "name the folder of a BERT, such as sentence-transformers' MiniLM",
              "pad_token_id", positions="max_position_embeddings")  # fmt: skip
 CLIP_TEXT = _kind(CLIPTextConfig, _build_clip, "clip_text_model",

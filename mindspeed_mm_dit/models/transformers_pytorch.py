@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_mm_dit.configs.files import check_model_folder
 from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig, TransformersVisionConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
@@ -123,8 +124,7 @@ def _load(
     settings: dict[str, bool],
 ) -> Any:
     what = f"{section}.from_pretrained = {config.from_pretrained}"
-    if not config.folder.is_dir():
-        raise CheckpointError(what, "there is no such folder; nothing is downloaded", "name the folder of the encoder")
+    check_model_folder(f"{section}.from_pretrained", config.folder)
     try:
         import transformers
     except ImportError as error:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, shown
+from mindspeed_mm_dit.configs.limits import BYTES, MOST_GUIDANCE, number, shown
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.contract import Ask
@@ -50,7 +50,9 @@ class Guidance:
         if self.rescale is not None and self.rescale not in get_args(Rescale):
             raise ConfigError(f"--cfg-rescale = {shown(self.rescale)}", "must be 'token' or 'sample'")
         try:
-            low, high = (number("--cfg-interval", end, 0.0, 1.0) for end in self.interval)
+            low, high = (
+                number("--cfg-interval", end, 0.0, 1.0) for end in self.interval if not isinstance(self.interval, BYTES)
+            )
         except (TypeError, ValueError, ConfigError):
             low, high = 1.0, 0.0
         if low > high:

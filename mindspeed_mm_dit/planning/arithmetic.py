@@ -30,6 +30,14 @@ PEAKS: dict[str, dict[str, float]] = {
 }
 """Ascend parts and CPUs are not listed, because parts of the same name differ too much: use --peak-tflops."""
 
+CARDS = {"4090": 24, "L40S": 48, "H100": 80, "H200": 141, "B200": 192}
+"""GiB of the devices that a plan takes the peak of, where only a memory is known; ascending."""
+
+
+def card_with(gib: float) -> str:
+    """Return the smallest of CARDS with ``gib`` of memory, or the largest of all."""
+    return next((name for name, memory in CARDS.items() if memory >= gib), list(CARDS)[-1])
+
 
 def peak_tflops(device_name: str, precision: str) -> float | None:
     """Return the peak TFLOP/s of a device in ``precision`` "bf16" or "fp32"; None if its name has no known part."""

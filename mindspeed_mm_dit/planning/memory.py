@@ -153,7 +153,7 @@ def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     parameters = parameters_of(model)
     if placement.precision.way == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
-    if placement.shard_ranks == 1 and placement.precision.way is None:
+    if placement.shard_ranks == 1 and placement.precision.way is None and not placement.offloaded:
         return 0
     element = 2 if placement.precision.way == "fsdp2" else 4
     largest = max(map(count, parameters.by_block().values()))

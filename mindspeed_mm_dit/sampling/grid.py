@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.fonts import drawable
 
@@ -34,27 +35,63 @@ def image_of(pixels: np.ndarray) -> Image.Image:
 
 
 def draw_grid(
-    images: np.ndarray, titles: Sequence[str], per_title: int | None = None, least: int = CELL_PIXELS
+    images: np.ndarray | Sequence[np.ndarray],
+    titles: Sequence[str],
+    per_title: int | None = None,
+    least: int = CELL_PIXELS,
 ) -> Image.Image:
-    """Lay out images (N, H, W, 3 or 1) uint8 by title, at most ``per_title`` of each, of at least ``least`` pixels.
+    """Lay out images (H, W, 3 or 1) uint8 by title, at most ``per_title`` of each, of at least ``least`` pixels.
 
-    Rows are in the order in which titles first appear. A title that cannot be drawn is replaced by its number.
+    Rows are in the order in which titles first appear, in columns if each has one line. A title that cannot be drawn is
+    replaced by its number.
     """
-    high, wide = _cell(images.shape[1], images.shape[2], least)
-    numbers = _numbers_of(titles)
-    shown = {number: images[numbers == number][:per_title] for number in range(int(numbers.max()) + 1)}
-    columns, step = min(LINE, max(map(len, shown.values()))), high + GAP_PIXELS
-    texts = _texts(list(dict.fromkeys(titles)))
-    margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
-    grid = Image.new("RGB", (margin + columns * (wide + GAP_PIXELS), _lines(numbers, per_title) * step), "white")
+    cells = [_cell(image.shape[0], image.shape[1], least) for image in images]
+    size = max(high for high, _ in cells), max(wide for _, wide in cells)
+    numbers, texts = _numbers_of(titles), _texts(list(dict.fromkeys(titles)))
+    layout = _Layout.of(numbers, texts, size, per_title)
+    grid = Image.new("RGB", (layout.width * layout.columns, layout.height), "white")
     pen, line = ImageDraw.Draw(grid), 0
     for number, (text, font) in enumerate(texts):
-        pen.text((4, line * step + high // 2), text, fill="black", font=font, anchor="lm")
-        for place, image in enumerate(shown[number]):
-            picture = image_of(image).resize((wide, high), Image.Resampling.NEAREST)
-            grid.paste(picture, (margin + place % LINE * (wide + GAP_PIXELS), (line + place // LINE) * step))
-        line += -(-len(shown[number]) // LINE)
+        column, row = divmod(line, layout.lines)
+        left, top = column * layout.width, row * layout.step
+        pen.text((left + 4, top + size[0] // 2), text, fill="black", font=font, anchor="lm")
+        shown = np.flatnonzero(numbers == number)[:per_title]
+        for position, index in enumerate(shown.tolist()):
+            high, wide = cells[index]
+            picture = image_of(images[index]).resize((wide, high), Image.Resampling.NEAREST)
+            x = left + layout.margin + position % LINE * (size[1] + GAP_PIXELS)
+            grid.paste(picture, (x, top + position // LINE * layout.step))
+        line += -(-len(shown) // LINE)
     return grid
+
+
+class _Layout(NamedTuple):
+    """Sizes of a grid in pixels, and its columns of titles."""
+
+    margin: int
+    """Width of the titles."""
+    width: int
+    """Width of a column of titles with their images."""
+    step: int
+    """Height of a line."""
+    lines: int
+    """Lines of a column."""
+    columns: int
+
+    @property
+    def height(self) -> int:
+        """Height of the grid."""
+        return self.lines * self.step
+
+    @classmethod
+    def of(cls, numbers: np.ndarray, texts: Sequence[tuple[str, Any]], size: Size, per_title: int | None) -> _Layout:
+        """Lay out images of ``size`` with the titles ``numbers``: in columns if each title has one line of its own."""
+        counts = np.minimum(np.bincount(numbers), per_title or len(numbers))
+        margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
+        width, step = margin + min(LINE, int(counts.max())) * (size[1] + GAP_PIXELS), size[0] + GAP_PIXELS
+        total = int((-(-counts // LINE)).sum())
+        columns = max(1, round(math.sqrt(total * step / width))) if total == len(counts) else 1
+        return cls(margin, width, step, -(-total // columns), columns)
 
 
 def captioned(picture: Image.Image, caption: str) -> Image.Image:
@@ -92,7 +129,7 @@ def memory_bytes(path: Path, num_images: int, size: Sequence[int]) -> int:
 
 def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]) -> None:
     """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
-    height = _lines(_numbers_of(titles), None) * (_cell(*size)[0] + GAP_PIXELS)
+    height = _Layout.of(_numbers_of(titles), _texts(list(dict.fromkeys(titles))), _cell(*size), None).height
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
@@ -102,11 +139,6 @@ def _cell(height: int, width: int, least: int = CELL_PIXELS) -> tuple[int, int]:
     """Return height and width of an image in a picture."""
     times = max(1, -(-least // min(height, width)))
     return height * times, width * times
-
-
-def _lines(numbers: np.ndarray, per_title: int | None) -> int:
-    _, counts = np.unique(numbers, return_counts=True)
-    return int((-(-np.minimum(counts, per_title or counts) // LINE)).sum())
 
 
 def _texts(titles: Sequence[str]) -> list[tuple[str, Any]]:

@@ -10,13 +10,23 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.sampling.grid import draw_grid, image_of
+from mindspeed_mm_dit.sampling.grid import draw_grid, image_of, stacked
 from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 
 def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
     """Lay out images (N, H, W, C) in rows by title, or videos (N, F, H, W, C) as strips of their frames; uint8."""
     return draw_grid(samples, titles, per_title) if samples.ndim == 4 else draw_strips(samples, titles)
+
+
+def draw_sizes(parts: Sequence[np.ndarray], titles: Sequence[str], per_title: int | None = None) -> Image.Image:
+    """Lay out samples with ``titles`` in one or several sizes, each of ``parts`` like those of ``draw_samples``.
+
+    Images with a title each stand side by side in all sizes; others below each other, size by size.
+    """
+    if all(samples.ndim == 4 for samples in parts) and len(set(titles)) == len(titles):
+        return draw_grid([image for samples in parts for image in samples], [*titles] * len(parts))
+    return stacked([draw_samples(samples, titles, per_title) for samples in parts])
 
 
 def png_of(image: np.ndarray) -> bytes:

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, o
 from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.shapes import described_by
+from mindspeed_mm_dit.checkpoint.shapes import check_family, described_by
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -89,7 +89,17 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
 
 
 def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
-    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``."""
+    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``.
+
+    Logs what was assumed about them.
+    """
+    adapters = _quietly_loaded(given, config)
+    for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
+        tell(f"note: {note}", sys.stderr)
+    return adapters
+
+
+def _quietly_loaded(given: Sequence[str], config: ModelConfig) -> list[Strong]:
     return read_all(given, parameters_of(config).shapes(), "--lora", config) if given else []
 
 
@@ -191,7 +201,9 @@ def experts(
     """
 
     def reader(checkpoint: str | Path, flag: str, config: ModelConfig, names: Sequence[str]) -> Callable[[], Any]:
-        strong = load_adapters(names, config)
+        strong = (load_adapters if flag == FLAG else _quietly_loaded)(
+            names, config
+        )  # (others are logged with the model)
 
         def read() -> dict[str, np.ndarray]:
             found = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))
@@ -227,6 +239,7 @@ def _as_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
     if told is not None and (differ := settings_that_differ(told, config.predictor)):
         cure = "give the model.json of this network: --model"
         raise CheckpointError(f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differ.values())}", cure)
+    check_family(state.weights, f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
         tell(f"note: {note}", sys.stderr)
     return without_projectors(state.weights)

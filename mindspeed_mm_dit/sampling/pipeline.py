@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.limits import LARGEST, number, path_of, shown, whole_number
+from mindspeed_mm_dit.configs.limits import BYTES, LARGEST, number, path_of, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of
 from mindspeed_mm_dit.data.draws import Stream, coins, normals
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, names_arguments
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_text_widths
@@ -90,6 +90,7 @@ class Samples(Sequence[Any]):
         """Return one picture of all samples: a row for each class or prompt, or a strip of frames for each video."""
         return draw_samples(self.arrays, self.titles)
 
+    @names_arguments(output="path")
     def save(self, path: str | Path, fps: float = FPS) -> str:
         """Write the samples as ``mm-dit sample --output PATH`` does, and return the names of the files.
 
@@ -114,9 +115,11 @@ def _listed(name: str, asked: Any) -> list[Any] | None:
     if own is None or isinstance(own, (str, int, float)):
         return None if own is None else [own]
     try:
-        found = list(own)
+        found = None if isinstance(own, BYTES) else list(own)
     except TypeError:
-        raise ConfigError(f"{name} = {shown(asked)}", "is no list") from None
+        found = None
+    if found is None:
+        raise ConfigError(f"{name} = {shown(asked)}", "is no list")
     if not found:
         raise ConfigError(name, "is empty", "ask for at least one")
     return found
@@ -134,7 +137,7 @@ def _written(size: Any) -> str | None:
     if size is None or isinstance(size, str):
         return size
     own = size.tolist() if hasattr(size, "tolist") else size
-    if not isinstance(own, Sequence) or len(own) != 2:
+    if not isinstance(own, Sequence) or isinstance(own, BYTES) or len(own) != 2:
         raise ConfigError(f"size = {shown(size)}", "is not height and width", 'write (480, 832), or "480x832"')
     return f"{own[0]}x{own[1]}"
 
@@ -201,6 +204,11 @@ class Pipeline:
         """The network, an ordinary module: ``predictor(x_t, t, *condition)``."""
         return self.model.predictor
 
+    @names_arguments(
+        cfg_scale="guidance", cfg_channels="channels", cfg_interval="interval", cfg_rescale="rescale", prompt="prompts",
+        low_noise_cfg_scale="low_noise_guidance", guidance_checkpoint="weaker", num_per_class="num",
+        num_per_prompt="num",
+    )  # fmt: skip
     def sample(
         self,
         classes: Sequence[str | int] | np.ndarray | str | int | None = None,
@@ -245,7 +253,7 @@ class Pipeline:
         after every step with the number of samples it worked on.
 
         Raises:
-            ConfigError: the model cannot generate this; the message names the flags of ``mm-dit sample``.
+            ConfigError: the model cannot generate this; the message names the argument.
         """
         config = resized(self.config, frames, _written(size))
         guidance = _one_of("guidance", guidance, "cfg_scale", cfg_scale)
@@ -264,6 +272,7 @@ class Pipeline:
         titles = tuple(asked.titles(self.classes))
         return Samples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
 
+    @names_arguments(prompt="prompts")
     def loss(
         self,
         pixels: np.ndarray,

@@ -13,13 +13,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
-from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.clip_reader import grey
-from mindspeed_mm_dit.data.transforms import load_still
+from mindspeed_mm_dit.data.transforms import load_still, still_size
+from mindspeed_mm_dit.data.transparency import flatten, opacity_of
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.models.registry import open_tokenizer
+from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.sampling.grid import memory_bytes
 from mindspeed_mm_dit.terminal import plain
 
@@ -32,6 +36,9 @@ FLAGS = {
 """Flags of mm-dit sample, by the condition that they give."""
 
 
+FORWARD_TENSORS = 5
+"""Tensors (tokens, hidden_size) in float32 that a block holds at once, at least: its input, queries, keys, values, and
+what attention returns."""
 MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
 """The most samples that are generated at once; the usual scores take 50,000 images."""
 
@@ -111,7 +118,7 @@ def asked_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
             raise ConfigError("--image", "is needed beside --last-image")
         return [None]
     sides = [
-        [_pixels(one, flag, config.ae.channels) for one in (own if isinstance(own, (list, tuple)) else [own])]
+        [_pixels(one, flag, config) for one in (own if isinstance(own, (list, tuple)) else [own])]
         for flag, own in (("--image", first), ("--last-image", last))
         if own is not None
     ]
@@ -120,13 +127,16 @@ def asked_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
     return list(zip(*sides))
 
 
-def _pixels(image: Any, flag: str, channels: int) -> np.ndarray:
+def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
     """Return an image, or that in a file, as (channels, H, W) uint8."""
+    channels = config.ae.channels
     try:
         if isinstance(image, (str, os.PathLike)):
+            _check_image_size(flag, still_size(Path(image), 1), config)  # (before a large one is decoded)
             image = load_still(Path(image), 1)
         elif not isinstance(image, np.ndarray):
-            image = np.asarray(image.convert("RGB"))
+            _check_image_size(flag, image.size[::-1], config)
+            image = np.asarray(flatten(image.convert("RGB"), opacity_of(image)))
     except UnusableFile as problem:
         raise ConfigError(f"{flag} = {image}", str(problem)) from None
     except AttributeError:
@@ -139,7 +149,7 @@ def _pixels(image: Any, flag: str, channels: int) -> np.ndarray:
 
 def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None:
     """Raise ConfigError unless each sample has the frames it begins and ends with, of a clip's size."""
-    wanted, size = 2 if frames.with_last else 1, (config.ae.channels, *config.sample_size[1:])
+    wanted = 2 if frames.with_last else 1
     for images in asked.values.get("image", [None]):
         if images is None and 1 in (frames.mask_channels, frames.shape[1]):
             continue
@@ -151,11 +161,15 @@ def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None
             flag = "--image" if images is None else "--last-image"
             raise ConfigError(flag, "is needed: the model begins a clip with an image" + " and ends it" * (wanted > 1))
         for flag, image in zip(("--image", "--last-image"), images):
-            if image.shape != size:
-                raise ConfigError(
-                    flag, f"is of {image.shape[1]} x {image.shape[2]} pixels, and the clip of {size[1]} x {size[2]}",
-                    "crop it, or give --size",
-                )  # fmt: skip
+            _check_image_size(flag, image.shape[1:], config)
+
+
+def _check_image_size(flag: str, size: Sequence[int], config: ModelConfig) -> None:
+    height, width = config.sample_size[-2:]
+    if tuple(size) != (height, width):
+        raise ConfigError(
+            flag, f"is of {size[0]} x {size[1]} pixels, and the clip of {height} x {width}", "crop it, or give --size"
+        )
 
 
 def _check_vectors(asked: Asked, conditions: Conditions) -> None:
@@ -181,6 +195,24 @@ def check_amount(what: str, total: int, config: ModelConfig, output: Path) -> No
     if need > available:
         found = f"this machine has {available / 2**30:,.1f} GiB"
         raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {found}", cure)
+
+
+def read_prompts(flag: str, file: str) -> list[str]:
+    """Return the prompts in the text file that ``flag`` names, one per line; raises ConfigError if there are none."""
+    try:
+        lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{flag} = {file}", f"cannot be read: {error}", "name a text file") from None
+    prompts = [line.strip() for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError(f"{flag} = {file}", "holds no prompt", "write a prompt a line")
+    return prompts
+
+
+def check_prompts_fit(config: ModelConfig, prompts: Sequence[str], flag: str) -> None:
+    """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
+    for section in config.text_encoders if prompts else ():
+        check_captions(open_tokenizer(section), prompts, flag)
 
 
 def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -220,7 +252,13 @@ def labels_of(asked: Sequence[str], names: Sequence[str], num_classes: int) -> l
 
     Raises ConfigError, naming the nearest class, or if a number is the name of a class with another number.
     """
-    return [label for part in asked for label in _labels_of_part(part, asked, names, num_classes)]
+    labels = {part: _labels_of_part(part, asked, names, num_classes) for part in dict.fromkeys(asked)}
+    total = sum(len(labels[part]) for part in asked)
+    if total > MOST_IMAGES:
+        raise ConfigError(
+            "--classes", f"lists {total:,} labels, and at most {MOST_IMAGES:,} samples are generated at once"
+        )
+    return [label for part in asked for label in labels[part]]
 
 
 def _labels_of_part(part: str, asked: Sequence[str], names: Sequence[str], num_classes: int) -> Sequence[int]:
@@ -284,7 +322,16 @@ def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelC
     except ConfigError as error:
         flag = "--frames" if "frames" in error.what or size is None else "--size"
         raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
+    _check_forward_fits(predictor, f"--size = {size}" if size is not None else f"--frames = {frames}")
     return dataclasses.replace(config, predictor=predictor)
+
+
+def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
+    """Raise ConfigError if the tokens of one sample alone take more than this machine's memory."""
+    need, available = FORWARD_TENSORS * 4 * predictor.num_tokens * int(predictor.hidden_size), host_memory_bytes()
+    if need > available:
+        reason = f"a sample of {predictor.num_tokens:,} tokens needs {need / 2**30:,.1f} GiB"
+        raise ConfigError(what, f"{reason}, and this machine has {available / 2**30:,.1f}", "generate smaller samples")
 
 
 def _parse_size(text: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.optimizers.registry import kept_facts
 
 _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "valid_by_class", "caption_dropout_prob"),
-    *("num_frames", "train_fps", "clip_start", "crop", "display", "color_profiles"),
+    *("num_frames", "train_fps", "clip_start", "crop", "display", "color_profiles", "folder_repeats"),
 )
 PREDICTOR_SETTINGS = ("class_dropout_prob", "frame_dropout_prob")
 _AE_SETTINGS = (*SCALE, "sample_posterior", "do_sample", "dtype")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.buckets import check_filled, counted
+from mindspeed_mm_dit.data.captions import varied
 from mindspeed_mm_dit.data.conditions.frames import begun_with
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
@@ -66,6 +67,11 @@ class DataSet:
         self.num_train, self.num_valid = len(self._train), len(self._valid)
 
     @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch to train on: images with their repeats."""
+        return sum(len(part.entries) for part in parts_of(self._train))
+
+    @property
     def noun(self) -> str:
         """What a sample is called: image, clip or sample."""
         return self._param.noun
@@ -78,11 +84,11 @@ class DataSet:
             self._held_out.order(self._valid, self._seed, self._shuffle, held_out=True).check(micro_batch_size)
         if self._train.shapes is not None:
             for part in parts_of(self._train):
-                check_filled(part.shapes, self._param.bucket_group)
-        if self.num_train < global_batch_size:
+                check_filled(part, self._param.bucket_group)
+        if self.epoch_samples < global_batch_size:
             raise DataError(
                 self._param.where,
-                f"holds {self.num_train} training {self.noun}s, fewer than --global-batch-size {global_batch_size}",
+                f"holds {self.epoch_samples} training {self.noun}s, fewer than --global-batch-size {global_batch_size}",
                 f"use a smaller batch or more {self.noun}s",
             )
 
@@ -120,8 +126,8 @@ class DataSet:
         facts = {"classes": self._train.classes, "captions": kept, "words": tuple(words)}
         return {**facts, "data_digest": self._train.digest}
 
-    def examples(self) -> dict[str, list[Any]]:
-        """Return, by item, some conditions to sample: the first classes, the first distinct captions.
+    def examples(self, prompts: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """Return, by item, some conditions to sample: the first classes; ``prompts``, or varied captions.
 
         For a network that begins a clip with a frame they are those of a few clips, held-out ones if there are any.
         """
@@ -132,7 +138,7 @@ class DataSet:
         if conditions.label:
             given["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
         if "caption" in conditions.items:
-            given["caption"] = self._opened.example_captions()[:CAPTIONS_SHOWN]
+            given["caption"] = list(prompts) or varied(self._opened.example_captions(), CAPTIONS_SHOWN)
         found = {item: given.get(item) or list(rows.items[item][:CLASSES_SHOWN]) for item in conditions.items}
         most = max(map(len, found.values()), default=1)
         return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}

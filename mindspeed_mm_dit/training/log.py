@@ -54,6 +54,11 @@ class StepRecord:
         """Training images per second, over all ranks."""
         return self.global_batch_size * 1000 / self.ms_per_iteration
 
+    @property
+    def seconds_left(self) -> int:
+        """Seconds that the other iterations take at the pace of this interval."""
+        return round((self.train_iters - self.iteration) * self.ms_per_iteration / 1000)
+
 
 def format_line(record: StepRecord, now: datetime) -> str:
     """Return the log line of Megatron and MindSpeed-MM, to the letter.
@@ -89,7 +94,7 @@ def format_row(record: StepRecord, smoothed: float) -> str:
 
 def time_left(record: StepRecord) -> str:
     """Return the time that is left at the pace of the last interval, e.g. 0:12:30 or "2 days, 1:00:00"."""
-    return str(timedelta(seconds=round((record.train_iters - record.iteration) * record.ms_per_iteration / 1000)))
+    return str(timedelta(seconds=record.seconds_left))
 
 
 SMOOTHING = 0.9
@@ -101,7 +106,8 @@ SECONDS_BETWEEN_ESTIMATES = 60
 class RunLog:
     """Writes records to standard output, to a progress bar on a terminal, and to trackers.
 
-    A terminal gets short rows; a file or pipe gets Megatron's lines and, every minute, the time that is left.
+    A terminal gets short rows; a file or pipe gets Megatron's lines and the time that is left: after the first line, if
+    that is a minute or more, and then every minute.
     """
 
     def __init__(
@@ -125,7 +131,7 @@ class RunLog:
         )
         self._trackers = trackers
         self._is_read_by_a_person = prints and sys.stdout.isatty()
-        self._smoothed, self._estimated = math.nan, time.monotonic()
+        self._smoothed, self._estimated = math.nan, -math.inf
 
     def step(self) -> None:
         """Count one optimizer step."""
@@ -180,8 +186,11 @@ class RunLog:
             tracker.close()
 
     def _estimate(self, record: StepRecord) -> None:
-        if time.monotonic() - self._estimated >= SECONDS_BETWEEN_ESTIMATES and record.iteration < record.train_iters:
-            self._estimated = time.monotonic()
+        is_first, now = self._estimated == -math.inf, time.monotonic()
+        if now - self._estimated < SECONDS_BETWEEN_ESTIMATES:
+            return
+        self._estimated = now
+        if record.seconds_left >= (SECONDS_BETWEEN_ESTIMATES if is_first else 1):
             self.say(f" about {time_left(record)} left of {record.train_iters:,} iterations")
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:

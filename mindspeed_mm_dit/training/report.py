@@ -21,6 +21,7 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.ending import USER_ERROR
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.request import read_prompts
 from mindspeed_mm_dit.terminal import tell
 from mindspeed_mm_dit.training.data_set import open_data_set
 
@@ -59,6 +60,15 @@ class ReportJob:
     """The shapes of the samples; empty: the model's own."""
     frames: str | None = None
     """An .npz of what the samples begin with, for a network that needs it."""
+
+
+def prompts_to_sample(args: RunConfig) -> list[str]:
+    """Return the prompts of --sample-prompts; none without it."""
+    return (
+        []
+        if args.sample_prompts is None
+        else list(dict.fromkeys(read_prompts("--sample-prompts", args.sample_prompts)))
+    )
 
 
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -114,7 +124,7 @@ def report(args: RunConfig) -> None:
 def _job(args: RunConfig, frames: Any) -> ReportJob:
     """Return what is drawn; what its samples begin with is written to the file ``frames``, if the network needs it."""
     data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
-    examples = data.examples()
+    examples = data.examples(prompts_to_sample(args))
     if begun := examples.pop("image", None):
         np.savez(frames, **{name: np.stack([own[name] for own in begun]) for name in begun[0]})
         frames.flush()

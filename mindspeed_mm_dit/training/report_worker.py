@@ -29,8 +29,8 @@ from mindspeed_mm_dit.models.data import sized
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.registry import Joined
 from mindspeed_mm_dit.sampling.generate import SampleSettings
-from mindspeed_mm_dit.sampling.grid import captioned, stacked
-from mindspeed_mm_dit.sampling.image_files import draw_samples
+from mindspeed_mm_dit.sampling.grid import captioned
+from mindspeed_mm_dit.sampling.image_files import draw_sizes
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.ranks import generate_spread
 from mindspeed_mm_dit.sampling.request import Asked
@@ -114,15 +114,17 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
     shown = judge.shown if judge else slice(None)
-    grids, lines = [], []
-    for drawn in [sized(config, tuple(shape)) for shape in job.shapes] or [config]:
+    parts, lines = [], []
+    configs = [sized(config, tuple(shape)) for shape in job.shapes] or [config]
+    for drawn in configs:
         samples = generate_spread(picture, (model, drawn), asked, settings)
         assert samples is not None, "the one process of a report has the samples"
-        grids.append(draw_samples(samples[shown], asked.titles(names)[shown], SAMPLES_SHOWN))
+        parts.append(samples[shown])
         prefix = f"{size_words([drawn.sample_size])}: " if job.shapes else ""
         lines += [prefix + judge.score(samples, asked.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
-    captioned(stacked(grids), settings.words).save(picture)
+    grid = draw_sizes(parts, asked.titles(names)[shown], SAMPLES_SHOWN)
+    captioned(grid, f"{settings.words}, {size_words([drawn.sample_size for drawn in configs])}").save(picture)
     return "\n".join(lines)
 
 

@@ -8,12 +8,18 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.float8 import unscaled
-from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
+from mindspeed_mm_dit.checkpoint import families
+from mindspeed_mm_dit.checkpoint.convert import check
+from mindspeed_mm_dit.checkpoint.families import in_original_names
+from mindspeed_mm_dit.checkpoint.formats import diffusers, pt, safetensors
+from mindspeed_mm_dit.checkpoint.published import plain
+from mindspeed_mm_dit.checkpoint.quantized import dequantized
+from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from tests.checkpoint_fixtures import assert_same, needs_diffusers
 from tests.conftest import GOLDEN
 
@@ -25,6 +31,9 @@ FAMILIES = {
     "wan21_i2v_tiny": "blocks.1.cross_attn.k_img.weight",
 }  # fmt: skip
 """Folder -> a tensor in a file of the authors."""
+FAMILY_OF = {name: families.FAMILIES[name] for name in ("flux", "flux2", "sd3")} | {
+    "zimage": families.FAMILIES["z_image"], "wan22": families.FAMILIES["wan"],
+}  # fmt: skip
 
 
 def weights_of(path):
@@ -39,6 +48,18 @@ def kinds_in(path):
     """The dtypes in a file, or in all files of a folder, by the names of tensors."""
     files = path.glob("*.safetensors") if path.is_dir() else [path]
     return {name: own["dtype"] for file in files for name, own in read_safetensors_header(file).tensors.items()}
+
+
+@pytest.mark.parametrize("name", ["flux_tiny", "flux2_tiny", "sd3_tiny", "zimage_tiny", "wan22_t2v_tiny/transformer"])
+def test_a_first_layer_that_is_missing_or_a_scalar_is_named(name):
+    weights = diffusers.read_arrays(GOLDEN / name)
+    theirs = in_original_names(weights, FAMILY_OF[name.partition("_")[0]])
+    layer = next(layer for layer in theirs if re.search(r"\.0\..*(qkv|self_attn\.q)\.weight", layer))
+    check(State({"model": plain(theirs)}), "a file")
+    with pytest.raises(CheckpointError, match=r"\.0\..*weight is \(\)"):
+        check(State({"model": plain(theirs | {layer: np.zeros((), np.float32)})}), "a file")
+    with pytest.raises(CheckpointError, match=re.escape(layer.replace("self_attn.q", "attn1.to_q"))):
+        check(State({"model": plain({other: theirs[other] for other in theirs if other != layer})}), "a file")
 
 
 def convert(*arguments):
@@ -140,8 +161,7 @@ def in_float8(weights, form):
 @pytest.mark.parametrize("form", ["cast", "comfyui", "rows", "blocks"])
 @pytest.mark.parametrize("place", ["file", "folder"])
 def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, place, tmp_path, capsys):
-    from safetensors.torch import save_file
-
+    save_file = pytest.importorskip("safetensors.torch").save_file
     stored, meant = in_float8(weights_of(GOLDEN / "flux_tiny"), form)
     path = tmp_path / "low.safetensors"
     if place == "folder":
@@ -164,5 +184,74 @@ def test_weights_in_float8_are_multiplied_by_their_scales_and_it_is_said(form, p
 def test_scales_of_as_many_blocks_as_a_weight_has_rows_are_those_of_blocks():
     scale = np.arange(1, 129, dtype=np.float32).reshape(1, 128)
     stored = {"a.weight": np.ones((128, 128 * 128), np.float32), "a.weight_scale_inv": scale}
-    found, _ = unscaled(stored, {"a.weight": "F8_E4M3"}, "low.safetensors")
+    found, _ = dequantized(stored, {"a.weight": "F8_E4M3"}, {}, "low.safetensors")
     np.testing.assert_array_equal(found["a.weight"], np.broadcast_to(scale.repeat(128, 1), (128, 128 * 128)))
+
+
+def mark(format_name, **settings):
+    torch = pytest.importorskip("torch")
+    return torch.tensor(list(json.dumps({"format": format_name, **settings}).encode()), dtype=torch.uint8)
+
+
+def comfy_mixed():
+    load_file = pytest.importorskip("safetensors.torch").load_file
+    return load_file(GOLDEN / "quant_dit_tiny/comfy_mixed.safetensors")
+
+
+@pytest.mark.parametrize("form", ["marks", "header", "whole checkpoint", "float8 as bytes"])
+def test_float8_and_int8_of_one_file_equal_comfy_kitchen_s_numbers(form, tmp_path):
+    save_file = pytest.importorskip("safetensors.torch").save_file
+    stored, metadata, prefix = comfy_mixed(), {}, ""
+    layers = {name[:-12]: json.loads(bytes(tensor.tolist())) for name, tensor in stored.items() if "comfy" in name}
+    if form != "marks":
+        metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
+        stored = {name: tensor for name, tensor in stored.items() if "comfy_quant" not in name}
+    if form == "whole checkpoint":
+        prefix = "model.diffusion_model."
+        stored = {f"{prefix}{name}": tensor for name, tensor in stored.items()}
+        stored |= {"text_encoders.a.comfy_quant": mark("nvfp4"), "text_encoders.a.weight": mark("x")}
+    if form == "float8 as bytes":
+        stored = {name: t.view(mark("x").dtype) if "float8" in str(t.dtype) else t for name, t in stored.items()}
+    save_file(stored, tmp_path / "a.safetensors", metadata)
+    weights, _, _, notes = safetensors.read_stored([tmp_path / "a.safetensors"], tmp_path)
+    assert "4 tensors are stored in float8 and 6 tensors are stored in int8" in notes[0]
+    with np.load(GOLDEN / "quant_dit_tiny/comfy_mixed.npz") as truth:
+        assert (len(truth), len(weights)) == (10, 32)
+        for name, right in truth.items():
+            np.testing.assert_array_equal(weights[prefix + name.removeprefix("weight/")], right, name)
+
+
+LAYER = "blocks.0.mlp.fc1"
+UNREADABLE = {
+    "nvfp4": ({"comfy_quant": lambda _: mark("nvfp4")}, "nvfp4"),
+    "format that is no text": ({"comfy_quant": lambda _: mark(["int8"])}, "int8"),
+    "unknown setting": ({"comfy_quant": lambda _: mark("int8_tensorwise", turned=True)}, "turned"),
+    "groups of 12": ({"comfy_quant": lambda _: mark("int8_rowwise", convrot=True, convrot_groupsize=12)}, "12"),
+    "int8 of no format": ({"comfy_quant": None}, "I8"),
+    "int8 alone": ({"comfy_quant": None, "weight_scale": None}, "int8"),
+    "another dtype": ({"comfy_quant": lambda _: mark("float8_e4m3fn")}, "I8"),
+    "no scale": ({"weight_scale": None}, "scale"),
+    "scale of another shape": ({"weight_scale": lambda scale: scale[:7]}, "scale"),
+    "bfloat16 with a scale": ({"comfy_quant": None, "weight": lambda weight: weight.bfloat16()}, "BF16"),
+    "scale without a weight": ({"weight": None}, "no weight"),
+    "bitsandbytes": ({"weight.quant_state.bitsandbytes__nf4": lambda _: mark("x")}, "nf4"),
+    "torchao": ({"_weight_qdata": lambda _: mark("x")}, "torchao"),
+    "ModelOpt": ({"weight_scale_2": lambda _: mark("x")}, "nvfp4"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_layer_in_an_unknown_format_is_refused_by_name(case, tmp_path):
+    stored = comfy_mixed()
+    for last, change in UNREADABLE[case][0].items():
+        tensor = stored.pop(f"{LAYER}.{last}", None)
+        stored |= {f"{LAYER}.{last}": change(tensor)} if change else {}
+    pytest.importorskip("safetensors.torch").save_file(stored, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(LAYER)}\b.*{UNREADABLE[case][1]}"):
+        safetensors.read(tmp_path / "a.safetensors")
+
+
+def test_integers_for_weights_of_a_pt_file_are_refused_by_name(tmp_path):
+    write_torch_file(tmp_path / "a.pt", {"blocks.0.attn.qkv.weight": np.ones((6, 2), np.int8)})
+    with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.qkv\.weight: .*int8"):
+        pt.read(tmp_path / "a.pt")

@@ -194,6 +194,42 @@ def test_a_file_whose_layers_several_networks_have_asks_for_its_base(tmp_path, c
 # --- traps ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("alphas", [0, 1, 2, 4])
+def test_an_alpha_that_is_assumed_for_some_layers_is_counted(alphas, tmp_path):
+    ranks = {"blocks.0.attn1.to_q": 1, "blocks.0.attn1.to_v": 2, "blocks.1.attn1.to_q": 2, "blocks.1.attn2.to_k": 2}
+    arrays = {f"transformer.{layer}.lora_A.weight": np.ones((rank, 8), np.float32) for layer, rank in ranks.items()}
+    arrays |= {f"transformer.{layer}.lora_B.weight": np.ones((8, rank), np.float32) for layer, rank in ranks.items()}
+    arrays |= {f"transformer.{layer}.alpha": np.array(3.0, np.float32) for layer in [*ranks][:alphas]}
+    write_arrays(tmp_path / "a.safetensors", arrays, {})
+    found = files.read(tmp_path / "a.safetensors", [*ranks])
+    wanted = [3.0] * alphas + [float(rank) for rank in ranks.values()][alphas:]
+    assert [found.layers[layer].alpha for layer in ranks] == wanted
+    assert len(found.notes) == (alphas < 4) and all("alpha" in note for note in found.notes)
+    assert 0 in (alphas, 4 - alphas) or f"{4 - alphas} of its 4 layers" in found.notes[0]
+
+
+TEXT_ENCODERS_IN = {
+    "kohya": ["lora_te1_text_model_encoder_layers_0_self_attn_q_proj", "lora_te2_encoder_block_0_layer_0_q"],
+    "diffusers": ["text_encoder.text_model.encoder.layers.0.self_attn.q_proj", "text_encoder_2.encoder.block.0.o"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", TEXT_ENCODERS_IN)
+def test_adapters_of_a_text_encoder_are_counted_and_not_applied(program, tmp_path):
+    matrix = np.ones((4, 4), np.float32)
+    names = [f"{layer}.{half}.weight" for layer in TEXT_ENCODERS_IN[program] for half in ("lora_A", "lora_B")]
+    of_text = dict.fromkeys(names, matrix)
+    network = {f"transformer.blocks.0.attn1.to_q.{half}.weight": matrix for half in ("lora_A", "lora_B")}
+    settings = {"transformer.r": 4, "transformer.lora_alpha": 8, "text_encoder.r": 4, "text_encoder.use_dora": True}
+    write_arrays(tmp_path / "a.safetensors", network | of_text, {files.METADATA: json.dumps(settings)})
+    found = files.read(tmp_path / "a.safetensors", ["blocks.0.attn1.to_q"])
+    assert [*found.layers] == ["blocks.0.attn1.to_q"] and found.layers["blocks.0.attn1.to_q"].alpha == 8
+    assert len(found.notes) == 1 and "of a text encoder are in the file too (2)" in found.notes[0]
+    write_arrays(tmp_path / "b.safetensors", of_text, {})
+    with pytest.raises(CheckpointError, match="text encoder"):
+        files.read(tmp_path / "b.safetensors")
+
+
 def test_a_strength_that_the_file_does_not_say_is_said():
     assert files.read(FOLDER / "wan_lora").layers["blocks.0.attn1.to_q"].scale == 2
     silent = files.read(FOLDER / "wan_lora_no_metadata")
@@ -297,13 +333,10 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
         ({"blocks.0.attn1.norm_q.diff": np.ones(64, np.float32)}, "is no part of a LoRA"),
         ({"blocks.0.attn1.to_q.lora_A.weight": None}, "lacks one of its two matrices"),
         ({"blocks.0.attn1.to_q.lora_A.weight": np.ones((3, 64), np.float32)}, "the ranks differ"),
-        (
-            {
-                "text_encoder.q.lora_A.weight": np.ones((4, 64), np.float32),
-                "text_encoder.q.lora_B.weight": np.ones((64, 4), np.float32),
-            },
-            "text_encoder.q, which is no linear layer",
-        ),
+        ({"blocks.0.attn1.to_q.lora_A.weight": np.full((4, 64), np.nan, np.float32)}, "to_q.*not finite"),
+        ({"blocks.0.attn1.to_q.lora_B.weight": np.full((64, 4), -np.inf, np.float32)}, "to_q.*not finite"),
+        ({"blocks.0.attn1.to_q.lora_A.weight": np.ones((4, 64), bool)}, "to_q.*bool"),
+        ({"blocks.0.attn1.to_q.lora_A.weight": np.ones((4, 64), np.int64)}, "to_q.*int64"),
     ],
 )
 def test_what_is_not_lora_of_this_network_is_named(change, words, tmp_path):

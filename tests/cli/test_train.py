@@ -34,8 +34,17 @@ def test_a_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
 
 
 def test_a_name_that_is_no_config_is_told_the_nearest():
-    with pytest.raises(ConfigError, match=r"CONFIG = digts: is no folder.*\n.*Did you mean 'digits'\? .*imagenet256"):
+    with pytest.raises(ConfigError, match=r"CONFIG = digts: is no folder.*\n.*Did you mean 'digits'\? "):
         config_folder("digts")
+
+
+def test_all_files_that_a_config_folder_lacks_are_named(tmp_path, capsys):
+    with pytest.raises(ConfigError) as caught:
+        config_folder(str(tmp_path))
+    assert all(name in caught.value.reason for name in ("model.json", "data.json", "train.args"))
+    (tmp_path / "train.args").write_text("--use-torch-fsdp2 --mm-model other.json")
+    assert main(["train", str(tmp_path)]) == 2
+    assert "lacks data.json, fsdp2.yaml\n" in capsys.readouterr().err
 
 
 def test_without_a_command_every_command_is_listed(capsys):

@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 
 import pytest
 
+from mindspeed_mm_dit.cli import train
+from mindspeed_mm_dit.cli.commands import COMMANDS
+from mindspeed_mm_dit.cli.main import main, parser_of
 from mindspeed_mm_dit.configs.arguments import checked
+from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.synonyms import SYNONYMS, synonym
+from mindspeed_mm_dit.configs.text_encoder import T5Config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import parse as parse_flags
@@ -58,6 +69,73 @@ def test_a_wrong_flag_is_named_with_its_reason(flags, world_size, message):
     with pytest.raises(ConfigError) as caught:
         parse(flags, world_size)
     assert message in str(caught.value)
+
+
+WORDS_OF_OTHERS = """
+resume=load resume_from_checkpoint=load rank=lora-r network_dim=lora-r network-alpha=lora-alpha learning-rate=lr
+learning_rate=lr mixed-precision=bf16 fp16=bf16 epochs=train-iters num_train_epochs=train-iters
+max_train_steps=train-iters batch_size=micro-batch-size train-batch-size=global-batch-size seed_everything=seed
+lr_scheduler=lr-decay-style LR_warmup_steps=lr-warmup-iters max_grad_norm=clip-grad checkpointing_steps=save-interval
+output_dir=save pretrained_model_name_or_path=init-from report_to=tensorboard-dir
+gradient_accumulation_steps=global-batch-size adam_weight_decay=weight-decay dataloader_num_workers=num-workers
+train_iters=train-iters resolution=image_size train_data_dir=data_folder gradient_checkpointing=recompute_modules
+num-layers=num_layers cache_latents=latents
+"""
+
+
+@pytest.mark.parametrize(("word", "meant"), [row.split("=") for row in WORDS_OF_OTHERS.split()])
+def test_a_flag_of_another_trainer_is_translated(word, meant):
+    with pytest.raises(ConfigError) as caught:
+        parse(f"--{word} 1")
+    assert re.search(rf"Did you mean [^?]*\b{meant}\b", caught.value.cure)
+
+
+@pytest.mark.parametrize(
+    ("command", "word", "meant"),
+    [
+        ("sample", "num_inference_steps", "--steps"),
+        ("sample", "guidance_scale", "--cfg-scale"),
+        ("sample", "height", "--size"),
+        ("sample", "output_dir", "--output"),
+        ("init", "resolution", "--image-size"),
+        ("evaluate", "num-samples", "--num"),
+        ("plan", "devices", "--world-size"),
+        ("plan", "rank", "--lora-r"),
+    ],
+)
+def test_a_synonym_is_a_flag_of_its_own_command(command, word, meant):
+    assert f"{meant!r}" in synonym(f"--{word}", parser_of(command)._option_string_actions)
+
+
+def test_a_flag_before_the_config_is_told_its_place(capsys):
+    assert main(["train", "--lr", "1e-3", "digits"]) == main(["train", "--config", "digits"]) == 2
+    assert capsys.readouterr().err.count("mm-dit train CONFIG FLAGS") == 2
+
+
+def test_every_unknown_flag_is_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        parse("--rank 4 --epochs=3 --lr_mult -1")
+    assert caught.value.what == "--rank, --epochs, --lr_mult"
+    assert "'--lora-r'" in caught.value.cure and "'--train-iters'" in caught.value.cure
+
+
+SECTIONS = {
+    "dataset_param": DatasetParam, "ae": AutoencoderKLConfig, "predictor": DiTConfig, "diffusion": FlowMatchingConfig,
+    "text_encoder": T5Config, "fsdp2.yaml": Fsdp2Config,
+}  # fmt: skip
+
+
+def test_every_target_of_a_synonym_exists():
+    parsers = [whole_parser(), *map(parser_of, COMMANDS)]
+    flags = {flag for parser in parsers for flag in parser._option_string_actions}
+    for target in SYNONYMS:
+        names = re.findall(r"--[a-z0-9-]+", target)
+        keys = re.findall(r"([a-z_]+)\.((?!json|yaml)\w+)", target)
+        keys += [(file, key) for key, file in re.findall(r"(\w+) of (fsdp2\.yaml)", target)]
+        variables = re.findall("variable ([A-Z_]+)", target)
+        assert names or keys or variables, target
+        assert flags.issuperset(names) and all(key in SECTIONS[section].__dataclass_fields__ for section, key in keys)
+        assert all(name in train.DESCRIPTION for name in variables)
 
 
 def test_help_tells_megatrons_flags_from_our_own():

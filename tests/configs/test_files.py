@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.configs.files import UnusableFile, add_content, digest_of_files, is_folder, read_bytes
+from mindspeed_mm_dit.configs.files import (
+    UnusableFile,
+    add_content,
+    digest_of_files,
+    how_to_fetch,
+    is_folder,
+    read_bytes,
+)
 from mindspeed_mm_dit.errors import DataError
 
 
@@ -32,3 +39,16 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
 def test_a_digest_of_nothing_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"ae.from_pretrained = .*/vae: there is no such file or folder"):
         digest_of_files(str(tmp_path / "vae"))
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("weights/FLUX.1-dev/vae", "mm-dit get FLUX.1-dev fetches it"),
+        ("/disk/Qwen-Image/transformer/", "mm-dit get Qwen-Image fetches it"),
+        ("weights/sd-vae-ft-ema", "mm-dit get sd-vae-ft-ema fetches it"),
+        ("weights/mine/vae", ""),
+    ],
+)
+def test_missing_published_weights_name_their_command(path, command):
+    assert how_to_fetch(path) == command

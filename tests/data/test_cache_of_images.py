@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.data.cache_sources import check_sources
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
+from tests.data.test_sharded import write_parquets, write_tars
 from tests.data_fixtures import open_rows, open_samples, split_rows
 from tests.parts import BEFORE
 
@@ -220,6 +223,52 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
 
 
+WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parquets}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_cache_of_changed_files_is_refused_by_name(home, tmp_path, kind, monkeypatch):
+    """A file that is touched or copied has the same bytes; files that are gone are not needed."""
+    folder = tmp_path / "images"
+    if WRITERS[kind]:
+        WRITERS[kind](folder)
+    else:
+        shutil.copytree(home / "images", folder)
+    file, other = sorted(file for file in folder.rglob("*") if file.is_file())[:2]
+    (tmp_path / "data.json").write_text(json.dumps(data_json(tmp_path, dataset_type=kind)))
+    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
+    model, param = load_model_config(home / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
+    param = dataclasses.replace(param, latents=str(tmp_path / "made"))
+    notes = open_data(model, param).rows.notes
+    added = shutil.copy(other, other.with_stem("train-new"))
+    with pytest.raises(DataError, match=r"added, 1 in all: .*train-new|holds 12"):
+        open_data(model, param)
+    added.unlink()
+    os.utime(file, ns=(1, 1))
+    assert open_data(model, param).rows.notes == notes
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 0)
+    assert len(open_data(model, param).rows.notes) == len(notes) + 1
+    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
+    assert open_data(model, param).rows.notes == notes
+
+    content, times = bytearray(file.read_bytes()), file.stat().st_mtime_ns
+    file.write_bytes(content[:-1] + b"x")
+    os.utime(file, ns=(times, times))
+    open_data(model, param)  # of many files, one with the same size and time is not read
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 2**28)
+    with pytest.raises(DataError, match="changed or added, 1 in all"):
+        open_data(model, param)
+    shutil.copy(other, file)
+    with pytest.raises(DataError, match=f"changed or added, 1 in all: {file.relative_to(folder)}"):
+        open_data(model, param)
+    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 2
+    (tmp_path / "made/sources.jsonl").rename(tmp_path / "sources.jsonl")  # as of an earlier version
+    assert len(open_data(model, param).rows.notes) == len(notes) + 1
+    (tmp_path / "sources.jsonl").rename(tmp_path / "made/sources.jsonl")
+    folder.rename(tmp_path / "moved")
+    open_data(model, param)
+
+
 def test_of_images_that_are_absent_the_classes_are_said_and_none_is_drawn(home, made, tmp_path, capsys):
     param = data_json(home, latents=str(made), image_size=16)["dataset_param"] | {"data_folder": f"{home}/gone"}
     (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
@@ -242,6 +291,13 @@ def test_a_cache_without_its_list_of_images_is_no_cache(home, made, tmp_path):
     _, data = load(home, tmp_path)
     with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
         open_rows(data.dataset_param, 2)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"[1, 2, 3, 4]", b'["a", "b", 0, ""]', b"\xff", b"[" * 10**5])
+def test_damaged_record_of_source_files_is_named(tmp_path, content):
+    (tmp_path / "sources.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"sources\.jsonl cannot be read"):
+        check_sources(tmp_path, "dataset_param.latents", str(tmp_path))
 
 
 def test_pixel_models_have_nothing_to_cache(home, capsys):
@@ -359,7 +415,7 @@ def test_an_image_that_does_not_decode_is_found_before_the_first_is_encoded(home
         assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == code
         said = capsys.readouterr().err
         assert "odd/9.png cannot be decoded" in said and "encoding" not in said
-        assert len(list((tmp_path / "made").glob("*"))) == (0 if code else 5)  # three shards and two lists
+        assert len(list((tmp_path / "made").glob("*"))) == (0 if code else 6)  # three shards and three lists
     _, data = load(home, tmp_path / "made")
     index = open_rows(dataclasses.replace(data.dataset_param, data_folder=str(images)), 2)
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1

@@ -1,15 +1,32 @@
+# ruff: noqa: RUF001 (texts of many scripts)
 from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.text_encoder import UMT5Config
-from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.text_encoder import (
+    CLIPTextConfig,
+    Mistral3Config,
+    Qwen3Config,
+    Qwen25VLConfig,
+    T5Config,
+    UMT5Config,
+)
+from mindspeed_mm_dit.data.cache_index import check_same
+from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption, fix_text
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS
 from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_tokenizer
+from tests.text_encoder_fixtures import write_byte_tokenizer, write_clip_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -25,6 +42,91 @@ from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_tokenize
 )
 def test_a_caption_is_cleaned_as_wans_are(caption, clean):
     assert clean_caption(caption) == clean
+
+
+TEXTS = [
+    "A sign says “Open”, it’s late: R&amp;B, &lt;ﬁve ﬂags&gt;", "café cafe\u0301 cafÃ© ", "first line\nsecond  line",
+    "墙上的牌子写着“今日休息”，下面有一只狗！", "３Ｄのカタカナ（ｶﾅ）", "안녕하세요， 세계", "Надпись «Открыто»\u00a0…",
+    "ΟΔΟΣ ΚΑΦΕΣ", "مرحبا،\tبالعالم", "नमस्ते  दुनिया", "שלום “עולם”", "\u200bสวัสดี　ชาวโลก", "[IMG] a mark",
+    "plain words", "",
+]  # fmt: skip
+"""Texts of ten scripts, with all that Wan's cleaning and ftfy would change."""
+
+
+PIPELINES = {
+    "wan": (UMT5Config, "wan.pipeline_wan", "WanPipeline", "_get_t5_prompt_embeds"),
+    "flux": (T5Config, "flux.pipeline_flux", "FluxPipeline", "_get_t5_prompt_embeds"),
+    "flux clip": (CLIPTextConfig, "flux.pipeline_flux", "FluxPipeline", "_get_clip_prompt_embeds"),
+    "sd3": (T5Config, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_t5_prompt_embeds"),
+    "sd3 clip": (CLIPTextConfig, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_clip_prompt_embeds"),
+    "qwen_image": (Qwen25VLConfig, "qwenimage.pipeline_qwenimage", "QwenImagePipeline", "_get_qwen_prompt_embeds"),
+    "z_image": (Qwen3Config, {}),
+    "flux2 klein": (Qwen3Config, Flux2Config.published_texts),
+    "flux2": (Mistral3Config, {}),
+}
+"""Config of the encoder, and a method of diffusers; or what the encoder was published with, to compare with a chat."""
+
+
+def ids_of_pipeline(module, name, method, tokenizer, texts, config):
+    """Return the ids (B, L) that a pipeline of diffusers hands to its text encoder."""
+    pytest.importorskip("diffusers")
+    encoder = Mock(side_effect=StopIteration, device="cpu", **{"modules.return_value": []})
+    each = {f"{part}{number}": value for part, value in (("tokenizer", tokenizer), ("text_encoder", encoder))
+            for number in ("", "_2", "_3")}  # fmt: skip
+    template = {"prompt_template_encode": config.prompt_template, "prompt_template_encode_start_idx": 0}
+    pipeline = SimpleNamespace(**each, **template, _execution_device="cpu", tokenizer_max_length=300)
+    with pytest.raises(StopIteration):
+        getattr(getattr(importlib.import_module(f"diffusers.pipelines.{module}"), name), method)(pipeline, texts)
+    args, named = encoder.call_args
+    return (args[0] if args else named["input_ids"]).tolist()
+
+
+def ids_of_chat(tokenizer, texts, config):
+    """Return the ids that ZImagePipeline, Flux2KleinPipeline or Flux2Pipeline hands to its text encoder."""
+    system = config.prompt_template.partition("[/SYSTEM_PROMPT]")[0].removeprefix("[SYSTEM_PROMPT]")
+    chats = [
+        [{"role": "system", "content": [{"text": system}]}, {"content": [{"text": text.replace("[IMG]", "")}]}]
+        if isinstance(config, Mistral3Config) else [{"role": "user", "content": text}]
+        for text in texts
+    ]  # fmt: skip
+    thinking = "<think>" not in config.prompt_template
+    settings = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+    written = [tokenizer.apply_chat_template(chat, **settings) for chat in chats]
+    return tokenizer(written, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
+    import transformers
+
+    kind, *source = PIPELINES[name]
+    if kind is CLIPTextConfig:
+        write_clip_tokenizer(tmp_path)
+        tokenizer = transformers.CLIPTokenizer.from_pretrained(tmp_path)
+    else:
+        write_byte_tokenizer(tmp_path, "mistral3" if kind is Mistral3Config else "qwen3")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    config = kind("nowhere", str(tmp_path), max_length=300).completed(source[0] if len(source) == 1 else {})
+    texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
+    if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
+        texts = [fix_text(text).lower() for text in texts]
+    if len(source) == 1:
+        expected = ids_of_chat(tokenizer, texts, config)
+    else:
+        expected = ids_of_pipeline(*source, tokenizer, texts, config)
+    ids, mask = CaptionTokenizer(config)(TEXTS)
+    for text, row, real, reference in zip(TEXTS, ids, mask, expected):
+        tokens = row[real == 1].tolist()
+        assert tokens == reference[: len(tokens)] and set(reference[len(tokens) :]) <= {tokenizer.pad_token_id}, text
+
+
+def test_caches_of_cleaned_captions_are_refused(tmp_path):
+    """But those of UMT5, whose captions are cleaned as before."""
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    before = UMT5Config(str(tmp_path)).identity()
+    assert before.endswith(", bf16") and "caption" not in before
+    with pytest.raises(ConfigError, match="uncleaned captions"):
+        check_same("cache", {"text_encoder": before}, {"text_encoder": T5Config(str(tmp_path)).identity()})
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +172,19 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
         tokenizer(tmp_path / "gone")
     with pytest.raises(DataError, match="is no tokenizer that transformers can load"):
         tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})]
+)
+def test_tokenizer_that_fails_on_its_first_text_is_named(tokenizer_folder, tmp_path, part, damage):
+    shutil.copytree(tokenizer_folder, tmp_path / "bad")
+    file = tmp_path / "bad/tokenizer.json"
+    content = json.loads(file.read_text())
+    content[part] |= damage
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=str(tmp_path / "bad")):
+        tokenizer(tmp_path / "bad")
 
 
 def test_the_tokenizer_stands_beside_the_encoder_or_in_its_folder(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextStates
-from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data import clips, draws
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
 from mindspeed_mm_dit.data.conditions.contract import Fed
@@ -20,6 +20,7 @@ from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.rows import Wanted
 from mindspeed_mm_dit.data.samples import Samples
 from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 pytest.importorskip("av", reason="requirements/video.txt")
@@ -88,6 +89,17 @@ def test_train_fps_leaves_frames_out_and_takes_some_of_a_slower_video_twice(tmp_
     assert frames_read(asked, 0) == [0, 2, 5, 7, 10]
     assert frames_read(asked, 1) == [0, 0, 1, 1, 2]
     assert "warning: 1 of 2 videos are slower than train_fps: some frames are repeated" in open_rows(asked).notes
+
+
+@pytest.mark.parametrize(("rates", "model", "train_fps", "warns"), [
+    ((24, 30), 16, None, "24 to 30 frames a second"), ((8,), 16, None, "8 frames"), ((15, 18), 16, None, ""),
+    ((24, 30), 16, 16, ""), ((30, 60), None, None, "30 to 60"), ((30, 30), None, None, ""), ((24,), 24, None, ""),
+])  # fmt: skip
+def test_frame_rates_that_change_the_speed_get_a_warning(tmp_path, rates, model, train_fps, warns):
+    entries = [video(tmp_path, f"{number}.mp4", fps=rate) for number, rate in enumerate(rates)]
+    own = param(tmp_path, entries, train_fps=train_fps, num_frames=2)
+    found = [note for note in source_of(own).open(own, Wanted(frame_rate=model)).notes if "train_fps" in note]
+    assert [warns in note for note in found] == [True] * bool(warns)
 
 
 def test_a_clip_begins_anywhere_from_which_it_is_long_enough(tmp_path):
@@ -204,10 +216,13 @@ def test_images_beside_clips_come_with_them_at_their_size(tmp_path):
     assert read["last_image"].mean((1, 2, 3)).tolist() == [91, 90] and "first_image" not in read
     before = open_rows(half).digest
     Image.new("RGB", (24, 16), (1, 2, 3)).save(tmp_path / entries[0]["end"], compress_level=0)
-    assert open_rows(half).digest != before
+    rows = open_rows(half)
+    assert rows.digest != before and set(rows.files) == {*rows.paths, f"{tmp_path}/a.mp4.png", f"{tmp_path}/b.mp4.png"}
+    other = param(tmp_path, [entries[0] | {"end": "c.png"}, entries[1]], last_frame_key="end")
+    assert source_of(other).as_listed(other, rows).files == (f"{tmp_path}/c.png", f"{tmp_path}/b.mp4.png")
 
 
-def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path):
+def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_line(tmp_path, monkeypatch):
     good = video(tmp_path, "a.mp4") | {"start": "good.png"}
     Image.new("RGB", (24, 16)).save(tmp_path / "good.png")
     Image.new("RGB", (24, 24)).save(tmp_path / "tall.png")
@@ -218,10 +233,12 @@ def test_a_clip_without_its_image_or_with_one_of_another_size_is_named_with_its_
         "../up.png": "line 4 names ../up.png, which leaves dataset_param.data_folder",
     }
     wrong = [good | {"start": path} for path in faults]
+    decoded = []
+    monkeypatch.setattr(clips, "load_still", lambda path, *size: decoded.append(path.name) or load_still(path, *size))
     with pytest.raises(DataError) as raised:
         open_rows(param(tmp_path, [*wrong, good], first_frame_key="start"))
     assert all(fault in str(raised.value) for fault in faults.values()), raised.value
-    assert "4 of 5 clips cannot be used" in str(raised.value)
+    assert "4 of 5 clips cannot be used" in str(raised.value) and decoded == ["good.png"]
 
 
 def test_clips_that_share_a_line_are_told_apart(tmp_path):

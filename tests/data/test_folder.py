@@ -12,6 +12,10 @@ from PIL import ExifTags, Image, ImageOps
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.duplicates import find_copies
+from mindspeed_mm_dit.data.folder import as_listed
+from mindspeed_mm_dit.data.mixed import order_of
+from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
@@ -38,6 +42,54 @@ def write_index(folder, rows, header=("image_path", "label")):
 def test_sub_folders_are_classes(folder):
     index = open_rows(param(folder), 2)
     assert len(index) == 6 and index.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("names", "setting", "kept", "classes", "repeats"), [
+    (("10_sks dog", "3_cat"), None, (), ("cat", "sks dog"), [10] * 3 + [3] * 3),
+    (("10_dog", "5_dog"), None, (), ("dog",), [10] * 3 + [5] * 3),
+    (("7_dog", "7_cat"), None, (), ("cat", "dog"), [7] * 6),
+    (("1_dog", "2_cat"), True, (), ("cat", "dog"), [1] * 3 + [2] * 3),
+    *((names, None, (), names, None)
+      for names in (("1_dog", "2_cat"), ("10_dog", "cat"), ("01_dog", "10_cat"), ("2019_a", "2030_b"))),
+    (("10_dog", "3_cat"), False, (), ("10_dog", "3_cat"), None),
+    (("10_dog", "3_cat"), None, ("10_dog", "3_cat"), ("10_dog", "3_cat"), None),
+])  # fmt: skip
+@pytest.mark.parametrize("captioned", [False, True])
+def test_repeats_in_names_of_folders_follow_kohya(folder, names, setting, kept, classes, repeats, captioned):
+    for old, new in zip(("dog", "cat"), names):
+        (folder / old).rename(folder / new)
+        for number in range(3 * captioned):
+            (folder / new / f"{number}.txt").write_text("a pet")
+    own = param(folder, folder_repeats=setting, captions=".txt" if captioned else None)
+    rows = source_of(own).open(own, Wanted(("caption",) if captioned else ("label",), classes=kept))
+    found = None if rows.repeats is None else sorted(rows.repeats.tolist())
+    assert found == (repeats and sorted(repeats)) and (captioned or rows.classes == classes)
+    assert any("folder_repeats" in note for note in rows.notes) == (repeats is not None)
+
+
+@pytest.mark.parametrize("buckets", [None, ((8, 8), (8, 12))])
+def test_an_epoch_takes_each_image_as_often_as_it_repeats(folder, buckets):
+    (folder / "cat").rename(folder / "4_cat")
+    (folder / "dog").rename(folder / "2_dog")
+    if buckets:
+        Image.new("RGB", (12, 8)).save(folder / "4_cat/0.png")
+    own = dataclasses.replace(param(folder), image_size=None if buckets else 8, buckets=buckets, bucket_group=2)
+    rows = open_rows(own, 2).subset(np.array([0, 1, 3, 4, 5]))
+    order = order_of(rows, own, seed=3, shuffle=True)
+    epochs = [order.images(np.arange(16) + start) for start in (0, 16)]
+    assert len(order) == 16 and [np.bincount(own).tolist() for own in epochs] == [[2, 2, 4, 4, 4]] * 2
+    assert not np.array_equal(*epochs)
+    parts = [order.micro_batches(0, 2, rank, ranks, 4 // ranks) for ranks in (1, 2) for rank in range(ranks)]
+    one, *two = (
+        np.concatenate([next(part) for _ in range(4 // (1 + (number > 0)))]) for number, part in enumerate(parts)
+    )
+    assert sorted(one.tolist()) == sorted(np.concatenate(two).tolist()) == list(range(8))
+    held_out = order_of(rows, own, seed=3, shuffle=True, held_out=True).images(np.arange(5))
+    assert buckets or np.bincount(held_out).tolist() == [1] * 5
+    there = dataclasses.replace(rows, paths=[path.replace(str(folder), "gone") for path in rows.paths], repeats=None)
+    assert as_listed(dataclasses.replace(own, data_folder="gone"), there).repeats.tolist() == rows.repeats.tolist()
+    with pytest.raises(DataError, match="folder_repeats"):
+        open_rows(dataclasses.replace(param(folder / "4_cat", single_class=True), folder_repeats=True), 1)
 
 
 def test_a_single_class_holds_every_image_below_the_folder(folder):
@@ -135,7 +187,7 @@ def test_without_their_reader_photographs_of_a_telephone_are_counted_with_its_na
 
 
 def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder):
-    """Of the first only their first frame is learned; behind transparent parts anything may stand."""
+    """Of the first only their first frame is learned; of transparent parts their background."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     for name in ("a.gif", "b.png", "c.webp", "d.tiff"):
         frames[0].save(folder / "cat" / name, save_all=True, append_images=frames[1:])
@@ -145,8 +197,10 @@ def test_images_that_move_or_show_through_are_counted_and_others_are_not(folder)
         f"note: 4 of 12 images move or have pages, and the first frame is learned: {folder}/cat/a.gif",
     )
     Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(folder / "dog/glass.png")
-    (said,) = open_rows(param(folder / "dog", single_class=True), 1).notes
-    assert said.startswith("note: 1 of 6 images have transparent parts, and the colours behind these are learned: ")
+    Image.new("RGBA", (8, 8), (9, 9, 9, 0)).save(folder / "dog/nothing.png")
+    partly, wholly = open_rows(param(folder / "dog", single_class=True), 1).notes
+    assert partly.startswith("note: 2 of 7 ") and partly.endswith("glass.png") and "white" in partly
+    assert wholly.startswith("warning: 1 of 7 ") and wholly.endswith("nothing.png")
 
 
 def test_images_far_smaller_than_the_model_wants_are_counted(folder):

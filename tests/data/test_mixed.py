@@ -25,7 +25,7 @@ def mixed_order(seed=0, shuffle=True):
     """Of 8 and 20 samples, three groups of the first for one of the second."""
     members = [np.arange(8), np.arange(8, 28)]
     orders = [BucketOrder(np.zeros(len(own), int), 2, seed, shuffle) for own in members]
-    return MixedOrder(members, orders, (3, 1), seed, shuffle, np.ones(28))
+    return MixedOrder(members, orders, 2, (3, 1), seed, shuffle, np.ones(28))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, upright_size
+from mindspeed_mm_dit.data.colours import colours_of
+from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, open_image, upright_size
 
 
 def image(height, width, channels):
@@ -76,8 +80,8 @@ def test_the_pixels_of_a_small_image_are_fixed():
 
 
 @pytest.mark.parametrize(("mode", "value", "rgb"), [
-    ("L", 7, (7, 7, 7)), ("RGB", (1, 2, 3), (1, 2, 3)), ("RGBA", (1, 2, 3, 0), (1, 2, 3)), ("P", 3, (3, 3, 3)),
-    ("CMYK", (255, 0, 0, 0), (0, 255, 255)), ("1", 1, (255, 255, 255)), ("LA", (9, 128), (9, 9, 9)),
+    ("L", 7, (7, 7, 7)), ("RGB", (1, 2, 3), (1, 2, 3)), ("RGBA", (1, 2, 3, 0), (255, 255, 255)), ("P", 3, (3, 3, 3)),
+    ("CMYK", (255, 0, 0, 0), (0, 255, 255)), ("1", 1, (255, 255, 255)), ("LA", (5, 128), (130, 130, 130)),
 ])  # fmt: skip
 def test_images_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
     image = Image.new(mode, (8, 8), value)
@@ -88,13 +92,46 @@ def test_images_of_every_mode_become_rgb(tmp_path, mode, value, rgb):
     assert found.transpose(1, 2, 0).tolist() == np.broadcast_to(rgb, (8, 8, 3)).tolist()
 
 
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+@pytest.mark.parametrize(("bits", "levels", "transparent"), [
+    (1, [0, 1] * 4, [1]), (2, [0, 1, 2, 3] * 2, [2]), (4, list(range(8)), [3]), (8, list(range(8)), [3]),
+    (16, [9, 257, 258, 2570, 30, 40, 50, 60], [257]), (16, [[n, 0, 0] for n in range(0, 8 * 257, 257)], [514, 0, 0]),
+    (8, [[n, n, 0] for n in range(8)], [5, 5, 0]),
+])  # fmt: skip
+def test_transparent_color_of_a_png_shows_white(bits, levels, transparent):
+    grey, stored = np.ndim(levels) == 1, np.array(levels, ">u2" if bits == 16 else np.uint8)
+    body = stored.tobytes() if bits >= 8 else np.packbits(np.unpackbits(stored[:, None], 1)[:, -bits:]).tobytes()
+    header = struct.pack(">IIBBBBB", 8, 1, bits, 0 if grey else 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"tRNS", struct.pack(f">{len(transparent)}H", *transparent)),
+              (b"IDAT", zlib.compress(b"\0" + body)), (b"IEND", b"")]  # fmt: skip
+    pixels = load_pixels(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*own) for own in chunks), (1, 8), 3)[:, 0].T
+    right = np.round(stored.reshape(8, -1) * (255 / (2**bits - 1))) + np.zeros(3)
+    right[[list(np.atleast_1d(level)) == transparent for level in levels]] = 255
+    assert pixels.tolist() == right.tolist()
+
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="%d"/></x:xmpmeta>'
+
+
+@pytest.mark.parametrize("stored", ["png", "tiff", "eXIf behind the pixels", "XMP behind the pixels"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_stands_as_its_exif_data_say(tmp_path, orientation):
+def test_an_image_stands_as_its_exif_data_say(tmp_path, orientation, stored):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    path = tmp_path / "image.png"
-    Image.fromarray(image(8, 12, 3)).save(path, exif=exif)
-    with Image.open(path) as opened:
+    path = tmp_path / ("image.tiff" if stored == "tiff" else "image.png")
+    if "behind" in stored:
+        Image.fromarray(image(8, 12, 3)).save(path)
+        late = chunk(b"eXIf", exif.tobytes()[6:])
+        if "XMP" in stored:
+            late = chunk(b"iTXt", b"XML:com.adobe.xmp" + bytes(5) + XMP % orientation)
+        path.write_bytes(path.read_bytes()[:-12] + late + path.read_bytes()[-12:])
+    else:
+        Image.fromarray(image(8, 12, 3)).save(path, exif=exif)
+    with open_image(path, 8) as opened:
+        colours_of(opened)  # (a run asks first, and Pillow reads EXIF data once)
         height, width = upright_size(opened)
     assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
     rows = image(8, 12, 3)

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("av", reason="requirements/video.txt")
 
 import av
+from av.stream import Disposition
 from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
@@ -153,6 +154,27 @@ def test_a_cover_is_no_film(tmp_path, cover_first):
         path.write_bytes(content[:start] + content[end:] + content[start:end])
     assert look_at_video(path, decode=True)[:3] == (3, 8.0, (16, 16))
     assert np.round(read_frames(path, np.arange(3)).mean((1, 2, 3)) / 40).tolist() == [1, 2, 3]
+
+
+def test_still_track_before_a_film_is_not_the_film(tmp_path):
+    """As a muxer writes one that nothing marks as a cover; a file without a film keeps its still."""
+    for name, count in (("a.mkv", 3), ("b.mkv", 1)):
+        cover = np.full((32, 48, 3), 250, np.uint8)
+        path = film(tmp_path / name, grey(40, 80, 120)[:count], cover=cover, disposition=Disposition.default)
+        assert look_at_video(path, decode=count > 1).size == ((16, 16) if count > 1 else (32, 48))
+    assert np.round(read_frames(tmp_path / "a.mkv", np.arange(3)).mean((1, 2, 3)) / 40).tolist() == [1, 2, 3]
+
+
+def test_transparent_parts_of_a_video_are_white(tmp_path):
+    pixels = np.full((16, 16, 4), (200, 40, 40, 255), np.uint8)
+    pixels[8:, :8], pixels[8:, 8:] = (10, 20, 30, 0), (0, 0, 0, 128)
+    with av.open(str(tmp_path / "a.mov"), "w") as container:
+        stream = container.add_stream("png", rate=8)
+        stream.width, stream.height, stream.pix_fmt = 16, 16, "rgba"
+        container.mux([*stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgba")), *stream.encode()])
+    shown = read_frames(tmp_path / "a.mov", np.arange(1))[0]
+    assert shown[[0, 15, 15], [0, 0, 15]].tolist() == [[200, 40, 40], [255] * 3, [127] * 3]
+    assert any("white" in remark for remark in look_at_video(tmp_path / "a.mov", decode=False).remarks)
 
 
 def test_a_file_with_a_cover_alone_is_no_video(tmp_path):

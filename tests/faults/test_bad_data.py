@@ -163,6 +163,17 @@ def flat(folder):
     shutil.rmtree(folder / "dog")
 
 
+def from_windows(folder):
+    for path in list(folder.rglob("*.png")):
+        path.rename(folder / "cat" / f"{path.parent.name}\\{path.name}")
+
+
+def loose_from_windows(folder):
+    from_windows(folder)
+    for path in list(folder.rglob("*.png")):
+        path.rename(folder / path.name)
+
+
 def other_digits(folder):
     (folder / "cat").rename(folder.parent / "digits")
 
@@ -170,6 +181,8 @@ def other_digits(folder):
 FOLDERS = {
     "a missing one": (None, {"data_folder": "gone"}, "is not a folder", "correct the path"),
     "a typing error": (None, {"data_folder": "{}/cta"}, "is not a folder", "Did you mean 'cat'"),
+    "folders that became names": (from_windows, {}, "the one class cat", "unzip"),
+    "folders that became names, loose": (loose_from_windows, {}, "6 image(s) in no class folder", "unzip"),
     "no index": (None, {"index": "labels.csv"}, "there is no", 'drop "index" from data.json to take the folders'),
     "an index of another name": (
         lambda folder: (folder / "label.csv").write_text(HEADER), {"index": "labels.csv"}, "there is no",

@@ -31,28 +31,50 @@ import os, signal, sys, time
 
 def save(number, _):
     os.write(1, f"saves at {signal.Signals(number).name}\\n".encode())
-    sys.exit(128 + number)
+    signals_left.pop()
+    signals_left or sys.exit(128 + number)
 
+signals_left = [None] * int(sys.argv[1])
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, save)
-os.write(1, b"waits\\n")
-time.sleep(600)
+open("ready" + os.environ["RANK"], "w").close()
+time.sleep(60)
 """
 LAUNCHER = """
-import os, sys
+import logging, os, sys, threading, time
 from mindspeed_mm_dit.training.launch.run import start
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent as Agent
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-watch = Agent._monitor_workers
+logging.disable()
+number, moment, signals = sys.argv[1:]
+create, sent = SubprocessHandler.__init__, []
 
-def watch_and_say(*group):
-    Agent._monitor_workers = watch
-    os.write(1, b"waits\\n")
-    return watch(*group)
+def signal_once(*ranks):
+    while not all(os.path.exists(f"ready{rank}") for rank in ranks):
+        time.sleep(0.01)
+    if not sent:
+        sent.append(0)
+        os.kill(os.getpid(), int(number))
 
-# (These ranks may wait before torchrun has noted them, and then would not hear of a signal.)
-Agent._monitor_workers = watch_and_say
-sys.exit(start("pytorch", ["rank.py"]))
+class Lock:
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.release = self.lock.release
+
+    def acquire(self, *how):
+        acquired = self.lock.acquire(*how)
+        acquired and signal_once(0, 1)
+        return acquired
+
+def create_and_signal(rank, *arguments, **options):
+    create(rank, *arguments, **options)
+    if moment == "created":
+        signal_once(0)
+    else:
+        rank.proc._waitpid_lock = Lock()
+
+SubprocessHandler.__init__ = create_and_signal
+sys.exit(start("pytorch", ["rank.py", signals]))
 """
 TERM, INT, HUP, QUIT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL
 
@@ -102,16 +124,23 @@ def test_ranks_save_at_a_signal_that_is_passed_on_to_them(tmp_path, config, numb
     stops(Ranks(tmp_path, config, 2, f"{LONG} {flags}"), number)
 
 
-@pytest.mark.parametrize("number", [TERM, *(pytest.param(n, marks=pytest.mark.extended) for n in (HUP, QUIT))])
-def test_a_launcher_passes_a_signal_on_and_gives_its_code(tmp_path, number):
-    """To ranks that have nothing to train."""
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")],
+)
+def test_a_launcher_passes_signals_on_at_any_moment(tmp_path, number, moment):
+    """While a rank is not yet recorded, while Popen.poll holds its lock, and a second one while the ranks save."""
+    signals = 2 if number == INT else 1
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "launcher.py").write_text(LAUNCHER)
-    launcher = start([sys.executable, "launcher.py"], tmp_path, NPUS_PER_NODE="2")
-    for _ in range(3):
-        assert launcher.stdout.readline() == "waits\n"
-    launcher.send_signal(number)
-    assert launcher.communicate(timeout=PATIENCE_SECONDS)[0].count(f"saves at {number.name}\n") == 2
+    command = [sys.executable, "launcher.py", str(number.value), moment, str(signals)]
+    launcher = start(command, tmp_path, NPUS_PER_NODE="2")
+    saves = [f"saves at {number.name}\n"] * (1 if moment == "created" else 2)  # (rank 1 may have no handler yet)
+    for position in range(signals):
+        if position:
+            launcher.send_signal(number)
+        assert [launcher.stdout.readline() for _ in saves] == saves
+    assert launcher.communicate(timeout=PATIENCE_SECONDS)[0] in ("", saves[0])
     assert launcher.returncode == 128 + number
 
 

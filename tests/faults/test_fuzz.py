@@ -24,12 +24,14 @@ pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
+from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.labels_csv import read_labels
@@ -41,6 +43,8 @@ from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.wings.advice.text import _section as section_of
+from mindspeed_mm_dit.wings.lab.against import _described as described
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
 from tests.conftest import ROOT
 from tests.training.launch import Configs
@@ -169,6 +173,24 @@ def read_index(path):
         torch_dcp.check_architecture(path.parent, {"w": (3,)})
 
 
+FOLDER = {
+    "_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
+    "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
+    "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5", "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def read_a_folder(path):
+    """Read a config.json as that of a network, of an autoencoder and of a text encoder."""
+    folder = str(path.parent)
+    for read in (
+        lambda: described_by(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
+        lambda: autoencoder_in(folder, "ae"), lambda: section_of(folder),
+    ):  # fmt: skip
+        with suppress(UserError):
+            read()
+
+
 def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
 
@@ -239,6 +261,7 @@ SURFACES = {
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
+    "config.json": (lambda: of_json(FOLDER), read_a_folder),
     "w.safetensors": (lambda: of_bytes(written_by(functools.partial(write_arrays, metadata={}))), read_weights),
     "w.pt": (lambda: of_bytes(written_by(write_torch_file, {"model": WEIGHTS, "args": FACTS})), read_weights),
     "w.ckpt": (lambda: of_bytes(written_by(write_mindspore_file)), read_weights),
@@ -274,3 +297,9 @@ def test_what_was_found_is_mended(tmp_path):
     whole = written_by(write_torch_file)
     once(tmp_path, "w.pt", edited(whole, [(0.0, 27, b"")]))
     once(tmp_path, "w.pt", whole.replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x40"))
+
+
+def test_values_of_other_types_in_a_config_json_are_named(tmp_path):
+    values = {"_class_name": [], "model_type": {}, "max_position_embeddings": "7", "axes_dims_rope": []}
+    for key, value in (values | {"in_channels": None}).items():
+        once(tmp_path, "config.json", json.dumps(FOLDER | {key: value}).encode())

@@ -5,18 +5,23 @@ from __future__ import annotations
 import pickle
 import struct
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs import files
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan
 from mindspeed_mm_dit.data.shard_scan import Sought
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.sampling import request
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
 from mindspeed_mm_dit.wings.scores.image_set import open_image_set
+from tests.conftest import ROOT
 
 LARGE = np.zeros(1 << 20, np.float32)
 
@@ -36,6 +41,39 @@ def test_an_npz_that_unpacks_to_far_more(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", mu=LARGE, sigma=LARGE, x=LARGE)
     refused(read_arrays, tmp_path / "a.npz")
     refused(lambda path: open_image_set("--reference", path), tmp_path / "a.npz")
+
+
+def test_images_that_unpack_to_far_more_are_refused(tmp_path):
+    np.savez_compressed(tmp_path / "a.npz", arr_0=np.zeros((4, 1 << 10, 1 << 10, 3), np.uint8))
+    refused(lambda path: open_image_set("--samples", path), tmp_path / "a.npz")
+
+
+def test_images_of_an_npz_are_read_by_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.wings.scores.image_set.BATCH_BYTES", 1000)
+    np.savez(tmp_path / "a.npz", arr_0=np.zeros((5, 16, 16, 1), np.uint8))
+    assert [len(batch) for batch in open_image_set("--samples", tmp_path / "a.npz").batches(256)] == [3, 2]
+    with pytest.raises(UserError, match="pixels"):
+        monkeypatch.setattr("mindspeed_mm_dit.wings.scores.image_set.MAX_SCALED_PIXELS", 256)
+        open_image_set("--samples", tmp_path / "a.npz")
+
+
+def test_first_frame_of_another_size_is_refused_undecoded(tmp_path, monkeypatch):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image.Image, "load", lambda image: pytest.fail("it was decoded"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("it was decoded"))
+    config = SimpleNamespace(ae=SimpleNamespace(channels=3), sample_size=(5, 32, 32))
+    for given in (tmp_path / "a.png", Image.open(tmp_path / "a.png")):
+        with pytest.raises(ConfigError, match="64 x 64"):
+            request._pixels(given, "--image", config)
+
+
+def test_request_beyond_memory_is_refused_before_it_is_drawn(monkeypatch):
+    model = load_model_config(ROOT / "examples/dit/digits_flow/model.json")
+    with pytest.raises(ConfigError, match="--size = 32768x32768"):
+        monkeypatch.setattr(request, "host_memory_bytes", lambda: 1 << 36)
+        request.resized(model, None, "32768x32768")
+    with pytest.raises(ConfigError, match="10,000,000 labels"):
+        request.labels_of(["0-9"] * 1_000_000, (), 10)
 
 
 def test_a_pt_that_unpacks_to_far_more(tmp_path):

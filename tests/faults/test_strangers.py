@@ -8,6 +8,8 @@ import io
 import json
 import os
 import pickle
+import pickletools
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,9 +28,11 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 from mindspeed_mm_dit.wings.lab.parity import compare
+from mindspeed_mm_dit.wings.scores.inception import _read_weights
 from tests.autoencoder_kl_fixtures import SMALL
 from tests.conftest import GOLDEN
 
+SAVE = torch.save
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
@@ -199,6 +203,63 @@ def test_a_file_of_the_other_lane_of_mindspeed_mm_is_looked_at_too(tmp_path, tra
     torch.save({"args": Harmful(trace)}, folder / "model_optim_rng.pt")
     with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt: its pickle asks for \w+\.mkdir"):
         check_pickles(tmp_path, ("argparse.Namespace",))
+
+
+BEYOND_MEMORY = {
+    "item of a tensor": ("data.pkl", lambda content: content[:-1] + b"K\x00K\x01s."),
+    "items of a tensor": ("data.pkl", lambda content: content[:-1] + b"(K\x00K\x01u."),
+    "storage that is cut": ("data/0", lambda content: content[:4]),
+    "two names": ("version", lambda content: content),
+}
+"""How CVE-2026-24747 begins: a change of a member of an archive of a tensor; and an archive of two meanings."""
+
+
+def planted(case, obj):
+    """The bytes of an archive of torch.save, changed."""
+    name, change = BEYOND_MEMORY[case]
+    with io.BytesIO() as before, io.BytesIO() as after:
+        SAVE(obj, before)
+        with zipfile.ZipFile(before) as old, zipfile.ZipFile(after, "w") as new:
+            for info in old.infolist():
+                with old.open(info.filename) as member:
+                    member._expected_crc = None  # (DCP writes none)
+                    content = member.read()
+                new.writestr(info.filename, change(content) if info.filename.endswith(f"/{name}") else content)
+            if case == "two names":
+                new.writestr("other/data.pkl", b"N.")
+        return after.getvalue()
+
+
+@pytest.fixture
+def torch_load_forbidden(monkeypatch):
+    """torch.load, which versions before 2.10 must not be given such a file, is not called."""
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
+
+
+@pytest.mark.parametrize("case", BEYOND_MEMORY)
+def test_cve_2026_24747_is_kept_from_torch_load(tmp_path, monkeypatch, case, torch_load_forbidden):
+    (tmp_path / "a.pt").write_bytes(planted(case, WEIGHT))
+    with pytest.raises(CheckpointError, match=r"a\.pt: is not loaded"):
+        check_pickles(tmp_path, ())
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        _read_weights("--inception", tmp_path / "a.pt")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", lambda obj, file, **_: file.write(planted(case, obj)))
+        path = checkpoint(tmp_path / "planted")
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: model\.w: is not loaded"):
+        torch_dcp.read_tree(path, "model")
+
+
+def test_cve_2026_24747_of_an_old_file_is_kept_from_torch_load(tmp_path, torch_load_forbidden):
+    torch.save(WEIGHT, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "a.pt").read_bytes()
+    stops, rest = [], io.BytesIO(content)
+    for _ in range(4):
+        *_, (_, _, place) = pickletools.genops(rest)
+        stops.append(place)
+    (tmp_path / "a.pt").write_bytes(content[: stops[3]] + b"K\x00K\x01s" + content[stops[3] :])
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        _read_weights("--inception", tmp_path / "a.pt")
 
 
 def test_a_reference_file_with_objects_is_refused(tmp_path, trace):

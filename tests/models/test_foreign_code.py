@@ -40,6 +40,11 @@ def test_a_key_that_names_code_is_named(tmp_path):
     for file, content, key in (
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Words", None]}}, "auto_map"),
         ("config.json", {"_attn_implementation": "someone/attention"}, "_attn_implementation"),
+        # CVE-2026-4372, of transformers 4.56 to 5.2, 4.57.1 of requirements/ among them:
+        ("config.json", {"_attn_implementation_internal": "someone/code"}, "_attn_implementation_internal"),
+        ("config.json", {"text_config": {"experts_implementation": "someone/code"}}, "experts_implementation"),
+        ("config.json", {"_experts_implementation_internal": "someone/code"}, "_experts_implementation_internal"),
+        ("config.json", {"kernel_config": {"kernel_mapping": {"RMSNorm": "someone/code:Norm"}}}, "kernel_config"),
         ("config.json", {"vision_config": {"attn_implementation": "flash_attention_2"}}, "attn_implementation"),
         ("config.json", {"parts": [{"quantization_config": {"quant_method": "mxfp4"}}]}, "quantization_config"),
         ("adapter_config.json", {"base_model_name_or_path": "someone/model"}, "base_model_name_or_path"),
@@ -84,6 +89,7 @@ def autoencoder(folder):
 )  # fmt: skip
 def test_every_folder_of_a_model_is_looked_at_before_it_is_read(tmp_path, check, file):
     known = {"model_type": "dinov2", "hidden_size": 8, "_class_name": "AutoencoderKL"}
-    (tmp_path / file).write_text(json.dumps({**known, "auto_map": {"AutoModel": "own.Model"}}))
-    with pytest.raises(ConfigError, match=f"{file}: auto_map = .*: names code, and none is run or fetched"):
-        check(str(tmp_path))
+    for key, value in (("auto_map", {"AutoModel": "own.Model"}), ("_attn_implementation_internal", "someone/code")):
+        (tmp_path / file).write_text(json.dumps({**known, key: value}))
+        with pytest.raises(ConfigError, match=f"{file}: {key} = .*: names code, and none is run or fetched"):
+            check(str(tmp_path))

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.on_paper import forward_pass
+from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
@@ -167,6 +167,25 @@ def test_a_network_that_fails_on_paper_is_named_with_its_line(tmp_path, monkeypa
     monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Broken")
     with pytest.raises(ConfigError, match=reason):
         forward_pass(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(body)))
+
+
+def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    for row, (base, part, named) in enumerate((
+        ("torch.nn.Module", "torch.nn.Linear(1, 1)", "the network is a torch.nn.modules.module.Module"),
+        ("nn.Module", "torch.nn.Linear(1, 1)", "part is a torch.nn.modules.linear.Linear"),
+        ("nn.Module", "torch.nn.Parameter(torch.ones(1))", "part is a torch.nn.parameter.Parameter"),
+        ("object", "1", "the network is a torch_layers_"),
+    )):  # fmt: skip
+        (tmp_path / f"torch_layers_{row}.py").write_text(
+            f"import torch\nfrom mindspeed_mm_dit.framework import nn\nclass Network({base}):\n"
+            f"    def __init__(self, config):\n        super().__init__()\n        self.part = {part}\n"
+        )
+        monkeypatch.setattr(predictor.ResidualConfig, "network", f"torch_layers_{row}:Network")
+        with pytest.raises(ConfigError) as raised:
+            parameters_of(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=9 + row))
+        assert named in raised.value.reason and "mindspeed_mm_dit.framework import nn" in raised.value.cure
 
 
 @pytest.mark.pytorch

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 import torch
 import transformers
 
-from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config
+from mindspeed_mm_dit.configs.text_encoder import BertConfig, CLIPTextConfig, T5Config, UMT5Config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import load_text_encoder, open_tokenizer
 from tests.text_encoder_fixtures import CAPTIONS, write_bert, write_clip, write_t5
@@ -62,12 +62,14 @@ def test_a_list_of_modules_that_is_none_is_named(tmp_path):
             BertConfig(str(tmp_path)).pooling()
 
 
-def test_t5_answers_the_states_of_its_encoder(framework, tmp_path):
-    folder = write_t5(tmp_path / "t5")
-    config = T5Config(str(folder), max_length=8, dtype="fp32", zero_padding=True)
+@pytest.mark.parametrize("kind", [T5Config, UMT5Config])
+def test_t5_answers_the_states_of_its_encoder(framework, kind, tmp_path):
+    folder = write_t5(tmp_path / "t5", kind=kind.__name__.removesuffix("Config"))
+    config = kind(str(folder), max_length=8, dtype="fp32", zero_padding=True)
     ids, mask, found = encoded(framework, config)
     with torch.no_grad():
-        states = transformers.T5EncoderModel.from_pretrained(folder).eval()(ids, mask).last_hidden_state
+        network = getattr(transformers, kind.__name__.replace("Config", "EncoderModel"))
+        states = network.from_pretrained(folder).eval()(ids, mask).last_hidden_state
     torch.testing.assert_close(found.states, states * mask[:, :, None])
     assert found.pooled is None and mask.sum(1).tolist() == [5, 3, 1] and config.states_width() == 16
 

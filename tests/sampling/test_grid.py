@@ -8,8 +8,10 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
+from mindspeed_mm_dit.data.captions import varied
 from mindspeed_mm_dit.sampling import fonts
 from mindspeed_mm_dit.sampling.grid import _texts, captioned, draw_grid
+from mindspeed_mm_dit.sampling.image_files import draw_sizes
 
 
 @pytest.fixture
@@ -84,6 +86,25 @@ def test_a_caption_stands_above_a_grid_with_a_border_and_widens_it_where_it_must
     whole = np.asarray(captioned(grid, "step 200: ddim, 20 steps"))
     assert whole.shape[0] == 40 + 22 + 16 and whole.shape[1] > 100
     assert (whole[30:70, 8:38] == [0, 0, 255]).all() and (whole[:, :8] == 255).all() and (whole[:30] < 128).any()
+
+
+def test_each_caption_has_one_row_of_all_sizes():
+    shades = [
+        np.full((8, *size, 3), 20 * number, np.uint8) for number, size in enumerate([(24, 40), (40, 24), (32, 32)])
+    ]
+    captions = [f"caption {number}" for number in range(8)]
+    assert draw_sizes(shades, captions).height == 8 * (80 + 2)
+    wide = draw_sizes([np.zeros((8, 256, 256, 3), np.uint8)], captions)
+    assert wide.height == 4 * (256 + 2) and wide.width > 2 * 256  # (columns, where one would be narrow and high)
+    grid = np.asarray(draw_sizes(shades, captions))[40]
+    assert [(grid == [20 * number] * 3).all(1).any() for number in range(3)] == [True] * 3
+
+
+def test_captions_to_sample_are_of_every_kind():
+    captions = [f"a {kind} number {number}" for kind in ("cat", "dog", "lake") for number in range(500)]
+    chosen = varied(captions, 8)
+    assert len(set(chosen)) == 8 and {caption.split()[1] for caption in chosen[:3]} == {"cat", "dog", "lake"}
+    assert varied(["a", "b"], 8) == ["a", "b"] and len(varied(["一只猫", "一只狗", "湖"], 2)) == 2
 
 
 def test_rows_stand_in_the_order_asked_for():

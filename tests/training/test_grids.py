@@ -43,7 +43,7 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
     drawn = draw_grid(generate(model, config, Asked({"label": labels.tolist()}), settings), list(map(str, labels)))
-    whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234")
+    whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234, 8 x 8")
     np.testing.assert_array_equal(pixels(folder, 6), np.asarray(whole))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]
     assert np.abs(pixels(folder, 3) - pixels(folder, 6)).max() > 0

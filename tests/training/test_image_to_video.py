@@ -13,7 +13,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.autoencoder import PixelConfig
 from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import check_encoders
 from tests.clips_fixtures import NETWORKS, begun_configs, write_begun_clips, write_clip_vision
@@ -124,7 +124,7 @@ def test_a_network_and_an_image_encoder_that_do_not_fit_are_named(clips, tmp_pat
     ):
         sections = {name: value and model[name] | value for name, value in changes.items()}
         (tmp_path / "model.json").write_text(json.dumps(model | sections))
-        with pytest.raises(ConfigError, match=named):
+        with pytest.raises(UserError, match=named):
             check_encoders(load_model_config(tmp_path / "model.json"))
 
 

@@ -18,7 +18,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
     (tmp_path / "iter_0000005").mkdir()
     (tmp_path / "iter_0000005" / "run.json").write_text("{}")
     args = run_config(
-        report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4,
+        report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4, sample_prompts=None,
         tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
         mm=SimpleNamespace(
@@ -27,7 +27,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         ),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    data = SimpleNamespace(examples=lambda: {"label": [0]}, shapes_drawn=list)
+    data = SimpleNamespace(examples=lambda prompts: {"label": [0]}, shapes_drawn=list)
     monkeypatch.setattr(module, "open_data_set", lambda *_: data)
     with pytest.raises(SystemExit) as ended:
         module.report(args)

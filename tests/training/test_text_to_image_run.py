@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
@@ -37,7 +38,9 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(configs, saved):
-    outcome = configs.run(STEPS + f"--save {saved}/checkpoints --sample-interval 4")
+    (saved / "prompts.txt").write_text("a one\n\na two\n")
+    flags = f"--save {saved}/checkpoints --sample-interval 4 --sample-prompts {saved}/prompts.txt"
+    outcome = configs.run(STEPS + flags)
     assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
     return outcome
 
@@ -71,14 +74,21 @@ def test_an_image_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_
     assert sample(saved, tmp_path / "a.png", "--classes", "3") == 2
 
 
-def test_a_run_draws_its_captions_while_it_learns(whole, saved):
-    assert (saved / "samples/iter_0000004.png").stat().st_size
+def rows_of(path):
+    """Return how many rows a grid has, of 48 pixels, and 38 pixels around them."""
+    return (Image.open(path).height - 38) / (48 + 2)
+
+
+def test_a_run_draws_its_prompts_while_it_learns(whole, saved):
+    assert rows_of(saved / "samples/iter_0000004.png") == 2
 
 
 @pytest.mark.extended
-def test_a_run_draws_its_captions_at_its_end(configs, tmp_path):
-    outcome = configs.run(STEPS + f"--save {tmp_path}/checkpoints --report always --report-steps 2")
-    assert outcome.code == 0 and (tmp_path / "samples.png").stat().st_size, outcome.output
+def test_a_run_draws_its_prompts_at_its_end(configs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a one\n\na two\n")
+    flags = f"--save {tmp_path}/checkpoints --report always --report-steps 2 --sample-prompts {tmp_path}/prompts.txt"
+    outcome = configs.run(STEPS + flags)
+    assert outcome.code == 0 and rows_of(tmp_path / "samples.png") == 2, outcome.output
 
 
 def test_a_model_of_words_alone_says_which_words_it_has_not_learned(tmp_path, capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, original, pipeline, pt, pytorch, safetensors
 from mindspeed_mm_dit.checkpoint.formats.contract import Format, Room
+from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 __all__ = ["FORMATS", "Format", "Room", "of_source", "of_target"]
@@ -28,11 +29,9 @@ def of_source(path: Path) -> str:
     for name, known in FORMATS.items():
         if known.fits(path):
             return name
-    raise CheckpointError(
-        f"SOURCE = {path}",
-        "is in no format known here" if path.exists() else "there is no such file or folder",
-        f"formats are: {', '.join(FORMATS)}",
-    )
+    if not path.exists():
+        raise CheckpointError(f"SOURCE = {path}", "there is no such file or folder", how_to_fetch(path))
+    raise CheckpointError(f"SOURCE = {path}", "is in no format known here", f"formats are: {', '.join(FORMATS)}")
 
 
 def of_target(path: Path, to: str | None) -> str:

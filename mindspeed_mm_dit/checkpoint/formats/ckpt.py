@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.quantized import check_are_floats
 from mindspeed_mm_dit.checkpoint.state import State, flatten, unflatten
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file, write_mindspore_file
 
@@ -21,6 +22,7 @@ def fits(path: Path) -> bool:
 def read(path: Path) -> State:
     """Read all arrays; a step counter, (1,) under MindSpore, becomes () as elsewhere."""
     arrays = read_mindspore_file(path)
+    check_are_floats(arrays, str(path))
     return State(unflatten({n: a.reshape(()) if _STEP.fullmatch(n) and a.size == 1 else a for n, a in arrays.items()}))
 
 

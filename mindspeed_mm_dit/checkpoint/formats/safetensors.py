@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.float8 import unscaled
-from mindspeed_mm_dit.checkpoint.published import plain
+from mindspeed_mm_dit.checkpoint.published import names_of_network, plain
+from mindspeed_mm_dit.checkpoint.quantized import MARK, Formats, dequantized, read_formats
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import check_facts
 from mindspeed_mm_dit.configs.files import read_safetensors_header
@@ -42,20 +42,26 @@ class Stored(NamedTuple):
 
 
 def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) -> Stored:
-    """Read weights from one file or several, as float32 if they are of fewer bits, those in float8 times their scales.
+    """Read weights from one file or several, as float32 if they are of fewer bits, quantised ones times their scales.
 
     what: names them in errors; if it is an index, ``named`` are the tensors that it says they have. Raises
     CheckpointError for a file that cannot be read, a tensor or a scale that is missing.
     """
     arrays: Arrays = {}
-    metadata, kinds = dict[str, str](), dict[str, str]()
+    metadata, dtypes = dict[str, str](), dict[str, str]()
+    formats: Formats = {}
     for file in files:
-        own, said = read_safetensors_file(file)
-        arrays, metadata = arrays | own, metadata | said
-        kinds |= {name: entry["dtype"] for name, entry in read_safetensors_header(file).tensors.items()}
+        formats |= read_formats(*read_safetensors_file(file, _format_names), str(file))
+        content, header = read_safetensors_file(file, names_of_network)
+        arrays, metadata = arrays | content, metadata | header
+        dtypes |= {name: entry["dtype"] for name, entry in read_safetensors_header(file).tensors.items()}
     check_named(named, arrays, what)
-    weights, notes = unscaled(arrays, kinds, str(what))
-    return Stored(weights, metadata, 2 * list(kinds.values()).count("BF16") > len(kinds), notes)
+    weights, notes = dequantized(arrays, dtypes, formats, str(what))
+    return Stored(weights, metadata, 2 * list(dtypes.values()).count("BF16") > len(dtypes), notes)
+
+
+def _format_names(names: Collection[str]) -> list[str]:
+    return [name for name in names_of_network(names) if name.endswith(f".{MARK}")]
 
 
 def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:

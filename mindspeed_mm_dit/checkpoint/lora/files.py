@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,10 +43,8 @@ _OTHER_KINDS = {
 }
 """Beginning of the last part of a tensor's name -> the kind of adapters that has it."""
 _LONGEST = 150
-_NO_ALPHA = (
-    "the file has no alpha, which is assumed to be the rank, as diffusers, ComfyUI and musubi-tuner do: if it was "
-    "trained with twice that, its full strength is --lora FILE:2"
-)
+_OF_TEXT_ENCODER = re.compile(r"(base_model\.model\.)?(lora_te\d*_|te\d*\.|text_encoders?[._\d]|clip_[lg]\.|t5xxl\.)")
+"""Beginnings of the names of adapters of a text encoder: kohya's, diffusers' and ComfyUI's."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -75,9 +73,21 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     """
     file = _file(path)
     arrays, metadata = _read(file)
+    of_text = {name for name in arrays if _OF_TEXT_ENCODER.match(name)}
+    if of_text and len(of_text) == len(arrays):
+        raise CheckpointError(str(file), "holds adapters of a text encoder alone, and those of a network are read here",
+                              "name a file of adapters of the transformer")  # fmt: skip
     settings = _settings(file, metadata)
-    theirs, notes = _layers(arrays, settings, file)
+    theirs, notes = _layers({name: arrays[name] for name in arrays if name not in of_text}, settings, file)
+    if of_text:
+        notes = (_not_applied(of_text), *notes)
     return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
+
+
+def _not_applied(names: Collection[str]) -> str:
+    """Return the note on adapters of text encoders, which are not read."""
+    layers = {match[1] for name in names if (match := _match(name))}
+    return f"adapters of a text encoder are in the file too ({len(layers)}), and are not applied"
 
 
 def _other_kind(name: str) -> str | None:
@@ -123,7 +133,8 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
     said = found if isinstance(found, dict) else {}
-    return settings_of({key.removeprefix("transformer."): value for key, value in said.items()}, f"{file}: {METADATA}")
+    own = {key: value for key, value in said.items() if not _OF_TEXT_ENCODER.match(key)}
+    return settings_of({key.removeprefix("transformer."): value for key, value in own.items()}, f"{file}: {METADATA}")
 
 
 def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
@@ -135,6 +146,7 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
         if name.endswith(".alpha") and array.size == 1:
             alphas[name.removesuffix(".alpha")] = checked_alpha(array.item(), f"{file}: {name}")
         elif (match := _match(name)) and array.ndim == 2:
+            _check_numbers(array, f"{file}: {name}")
             (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
         else:
             kind = _other_kind(name)
@@ -150,14 +162,34 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
         if ups[layer].shape[1] != len(down) or not len(down):
             reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
             raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
-    folds_it = all(layer.startswith("diffusion_model.") for layer in downs)
-    notes = () if alphas or settings.lora_alpha is not None or folds_it else (_NO_ALPHA,)
+    folds_it = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
+    assumed = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
+    notes = (_assumed_note(len(assumed), len(downs)),) if assumed and not folds_it else ()
     try:
         said = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {error.what}", error.reason, "use the file with its own settings") from None
     found = {name: LowRank(down, ups[name], alphas.get(name, said[name])) for name, down in downs.items()}
     return _without_zeros(found), notes
+
+
+def _check_numbers(array: np.ndarray, what: str) -> None:
+    """Raise CheckpointError unless ``array`` holds finite floating-point numbers."""
+    if array.dtype.kind != "f":
+        reason = f"is stored in {array.dtype}, and adapters are floating-point numbers"
+    elif not np.isfinite(array).all():
+        reason = "holds numbers that are not finite"
+    else:
+        return
+    raise CheckpointError(what, reason, "copy or download it again, or ask who trained it for a whole file")
+
+
+def _assumed_note(count: int, total: int) -> str:
+    where = "" if count == total else f" for {count} of its {total} layers"
+    return (
+        f"the file has no alpha{where}, which is assumed to be the rank, as diffusers, ComfyUI and musubi-tuner do: "
+        "if it was trained with twice that, its full strength is --lora FILE:2"
+    )
 
 
 def _without_zeros(found: dict[str, LowRank]) -> dict[str, LowRank]:

@@ -52,12 +52,20 @@ class Settings:
     exclude_modules: tuple[str, ...] | str | None = None
     """Layers without adapters, likewise."""
 
+    def has_alpha(self, layer: str) -> bool:
+        """Return whether these settings say alpha of a layer."""
+        return self._alpha(_plain(layer)) is not None
+
+    def _alpha(self, layer: str) -> float | None:
+        found: float | None = _of(self.alpha_pattern, layer, self.lora_alpha)
+        return found
+
     def alpha(self, layer: str, rank: int) -> float:
         """Return alpha of a layer whose matrices have ``rank``.
 
         Raises CheckpointError if these settings are not those of adapters with such a layer.
         """
-        layer = layer[_BASE_PREFIX.match(layer).end() :]  # type: ignore[union-attr]
+        layer = _plain(layer)
         wanted = _of(self.rank_pattern, layer, self.r)
         if wanted not in (None, rank):
             raise CheckpointError(f"r = {wanted}", f"the matrices of {layer} have rank {rank}")
@@ -65,8 +73,12 @@ class Settings:
             raise CheckpointError("target_modules", f"does not name {layer}, for which there is an adapter")
         if self.exclude_modules and _named(self.exclude_modules, layer):
             raise CheckpointError("exclude_modules", f"names {layer}, for which there is an adapter")
-        alpha = _of(self.alpha_pattern, layer, self.lora_alpha)
+        alpha = self._alpha(layer)
         return float(rank if alpha is None else alpha) * (rank**0.5 if self.use_rslora else 1.0)
+
+
+def _plain(layer: str) -> str:
+    return layer[_BASE_PREFIX.match(layer).end() :]  # type: ignore[union-attr]
 
 
 def settings_of(said: Mapping[str, Any], what: str) -> Settings:

@@ -127,3 +127,6 @@ def require_same_names(what: str, wanted: Mapping[str, tuple[int, ...]], weights
     for name, shape in wanted.items():
         if weights[name].shape != shape:
             raise CheckpointError(what, f"weight {name} is {weights[name].shape}, config.json makes it {shape}")
+        if weights[name].dtype.kind != "f":
+            reason = f"weight {name} is stored in {weights[name].dtype}, which is not read here"
+            raise CheckpointError(what, reason, "use a file in bfloat16")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, FLAGS_FILE, config_folder
+from mindspeed_mm_dit.configs.embedded import CONFIG_FILES, ENTRY_SCRIPT, FLAGS_FILE, config_folder
 from mindspeed_mm_dit.configs.flag_combinations import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -32,7 +32,7 @@ def train(config: str, flags: Sequence[str]) -> int:
         raise ConfigError(
             f"AI_FRAMEWORK = {framework}", f"must be one of {', '.join(FRAMEWORKS)}", nearest(framework, FRAMEWORKS)
         )
-    return start(framework, [str(ENTRY_SCRIPT), *_flags_of_config(config_folder(config), framework), *flags])
+    return start(framework, [str(ENTRY_SCRIPT), *_flags_of_config(config_folder(config), framework, flags), *flags])
 
 
 def start(framework: str, command: Sequence[str]) -> int:
@@ -50,13 +50,21 @@ def start(framework: str, command: Sequence[str]) -> int:
     return int(launcher.start(launch, command))
 
 
-def _flags_of_config(folder: Path, framework: str) -> list[str]:
+def _flags_of_config(folder: Path, framework: str, flags: Sequence[str]) -> list[str]:
+    """Return the flags of a config folder; raises ConfigError for files that it lacks and ``flags`` do not replace."""
     tool = os.environ.get("MM_TOOL")
     check_tool("MM_TOOL", tool)
+    words = read_train_args(folder / FLAGS_FILE)
+    replaced = {word.partition("=")[0] for word in (*words, *flags)}
+    sharding = {"fsdp2.yaml": "--fsdp2-config-path"}
+    needed = {**CONFIG_FILES, **(sharding if "--use-torch-fsdp2" in replaced else {})}
+    missing = [file for file, flag in needed.items() if flag not in replaced and not (folder / file).is_file()]
+    if missing:
+        instead = " ".join(f"{needed[file]} FILE" for file in missing)
+        raise ConfigError(f"CONFIG = {folder}", f"lacks {', '.join(missing)}", f"write them, or add {instead}")
     return [
         *("--ai-framework", framework),
-        *("--mm-model", str(folder / "model.json"), "--mm-data", str(folder / "data.json")),
-        *("--fsdp2-config-path", str(folder / "fsdp2.yaml")),
+        *(word for file, flag in (CONFIG_FILES | sharding).items() for word in (flag, str(folder / file))),
         *(("--mm-tool", tool) if tool else ()),
-        *read_train_args(folder / FLAGS_FILE),
+        *words,
     ]

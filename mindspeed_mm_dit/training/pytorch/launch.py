@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,8 @@ CPU_PROCESSES = 1
 VARIABLES: dict[str, str] = {}
 """Environment variables of the processes, unless the user sets them: none, since threads decide how to wait."""
 
-SAVING_SECONDS = 3600
-"""How long ranks that were asked to stop may save before torchrun kills them; torchrun's default is 30."""
+MOST_SAVING_SECONDS = 3600
+"""How long ranks that were asked to stop may save before they are killed; torchrun's default is 30."""
 
 
 def count_accelerators() -> int:
@@ -46,12 +45,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
 
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SAVING_SECONDS))
+    from mindspeed_mm_dit.training.pytorch.agent import SAVING_SECONDS, run_torchrun
+
+    os.environ.setdefault(SAVING_SECONDS, str(MOST_SAVING_SECONDS))
     meeting = _on_one_node(launch) if launch.nodes == 1 else _on_several_nodes(launch)
     try:
-        run(parse_args(["--nproc_per_node", str(launch.processes), *meeting, *_signals(), *command]))
+        run_torchrun(["--nproc_per_node", str(launch.processes), *meeting, *command])
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
     except DistError as error:
@@ -79,15 +79,8 @@ def _on_one_node(launch: Launch) -> list[str]:
 
 
 def _on_several_nodes(launch: Launch) -> list[str]:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # so Ctrl-C ends the wait, during which Python calls no handler
     return [
         *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
         *("--master_addr", launch.address, "--master_port", str(launch.port)),
         *("--rdzv_conf", f"timeout={WAIT_SECONDS}"),
     ]
-
-
-def _signals() -> list[str]:
-    """Return the flag that keeps SIGHUP ignored if it is: with nohup, the run outlives its shell."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return ["--signals_to_handle", "SIGTERM,SIGINT,SIGQUIT"] if ignored else []

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -16,13 +17,14 @@ from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import captioned, stacked
-from mindspeed_mm_dit.sampling.image_files import draw_samples
+from mindspeed_mm_dit.sampling.grid import captioned
+from mindspeed_mm_dit.sampling.image_files import draw_sizes
 from mindspeed_mm_dit.sampling.request import Asked
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
+from mindspeed_mm_dit.training.report import prompts_to_sample
 from mindspeed_mm_dit.training.trackers.registry import asked
 from mindspeed_mm_dit.training.watchers.contract import Run, Step, Watcher, WatcherKind
 
@@ -43,7 +45,7 @@ class SampleGrids(Watcher):
         self._settings = settings_of(args)
         config: ModelConfig = args.mm.model
         data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
-        self._asked = Asked(data.examples()).each(each)
+        self._asked = Asked(data.examples(prompts_to_sample(args))).each(each)
         self._configs = [sized(config, shape) for shape in data.shapes_drawn()] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
@@ -61,9 +63,9 @@ class SampleGrids(Watcher):
                 if model is None:
                     return
                 titles = self._asked.titles(self._classes)
-                drawn = (generate(model, config, self._asked, self._settings) for config in self._configs)
-                grid = stacked([draw_samples(samples, titles) for samples in drawn])
-                picture = captioned(grid, f"step {iteration:,}: {self._settings.words}")
+                drawn = [generate(model, config, self._asked, self._settings) for config in self._configs]
+                sizes = size_words([config.sample_size for config in self._configs])
+                picture = captioned(draw_sizes(drawn, titles), f"step {iteration:,}: {self._settings.words}, {sizes}")
         except ConvergenceError:
             self._log.say(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
             return

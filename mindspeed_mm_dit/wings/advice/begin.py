@@ -23,7 +23,7 @@ from mindspeed_mm_dit.wings.advice.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.wings.advice.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, recommend
-from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter
+from mindspeed_mm_dit.wings.advice.starter import DIFFUSIONS, Choice, Starter, precision_and_sharding
 
 ADAPTERS = Tuning(("all",), 16, 16)
 """Trained where the whole network does not fit: LoRA of every layer of the blocks."""
@@ -115,6 +115,7 @@ def begun(starter: Starter, base: Base, images: ImageFacts, classes: Sequence[st
         "--sample-interval": Choice(steps // 10, "grids of samples in samples/, beside the checkpoints"),
         **({"--eval-interval": Choice(steps // 10)} if images.held_out else {}),
         "--save-interval": Choice(steps // 5),
+        **precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, starter.design | design, starter.flags | flags)
 
@@ -167,16 +168,19 @@ def _tuned(
     """Return the model to train, whole if it fits or else with adapters, its placement, and why."""
     placement = Placement(machine.ranks, precision=machine.precision)
     request = Request(placement, machine.num_bytes, batch // machine.ranks)
+    new = _new_to(base, whole, classes)
+    beside = machine.machine_bytes if machine.accelerators else 0  # (a CPU trains in the machine's memory anyway)
+    offloading = dataclasses.replace(request, machine_bytes=beside)
     try:
-        return whole, recommend(whole, request), "all of them are trained"
+        return whole, recommend(whole, offloading if new else request), "all of them are trained"
     except ConfigError as error:
-        if new := _new_to(base, whole, classes):
+        if new:
             reason = f"does not know these {new}, so all of it must be trained; {error.reason}"
             cure = "use more memory or devices; adapters do for one class, or for classes that it knows by name"
             raise ConfigError(f"--from = {base.name}", reason, cure) from None
     adapted = tuned(whole, ADAPTERS)
     little = f"{machine.num_bytes / GIB:,.4g} GiB are too little to train all"
-    return adapted, recommend(adapted, request), f"adapters (LoRA) are trained: {little}"
+    return adapted, recommend(adapted, offloading), f"adapters (LoRA) are trained: {little}"
 
 
 def _new_to(base: Base, whole: ModelConfig, classes: Sequence[str]) -> str:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE, embedded_configs
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import tuned
 from mindspeed_mm_dit.planning.arithmetic import train_flop
-from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.wings.advice.facts import Machine
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, place_of
-from mindspeed_mm_dit.wings.advice.recommend import Request, fsdp2_yaml, recommend
+from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, fsdp2_yaml, recommend
 from mindspeed_mm_dit.wings.advice.starter_files import json_text, places_in
 
 WEIGHTS = Path("weights")
@@ -49,6 +49,13 @@ def steps_for(images: int, batch: int) -> int:
     return min(STEPS[1], max(STEPS[0], SEEN * images // batch))
 
 
+def _memory(model: ModelConfig, sharding: Recommendation, machine: Machine) -> str:
+    """Return what a micro-batch takes of a device, and the weights of the machine, in words."""
+    need = memory(model, sharding.placement, online_vae=False).total(sharding.micro_batch_size) / GIB
+    on_device = f"by the plan {need:.1f} of {machine.num_bytes / GIB:,.4g} GiB"
+    return f"{on_device}, and {sharding.reasons['offload_to_cpu']}" if sharding.placement.offloaded else on_device
+
+
 def adapted(
     name: str, folder: Path, images: int, size: int | None, machine: Machine, dataset: Mapping[str, Any]
 ) -> tuple[str, Callable[[str], dict[str, str]]]:
@@ -66,12 +73,14 @@ def adapted(
     targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
     model = tuned(model_config_from_mapping(model_json, "model.json"), Tuning(tuple(targets), rank, rank))
     share = -(-batch // machine.ranks)
-    sharding = recommend(model, Request(Placement(machine.ranks), machine.num_bytes, share, online_vae=False))
+    request = Request(Placement(machine.ranks), machine.num_bytes, share, online_vae=False,
+                      machine_bytes=machine.machine_bytes)  # fmt: skip
+    sharding = recommend(model, request)
     batch, steps = share * machine.ranks, steps_for(images, batch)
     cost = steps * batch * train_flop(model.predictor) / 1e12
     shape = " x ".join(map(str, model.sample_size))
     said = (f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {shape}, "
-            f"out of {images:,}; {cost:,.4g} TFLOP to train")  # fmt: skip
+            f"out of {images:,}; {cost:,.4g} TFLOP to train; {_memory(model, sharding, machine)}")  # fmt: skip
     data |= {"note": said, "dataset_param": data["dataset_param"] | dataset | {"image_size": model.sample_size[-1]}}
     own = {"--train-iters": steps, "--micro-batch-size": sharding.micro_batch_size, "--global-batch-size": batch,
            "--save-interval": steps // 5}  # fmt: skip

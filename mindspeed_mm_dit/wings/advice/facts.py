@@ -64,6 +64,8 @@ class ImageFacts:
     """The encoder of their captions."""
     sizes: np.ndarray | None = None
     """(N, 2) int64: height and width of each, if they may keep their shapes."""
+    part_cut: float = 0.0
+    """Median fraction of an image that a square cuts off."""
 
     @property
     def valid_fraction(self) -> float:
@@ -90,6 +92,8 @@ class Machine:
     """Cores of the CPU."""
     has_bf16: bool
     """Whether a step may compute in bfloat16."""
+    machine_bytes: float = 0
+    """Memory beside that of the accelerators, which may hold weights; infinite where it is not known, 0: none."""
 
     @property
     def ranks(self) -> int:

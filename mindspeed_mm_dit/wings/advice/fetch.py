@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.files import add_content
+from mindspeed_mm_dit.configs.files import add_content, reason_of
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
 from mindspeed_mm_dit.terminal import say
-from mindspeed_mm_dit.wings.advice.hubs import HUBS, Hub, Listing, Part, answer_of
+from mindspeed_mm_dit.wings.advice.hubs import HUBS, MIRRORS, Hub, Listing, Part, answer_of, part_file
 from mindspeed_mm_dit.wings.advice.published import PUBLISHED, Published, place_of
 
 TRIES = 5
-"""How often a file is asked for that breaks off; each time only what is missing is sent."""
-MIRRORS = "HF_ENDPOINT=https://hf-mirror.com, or --hub modelscope"
+"""How often a file is asked for that breaks off where it did before."""
+WAIT_SECONDS = 1.0
 _NOT_READ = re.compile(
     r"(^|/)(\.git|onnx|openvino)|\.(md|py|png|jpe?g|gif|webp|mp4|pdf|h5|msgpack|onnx|ot|tflite|gguf)$|\.(fp16|bf16|non_ema)\.",
     re.IGNORECASE,
@@ -31,7 +32,7 @@ def published(name: str, hub: str | None) -> Published:
     """Return the record of ``name``, which may also be ``owner/name`` of a hub; raises ConfigError if it is neither."""
     if name in PUBLISHED:
         return PUBLISHED[name]
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; OWNER/NAME of a hub is taken, too"
         raise ConfigError(f"mm-dit get {name}", "is no name that is known", cure)
     return Published("", {hub or "huggingface": name})
@@ -65,13 +66,18 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
     parts = chosen(listing, record.files)
     if not parts:
         raise CheckpointError(f"mm-dit get {name}", f"{page} has no files {' '.join(record.files)}")
-    say(f"{name}: {page}, licence: {listing.licence or 'none stated'}")
+    say(f"{name}: {page}, licence: {' '.join(str(listing.licence or 'none stated').split())}")
     for part in parts:
-        say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest}")
+        say(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest or 'no digest stated'}")
     say(f"  {sum(part.size for part in parts) / 1e6:10,.1f} MB  in {len(parts)} file(s), to {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot be made a folder: {reason_of(error)}"
+        raise PlatformError(f"--output = {folder}", reason, "name a folder that you can write to") from None
     missing = [part for part in parts if _difference(folder / part.path, part)]
-    folder.mkdir(parents=True, exist_ok=True)
-    need, free = sum(part.size for part in missing), shutil.disk_usage(folder).free
+    need = sum(part.size - _bytes_of(part_file(part, folder)) for part in missing)
+    free = shutil.disk_usage(folder).free
     if need > free:
         raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
                             "name a folder on a larger disk")  # fmt: skip
@@ -83,7 +89,10 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
             (folder / part.path).unlink(missing_ok=True)
             raise CheckpointError(f"{folder / part.path}", f"is not what {page} states: {difference}; it was removed",
                                   "run the same command again, or use another mirror or hub")  # fmt: skip
-    say(f"checked: size and digest of {len(parts)} file(s) in {folder}")
+    unstated = [part.path for part in parts if not part.digest]
+    say(f"checked: size and digest of {len(parts) - len(unstated)} file(s) in {folder}")
+    if unstated:
+        say(f"not checked: the content of {', '.join(unstated)}, as the hub states no digest")
 
 
 def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
@@ -95,24 +104,32 @@ def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
         if any(fnmatch(part.path, pattern) for pattern in patterns)
         and not _NOT_READ.search(part.path)
         and not (_PICKLE.search(part.path) and part.path.rpartition("/")[0] in safe and part.path not in patterns)
-        and not {"", ".", ".."} & set(part.path.split("/"))  # (none outside the folder)
     ]
 
 
 def _fetch_whole(source: Hub, repo: str, revision: str, part: Part, folder: Path) -> None:
-    for left in reversed(range(TRIES)):
+    tries, longest = 0, -1
+    while True:
         try:
             return source.fetch(repo, revision, part, folder)
         except Exception as error:
-            if answer_of(error)[0] is not None or not left:
+            size = _bytes_of(part_file(part, folder))
+            tries, longest = (1, size) if size > longest else (tries + 1, longest)
+            if answer_of(error)[0] is not None or tries == TRIES:
                 raise
+            if tries > 1:
+                time.sleep(WAIT_SECONDS)
+
+
+def _bytes_of(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else 0
 
 
 def _difference(file: Path, part: Part) -> str:
     """Return how a file differs from what the hub states; empty if it does not."""
     if not file.is_file():
         return "it is not there"
-    if part.size and file.stat().st_size != part.size:
+    if file.stat().st_size != part.size:
         return f"{file.stat().st_size:,} bytes, not {part.size:,}"
     kind, _, stated = part.digest.partition(":")
     found = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if kind == "git" else hashlib.sha256()
@@ -134,6 +151,6 @@ def _refusals(name: str, page: str, folder: Path, broken: str = "") -> Iterator[
             401: ("is not there, or not for everyone", "with an account, set HF_TOKEN"),
             403: ("asks for consent to its licence", "give it there, and set HF_TOKEN"),
             404: ("is not there", ""),
-            429: (f"asks to wait{f' {wait} seconds' if wait else ''}", f"wait, and {again}"),
-        }.get(status, (f"answers with {status}", again))
+            429: (f"asks to wait{f' {wait} seconds' if wait.isdigit() else ''}", f"wait, and {again}"),
+        }.get(status, (f"answers with {status}", again if status and status >= 500 else by_hand))
         raise PlatformError(f"mm-dit get {name}", f"{page} {reason}", cure) from None

@@ -8,7 +8,13 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.files import is_folder, nearest_to
 from mindspeed_mm_dit.configs.images import ImageFiles
 from mindspeed_mm_dit.data.labels_csv import is_index
-from mindspeed_mm_dit.data.listing import class_folders, indices_in, of_folders
+from mindspeed_mm_dit.data.listing import (
+    CURE_OF_LOST_FOLDERS,
+    class_folders,
+    images_of_lost_folders,
+    indices_in,
+    of_folders,
+)
 from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -67,6 +73,9 @@ def classes_of_folder(images: str) -> FolderClasses:
         )
     if of_folders(path).rows:
         return FolderClasses(images, None, False, "every folder in it is a class")
+    if lost := images_of_lost_folders(entry.name for entry in path.iterdir()):
+        raise ConfigError(f"IMAGES = {images}", f"has files such as {lost[0]}, and a backslash is no folder here",
+                          CURE_OF_LOST_FOLDERS)  # fmt: skip
     return FolderClasses(images, None, True, "no folder in it holds images, so all are of one class")
 
 

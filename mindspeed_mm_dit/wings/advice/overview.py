@@ -86,8 +86,9 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
     for shape in np.unique(shapes, axis=0):
         own = (shapes == shape).all(1)
         count, most = int((own & ~held_out).sum()), times[own].max()
+        samples = int(own[: len(train)][train.entries].sum())
         lines.append(
-            f"{size_words([shape]):>16}  {count:>11,}  {count % group:>8,}  "
+            f"{size_words([shape]):>16}  {count:>11,}  {samples % group:>8,}  "
             f"{int((own & held_out).sum()):>8,}  {1 - kept[own].mean():>13.1%}  {1 - kept[own].min():>5.1%}  "
             f"{int((times[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )

@@ -7,9 +7,11 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.precision import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning.fit import host_bytes
+from mindspeed_mm_dit.planning.memory import RESERVE, Placement, memory
 
 GIB = 2**30
 BUSY_TOKENS = 4096
@@ -32,6 +34,8 @@ class Request:
     """Number of devices of a node, joined by the fast link."""
     online_vae: bool = True
     """Whether images are encoded in the step."""
+    machine_bytes: float = 0
+    """Memory of the machine that may hold weights, if the devices cannot hold them (fsdp2.yaml: offload_to_cpu)."""
 
     @property
     def world_size(self) -> int:
@@ -67,16 +71,34 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
             micro = request.micro_batch_size or _divisor_up_to(request.images_per_rank, largest)
             if enough <= micro <= largest:
                 return _recommendation(model, placement, micro, request)
+    if offloaded := _offloaded(model, request):
+        return offloaded
     wanted = request.micro_batch_size or 1
     needs = [memory(model, placement, request.online_vae).total(wanted) for placement in placements]
     need = min(needs)
     best = placements[needs.index(need)]
     raise ConfigError(
         f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s)",
-        f"{wanted} image(s) need {need / GIB:.1f} GiB even sharded over {best.shard_ranks} ranks "
-        f"with recompute; {fitting(model, best, request)} fit",
+        f"{wanted} image(s) need {need / GIB:.1f} GiB"
+        + (f" even sharded over {best.shard_ranks} ranks" if best.shard_ranks > 1 else "")
+        + f" with recompute; {fitting(model, best, request)} fit",
         "use more or larger devices, or smaller images; mm-dit plan also tries --micro-batch-size and --offload-to-cpu",
     )
+
+
+def _offloaded(model: ModelConfig, request: Request) -> Recommendation | None:
+    """Return a placement with weights in the machine's memory; None if that has no room, or the devices lack more."""
+    precision = SHARDED_BF16 if request.run.precision == AUTOCAST else request.run.precision
+    run = dataclasses.replace(request.run, offloaded=True, precision=precision)
+    if request.run.offloaded or not request.machine_bytes:
+        return None
+    try:
+        found = recommend(model, dataclasses.replace(request, run=run))
+    except ConfigError:
+        return None
+    kept = memory(model, found.placement, request.online_vae).in_machine
+    need = request.world_size * max(kept, host_bytes(model.predictor))  # (each rank builds the whole network first)
+    return found if need <= request.machine_bytes * (1 - RESERVE) else None
 
 
 def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:

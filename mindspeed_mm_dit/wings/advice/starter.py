@@ -36,6 +36,8 @@ SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
 80 times each, as in the paper's first 400,000 steps."""
 CPU_STEPS, FEWEST_STEPS = (2_800, 4_000), 500
 """Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
+CPU_SAMPLES = 32 * CPU_STEPS[0]
+"""Samples for which a network must have time on a CPU: the usual batch for the fewest steps, however many images."""
 WORTH_BUCKETS = 0.1
 """Images keep their shapes if squares cut more than this part off them."""
 GROUPS, GROUPS_OF_ALL = (32, 16, 8, 4, 2, 1), 5
@@ -115,18 +117,21 @@ def choose(
         ConfigError: ``image_size`` cannot be cut into patches, or nothing fits into the memory.
     """
     size = _image_size(images, machine, ae, image_size)
+
+    def in_time(name: str, starter: Starter) -> Starter:
+        if machine.accelerators or starter.flop <= machine.flop:
+            return starter
+        return _with_network(name, size, images, machine, ae, diffusion, part=machine.flop / starter.flop)
+
     *larger, smallest = _networks(images, machine)
     for name in larger:
         try:
             starter = _with_network(name, size, images, machine, ae, diffusion)
         except ConfigError:  # it does not fit
             continue
-        if machine.accelerators or starter.flop <= machine.flop:
-            return starter
-    starter = _with_network(smallest, size, images, machine, ae, diffusion)
-    if machine.accelerators or starter.flop <= machine.flop:
-        return starter
-    return _with_network(smallest, size, images, machine, ae, diffusion, part=machine.flop / starter.flop)
+        if machine.accelerators or CPU_SAMPLES * train_flop(starter.model.predictor) <= machine.flop:
+            return in_time(name, starter)
+    return in_time(smallest, _with_network(smallest, size, images, machine, ae, diffusion))
 
 
 def _networks(images: ImageFacts, machine: Machine) -> list[str]:
@@ -183,7 +188,7 @@ def _with_network(
         **_micro_batch(model, machine, sharding, batch.value, buckets),
         **_learning(model, machine, steps.value, _has_blocks(machine, diffusion)),
         **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
-        **_precision_and_sharding(machine, sharding),
+        **precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, design, flags)
 
@@ -220,14 +225,18 @@ def _buckets(images: ImageFacts, size: int, unit: int) -> tuple[dict[str, Choice
     for group in GROUPS if cut > WORTH_BUCKETS else ():
         shapes = shapes_of(images.sizes, DatasetParam("images", buckets=budget, bucket_group=group))
         found = counted(shapes[train])
-        if group * GROUPS_OF_ALL <= images.count and min(count for _, count in found) >= group:
+        fewest = min(count for _, count in found)
+        if group * GROUPS_OF_ALL <= images.count and (group == 1 or fewest >= 2 * group):
             kept = Choice(
                 {"area": budget.area, "multiple_of": unit},
                 f"images keep their shapes, here {size_words([shape for shape, _ in found])}; squares would cut "
                 f"{cut:.0%} off them",
             )
             usual = max(found, key=lambda own: own[1])[0]
-            return {"buckets": kept, "bucket_group": Choice(group, "images of one shape in a row")}, usual
+            return {
+                "buckets": kept,
+                "bucket_group": Choice(group, f"images of one shape in a row; the rarest shape has {fewest}"),
+            }, usual
     return {}, (size, size)
 
 
@@ -386,10 +395,13 @@ def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[s
     }
 
 
-def _precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+def precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[str, Choice]:
+    """Return the flags for bfloat16 and for fsdp2.yaml, where they are needed."""
     flags = {}
     if machine.precision.compute == "bf16":
         flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
-    if machine.precision.way == "fsdp2" or sharding.placement.recompute:
+    if sharding.placement.offloaded:
+        flags["--use-torch-fsdp2"] = Choice(None, f"as fsdp2.yaml says: {sharding.reasons['offload_to_cpu']}")
+    elif machine.precision.way == "fsdp2" or sharding.placement.recompute:
         flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
     return flags

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs.limits import shown, whole_number
 from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, folder_of
@@ -57,10 +58,12 @@ def _section(named: str | None) -> tuple[dict[str, Any], str]:
     folder = MINILM if named == "minilm" else _folder(named)
     found = read_json(folder_of("--text-encoder", folder) / "config.json", "--text-encoder")
     kind = found.get("model_type")
-    if kind not in KINDS:
-        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {kind!r}",
+    if kind not in [*KINDS]:
+        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {shown(kind)}",
                           f"name the folder of one of {', '.join(KINDS)}; or write minilm, or words")  # fmt: skip
-    most = min(found.get("max_position_embeddings", MOST_TOKENS), CLIP_TOKENS if KINDS[kind] == "clip" else MOST_TOKENS)
+    positions = found.get("max_position_embeddings", MOST_TOKENS)
+    most = whole_number(f"--text-encoder = {named}: max_position_embeddings", positions, 1)
+    most = min(most, CLIP_TOKENS if KINDS[kind] == "clip" else MOST_TOKENS)
     section = {"model_id": KINDS[kind], "from_pretrained": folder, "max_length": most, "zero_padding": True}
     return section, REASONS.get(folder, "as --text-encoder says")
 

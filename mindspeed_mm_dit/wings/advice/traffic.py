@@ -47,6 +47,19 @@ def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) ->
     return Traffic(round(micro_batches * (gathered + reduced) + stepped), round(averaged * rounds))
 
 
+def host_traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) -> int:
+    """Return the bytes between the machine's memory and one device in a step of ``micro_batches``, if offloaded.
+
+    FSDP2 copies a rank's float32 shard to the device whenever it gathers a block, and each gradient back.
+    """
+    if not placement.offloaded:
+        return 0
+    parameters, S = parameters_of(model), placement.shard_ranks
+    gathers = 2 if placement.reshard_after_forward else 1
+    trained = parameters.num_elements(S, trained_only=True)
+    return 4 * micro_batches * (gathers * parameters.num_elements(S) + trained)
+
+
 @dataclass(frozen=True)
 class Links:
     """How fast a rank can send."""

@@ -12,11 +12,12 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers as files
+from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
 from mindspeed_mm_dit.configs.flux import FluxConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
-from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.wan import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
@@ -65,7 +66,7 @@ def compare_against(place: str, seed: int) -> Comparison:
 
     section, weights = _described(place)
     name = section["_class_name"]
-    config, said = _that_fits(our_config(name, section, place), place)
+    config, said = _that_fits(from_diffusers(KINDS[name], section, f"--against {place}: config.json"), place)
     own = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**own), network_of(config)
     said = said or ("" if weights else f"drawn from seed {seed}")
@@ -101,17 +102,11 @@ def _described(place: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
         raise ConfigError(f"--against {place}", "is no folder with a config.json",
                           f"{nearest(where, SMALL)}The classes are {', '.join(SMALL)}")  # fmt: skip
     section = read_json(folder / "config.json", "--against")
-    if section.get("_class_name") not in KINDS:
+    if section.get("_class_name") not in [*KINDS]:
         raise ConfigError(f"--against {place}", f"is of a {section.get('_class_name')}, none of {', '.join(KINDS)}",
                           "of other networks, mm-dit parity checks files of published values")  # fmt: skip
     has_weights = any(folder.glob(f"{files.WEIGHTS}.*"))
     return section, (lambda: files.read_arrays(folder)) if has_weights else None
-
-
-def our_config(name: str, section: Mapping[str, Any], place: str) -> Any:
-    """Return our settings for those of diffusers' class ``name``, which stand in ``place``."""
-    kind: Any = KINDS[name]
-    return from_mapping(kind, kind.of_diffusers(section), f"--against {place}: config.json")
 
 
 def _that_fits(config: Any, place: str) -> tuple[Any, str]:

@@ -89,6 +89,7 @@ def said_of_comparison(c: Any) -> str:
         for check, error, where, bound, word in check_rows(c)
     ]
     lines += [f"it parts at: {c.where}"] if c.where else []
+    lines += [f"steps compared: {c.about['steps']}"] if " of " in c.about.get("steps", "") else []
     lines += [f"in float64: {c.about['in float64']}"] if "in float64" in c.about else []
     lines += [f"note: {c.note}"] if c.note else []
     if c.speeds:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.limits import shown
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.wings.lab.table import MODULES, Computed, relative_error
@@ -59,6 +60,11 @@ def _filled(name: str, parts: Iterable[str]) -> str:
 
 def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
     """Pair the parameters; raises ConfigError that lists all that do not fit, or a name that names nothing."""
+    for rule, value in names.items():
+        parts = [value] if isinstance(value, str) else [""] if value is None else value
+        are_names = isinstance(parts, (list, tuple)) and parts and all(isinstance(part, str) for part in parts)
+        if not isinstance(rule, str) or not are_names:
+            raise ConfigError(f"names: {rule!r} = {shown(value)}", "expected a name, a list of names, or null")
     alone = [_pattern(rule) for rule, found in names.items() if found is None]
     for rule, found in names.items():
         sides, said = ([*mine, *theirs], " or theirs") if found is None else (mine, "")
@@ -86,7 +92,7 @@ def _misfit(pair: Pair, mine: Shapes, theirs: Shapes) -> str:
         if name not in theirs:
             return f"mine {pair.mine} {mine[pair.mine]}: theirs has no {name}"
     shapes = [theirs[name] for name in pair.theirs]
-    stacked = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 else shapes[0]
+    stacked = (sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(shapes) > 1 and all(shapes) else shapes[0]
     return (
         "" if stacked == mine[pair.mine] else f"mine {pair.mine} {mine[pair.mine]}: theirs {pair.theirs[0]} {stacked}"
     )

@@ -22,10 +22,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.wings.lab.first_wrong_module import Watch, moved_weights, room_of
 from mindspeed_mm_dit.wings.lab.prove import ROUNDINGS
 from mindspeed_mm_dit.wings.lab.table import noise_of
-from mindspeed_mm_dit.wings.lab.witness_file import write
+from mindspeed_mm_dit.wings.lab.witness_file import MOST_ENTRIES, write
 
-MOST_ENTRIES = 4096
-"""Entries that are kept of a tensor."""
 MOST_REPEATS = 100
 MOST_STEPS = 100
 MOST_TURNED = 2.0
@@ -51,8 +49,9 @@ class Witness:
         self._hooks: list[Any] = []
 
     def __enter__(self) -> Witness:
-        for earlier in self._place.glob(f"step*-rank{self._room.rank()}.json"):
-            earlier.unlink()
+        for ending in (".json", "-*.safetensors"):
+            for earlier in self._place.glob(f"step*-rank{self._room.rank()}{ending}"):
+                earlier.unlink()
         self._hooks = [
             self._room.before_call(self._model, self._called),
             self._room.before_step(self._optimizer, self._model, self._stepping),

@@ -51,9 +51,10 @@ def compare_witnesses(first: str, second: str, names: Names | None = None) -> Co
         if begins:  # (a wrong input of one rank makes the gradients of all wrong)
             when = min(begins, key=lambda place: begins[place])
             break
+    compared = str(step) if steps == their_steps else f"{step} of {max(steps, their_steps)}"
     return Comparison(
-        labels=(first, second), facts=(theirs[1, 0].facts["settings"], mine[1, 0].facts["settings"]),
-        about={"model": mine[1, 0].facts["model"], "ranks": str(ranks + 1), "steps": str(step)}, when=when,
+        labels=(first, second), facts=(theirs[1, 0].facts.settings, mine[1, 0].facts.settings),
+        about={"model": mine[1, 0].facts.model, "ranks": str(ranks + 1), "steps": compared}, when=when,
         findings=[f for f in findings if f.kind not in MODULES or f.name == "output/"],
         watched=[f for f in findings if f.kind in MODULES and f.name != "output/"], bounds=KINDS, their_names=where,
     )  # fmt: skip
@@ -63,13 +64,13 @@ def _judged(
     said: str, there: Recorded, here: Recorded, names: Names, settled: dict[str, Any]
 ) -> tuple[list[Finding], dict[str, str]]:
     """Judge a step; ``settled``: for each parameter, a mask of the entries whose sign no step before has left open."""
-    _check_as_many(said, "micro-batches", there.facts["micro_batches"], here.facts["micro_batches"])
+    _check_as_many(said, "micro-batches", there.facts.micro_batches, here.facts.micro_batches)
     theirs, noise, modules = dict(there.arrays), dict(there.noise), dict[str, str]()
     if names:
-        pairing = Pairing(here.arrays, theirs, parameters_paired(here.shapes, there.shapes, names), names)
+        pairing = Pairing(here.arrays, theirs, parameters_paired(here.facts.shapes, there.facts.shapes, names), names)
         theirs, modules = pairing.named(theirs), {n: t for n, t in pairing.modules.items() if n != t}
         noise = {}
-    unit = max(there.facts["unit"], here.facts["unit"])
+    unit = max(there.facts.unit, here.facts.unit)
     _check_begin(said, theirs, here.arrays, 2 * ROUNDINGS * unit, not settled)
     noise = {name: max(noise.get(name, 0.0), here.noise.get(name, 0.0)) for name in {*noise, *here.noise}}
     own, reference = dict(here.arrays), dict(theirs)

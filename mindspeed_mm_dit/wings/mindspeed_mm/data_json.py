@@ -190,7 +190,7 @@ class Clips:
     use_text_processer: Literal[True] = True
     """Whether captions are read; must be true."""
     enable_text_preprocessing: bool = True
-    """Ignored: captions are always cleaned here, by the two methods in MindSpeed-MM's Wan examples."""
+    """Ignored: the kind of text encoder decides. UMT5 reads captions cleaned as in MindSpeed-MM's WanPipeline."""
     text_preprocess_methods: Any = None
     """Ignored, like ``enable_text_preprocessing``."""
     tokenizer_config: Any = None

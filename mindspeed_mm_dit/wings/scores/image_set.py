@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator
@@ -14,14 +15,14 @@ import numpy as np
 from einops import rearrange
 
 from mindspeed_mm_dit.configs.buckets import Size
-from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, nearest_to, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, check_unfolded, nearest_to, reason_of
 from mindspeed_mm_dit.configs.limits import check_path, shown
 from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
 from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.listing import is_hidden
-from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats, sides
+from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_pixels, readable_formats, sides
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.wings.scores.metrics import Gaussian
 
@@ -39,6 +40,8 @@ MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
 STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
+BATCH_BYTES = 1 << 26
+"""Bytes of the images of an npz that are read at once, as long as one image has fewer; scores take 8 times as much."""
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 Batches = Callable[[int], Iterator[np.ndarray]]
 
@@ -54,7 +57,7 @@ class ImageSet:
     shape: tuple[int, int, int]
     """Height, width, channels (1 or 3) of each."""
     batches: Batches
-    """Batch size -> all images in order, (B, H, W, C) uint8."""
+    """Largest batch -> all images in order, (B, H, W, C) uint8."""
     labels: np.ndarray | None = None
     """(count,) int64, if they are known."""
     classes: tuple[str, ...] = ()
@@ -139,6 +142,13 @@ class _Npz:
             )
         if fortran:
             raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
+        if shape[1] * shape[2] >= MAX_SCALED_PIXELS:
+            raise DataError(f"{self._what}: {IMAGES}", f"holds images of {shape[1]:,} x {shape[2]:,} pixels, more than "
+                            f"{MAX_SCALED_PIXELS:,}", "scale them down")  # fmt: skip
+        try:
+            check_unfolded(self._path.stat().st_size, math.prod(shape))
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it with np.savez, uncompressed") from None
         self._check_whole()
         return shape  # type: ignore[return-value]
 
@@ -154,6 +164,7 @@ class _Npz:
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
             (count, *shape), _, _ = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
+            size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
             for start in range(0, count, size):
                 here = min(size, count - start)
                 content = member.read(here * int(np.prod(shape)))

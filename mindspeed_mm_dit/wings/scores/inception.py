@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-import pickle
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework.torch_file import check_torch_load
 from mindspeed_mm_dit.wings.scores.image_set import INCEPTION, POOL, SPATIAL, ImageSet, sha256_of
 
 _SPATIAL_CHANNELS = 7
@@ -111,12 +111,13 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
     check_path("--inception", str(path))
     try:
         check_file(path)
-        with warnings.catch_warnings():
+        with open(path, "rb") as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            weights = torch.load(path, map_location="cpu", weights_only=True)  # tensors and plain values, no code
+            check_torch_load(file)
+            weights = torch.load(file, map_location="cpu", weights_only=True)  # tensors and plain values, no code
     except UnusableFile as problem:
         raise CheckpointError(what, str(problem), INCEPTION) from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
+    except Exception as error:  # (a damaged file raises anything)
         raise CheckpointError(
             what, f"holds no weights that can be read without running code: {_reason(error)}", INCEPTION
         ) from None

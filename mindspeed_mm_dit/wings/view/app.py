@@ -27,8 +27,9 @@ LOOPBACK = "127.0.0.1"
 POINTS = 8
 """States shown on the path from noise."""
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
-MOST_ASKED, MOST_LETTERS, MOST_WAITING = 64, 10_000, 16
-"""Most classes or prompts of a drawing, letters of its prompts, and drawings that wait for the one under way."""
+MOST_ASKED, MOST_LETTERS, MOST_BODY, MOST_WAITING = 64, 10_000, 1 << 20, 16
+"""Most classes or prompts of a drawing, letters of its prompts, bytes of a request, and drawings that wait for the one
+under way."""
 MOST_KEPT, SHOWN_PIXELS, WAY_PIXELS = 12, 256, 96
 """Drawings that the page keeps, and the least size of an image, and of a state on its way, on it."""
 STYLE = """
@@ -86,9 +87,41 @@ def launch(page: Any, port: int | None = None) -> str:
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
     _, address, _ = page.launch(
         server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
-        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [own_names]},
+        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [own_names, Middleware(_LimitedBody)]},
     )  # fmt: skip
     return str(address)
+
+
+class _TooLarge(Exception):
+    """A request has more than MOST_BODY bytes."""
+
+
+class _LimitedBody:
+    """Refuses requests with large bodies (ASGI middleware), which Gradio would parse and keep."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        stated, received = dict(scope["headers"]).get(b"content-length", b"0"), 0
+
+        async def limited() -> Any:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MOST_BODY:
+                raise _TooLarge
+            return message
+
+        try:
+            if not stated.isdigit() or int(stated) > MOST_BODY:
+                raise _TooLarge
+            await self._app(scope, limited, send)
+        except _TooLarge:
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": f"at most {MOST_BODY:,} bytes are read".encode()})
 
 
 def page_of(pipe: Pipeline, title: str) -> Any:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.convert import convert
@@ -15,11 +17,17 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.configs.tuning import Tuning
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.models.on_paper import tuned
+from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.wings.advice.recommend import GIB, Request, recommend
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.captions_fixtures import write_beside
 from tests.checkpoint.test_image_pipelines import filled, model_of
 from tests.checkpoint.test_pipeline import weights_of
+from tests.conftest import ROOT
 from tests.training.launch import Configs, run
 
 DIT_S = {"hidden_size": 384, "num_layers": 12, "num_heads": 6}
@@ -150,6 +158,26 @@ def test_captions_begin_with_a_network_of_captions_by_adapters(tmp_path, monkeyp
     done = run(folder.command(" ".join([*words, "--train-iters 2"])), tmp_path)
     assert done.code == 0 and "to_q" in " ".join(words), done.output
     assert (tmp_path / "outputs/config/checkpoints/iter_0000002").is_dir()
+
+
+def test_weights_that_no_device_holds_are_offloaded(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wide").mkdir()
+    for number in range(4):
+        Image.fromarray(np.full((32, 48, 3), number, np.uint8)).save(tmp_path / f"wide/{number}.png")
+        (tmp_path / f"wide/{number}.txt").write_text(f"number {number}")
+    assert init("--from FLUX.1-dev", memory="24", images="wide") == 0
+    assert yaml.safe_load((tmp_path / "config/fsdp2.yaml").read_text())["offload_to_cpu"] is True
+    assert "--use-torch-fsdp2" in read_train_args(tmp_path / "config/train.args")
+    assert "cut to squares" in (said := capsys.readouterr().out) and "lose 33%" in said
+
+
+@pytest.mark.parametrize(("gib", "is_offloaded"), [(0, False), (40, False), (64, True)])
+def test_offloading_needs_room_in_the_machine(gib, is_offloaded):
+    model = tuned(load_model_config(ROOT / "examples/dit/flux_lora/model.json"), Tuning(("to_q",), 16, 16))
+    request = Request(Placement(), 24 * GIB, 1, online_vae=False, machine_bytes=gib * GIB)
+    with nullcontext() if is_offloaded else pytest.raises(ConfigError):
+        assert recommend(model, request).placement.offloaded
 
 
 @pytest.mark.parametrize(

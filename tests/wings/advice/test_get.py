@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -33,6 +34,7 @@ class Hub(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     ills: ClassVar[dict[str, list]] = {}
+    edit: ClassVar = staticmethod(lambda listing: listing)
     ranges: ClassVar[list[str]] = []
 
     def log_message(self, *words):
@@ -52,13 +54,19 @@ class Hub(BaseHTTPRequestHandler):
         if 429 in ill:
             return self.send(429, b"", {"Retry-After": "17"}, head)
         if self.path.startswith("/api/"):
-            return self.send(200, json.dumps(self.listing()).encode(), {"Content-Type": "application/json"}, head)
+            listing = self.edit(self.listing())
+            content = listing if isinstance(listing, bytes) else json.dumps(listing).encode()
+            return self.send(200, content, {"Content-Type": "application/json"}, head)
+        if "loop" in ill:
+            return self.send(302, b"", {"Location": self.path}, head)
         content = FILES.get(path, b"all alone")
         headers = {
             "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }
+        if "endless" in ill:
+            content += bytes(10**7)
         if "damaged" in ill:
             content = content[:-1] + b"!"
         start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
@@ -93,9 +101,10 @@ class Hub(BaseHTTPRequestHandler):
 def hub(tmp_path, monkeypatch):
     """The server, as HF_ENDPOINT, and "net", which is people/net there; the folder of the test is empty."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.handle_error = lambda *connection: None  # (the command hangs up)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    Hub.ills, Hub.ranges = {}, []
+    Hub.ills, Hub.ranges, Hub.edit = {}, [], staticmethod(lambda listing: listing)
     monkeypatch.chdir(tmp_path)
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -115,7 +124,7 @@ def hub(tmp_path, monkeypatch):
 
 def there(folder):
     return sorted(
-        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and ".cache" not in file.parts
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.suffix != ".part"
     )
 
 
@@ -131,7 +140,6 @@ def test_size_licence_and_digests_are_said_before_and_checked_after(hub, tmp_pat
 
 
 def test_what_broke_off_goes_on_where_it_stopped(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1 << 16)
     hub.ills = {"vae/weights.safetensors": ["breaks", "breaks"], "plain": ["breaks"]}
     assert main(["get", "net", "alone"]) == 0
     sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
@@ -165,6 +173,9 @@ def test_what_is_needed_comes_along_and_a_file_at_an_address_is_named_by_its_dig
         ({"": [404]}, "net", "mm-dit get net: {hub}/people/net/tree/main is not there", 0),
         ({}, "nobody/net", "nobody/net/tree/main is not there", 0),
         ({}, "nte", "mm-dit get nte: is no name that is known\n    Cure: Did you mean 'net'?", 0),
+        ({}, "net --output /dev/null", "--output = /dev/null/net: ", 0),
+        ({"vae/weights.safetensors": ["endless"]}, "net", "safetensors: sends more than the 2,048,000 bytes", 1),
+        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net: {hub}/people/net/tree/main ", 1),
         ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope: is not known to have SiT-XL/2; huggingface has it", 0),
     ],
 )  # fmt: skip
@@ -177,6 +188,61 @@ def test_what_a_hub_refuses_or_gets_wrong_is_named_and_nothing_wrong_is_left(
     error = capsys.readouterr().err
     assert message.format(hub=os.environ["HF_ENDPOINT"]) in error
     assert len(there(tmp_path)) == left
+    assert not [*tmp_path.rglob("*.part")] or "breaks" in str(ills)
+
+
+def test_next_command_resumes_a_file_that_broke_off(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.ills = {"vae/weights.safetensors": ["breaks"] * 99}
+    assert main(["get", "net"]) == 2
+    hub.ills, hub.ranges = {}, []
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**6))  # (enough for the rest)
+    assert main(["get", "net"]) == 0
+    assert int(re.search(r"\d+", hub.ranges[0])[0]) > len(FILES["vae/weights.safetensors"]) / 2
+
+
+def test_file_that_another_process_fetches_is_named(hub, tmp_path, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    part = tmp_path / f"weights/net/vae/weights.safetensors.{digest[-8:]}.part"
+    part.parent.mkdir(parents=True)
+    with open(part, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["get", "net"]) == 2
+    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)}: ")
+
+
+def with_file(**stated):
+    return lambda listing: listing["siblings"][1].update(stated) or listing
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
+        *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
+        *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
+        *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
+        *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
+        lambda listing: {**listing, "sha": 5},
+    ],
+)  # fmt: skip
+def test_listings_that_cannot_be_are_refused_before_a_file_comes(hub, tmp_path, monkeypatch, capsys, edit):
+    monkeypatch.setattr("mindspeed_mm_dit.wings.advice.hubs.MOST_LISTING_BYTES", 2**17 - 1)
+    hub.edit = staticmethod(edit)
+    assert main(["get", "net"]) == 2
+    assert capsys.readouterr().err.startswith(f"CheckpointError: {os.environ['HF_ENDPOINT']}/api/models/{REPO}")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_digests_in_capitals_are_checked_and_lacking_ones_named(hub, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    hub.edit = staticmethod(with_file(lfs={"sha256": digest.upper()}))
+    assert main(["get", "net"]) == 0
+    assert "digest of 3 file(s)" in capsys.readouterr().out
+    hub.edit = staticmethod(with_file(lfs={"sha256": ""}))
+    assert main(["get", "net"]) == 0
+    said = capsys.readouterr().out
+    assert "digest of 2 file(s)" in said and "not checked: the content of vae/weights.safetensors" in said
 
 
 def test_without_a_network_one_sentence_says_what_to_fetch_by_hand(hub, tmp_path, monkeypatch, capsys):

@@ -354,6 +354,7 @@ def test_a_folder_with_config_files_is_replaced_only_when_asked(here, capsys):
         ("splits --output c", "IMAGES = splits: holds train, which are no classes\n    Cure: name splits/train"),
         ("two --output c", "IMAGES = two: holds several indices: a.csv, b.csv\n    Cure: name one: two/a.csv"),
         ("misnamed --output c", "IMAGES = misnamed: its labels.csv does not begin with the columns image_path,label"),
+        ("windows --output c", r"IMAGES = windows: has files such as cat\1.png, and a backslash is no folder here"),
         ("nothing --output c", "IMAGES = nothing: is a link to nothing\n    Cure: name a folder"),
         ("images --output images/c", "--output = images/c: lies among the images"),
         ("'' --output c", "IMAGES = '': is empty"),
@@ -383,8 +384,9 @@ def test_what_cannot_be_begun_is_named_and_nothing_is_written(here, capsys, flag
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
     write_folder(here / "others", SMALL, {"proj_out.weight": (2, 2)})
     shutil.copytree(GOLDEN / "wan_vae_tiny", here / "wan")
-    for folder in ("empty", "splits/train/cat", "two"):
+    for folder in ("empty", "splits/train/cat", "two", "windows"):
         (here / folder).mkdir(parents=True)
+    shutil.copy(here / "images/china/01.png", here / r"windows/cat\1.png")
     (here / "empty/a.cr2").write_bytes(b"")
     (here / "misnamed").symlink_to("images/china")
     (here / "misnamed/labels.csv").write_text("path,class\n00.png,0\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, optimizer_bytes
 from mindspeed_mm_dit.wings.advice.recommend import Request, recommend
-from mindspeed_mm_dit.wings.advice.traffic import Links, Traffic, step_time, traffic
+from mindspeed_mm_dit.wings.advice.traffic import Links, Traffic, host_traffic, step_time, traffic
 from tests.conftest import ROOT
 from tests.planning.test_planning import GIB, model_of
 
@@ -110,6 +111,43 @@ def test_a_plan_counts_in_units_that_fit(config, said, capsys):
     assert main(["plan", "--model", str(ROOT / f"examples/dit/{config}/model.json")]) == 0
     out = capsys.readouterr().out
     assert all(words in out for words in said), out
+
+
+TABLE = [
+    ("flux_lora", "", 66), ("flux_lora", "24 --offload-to-cpu", 21), ("sd3_lora", "", 37), ("sd3_lora", "24", 20),
+    ("qwen_image_lora", "80 --world-size 2", 62), ("qwen_image_lora", "24 --offload-to-cpu", 19),
+    ("z_image_lora", "", 56), ("z_image_lora", "24 --offload-to-cpu", 9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "device", "gib"), TABLE)
+def test_the_table_of_base_models_is_the_plan(config, device, gib, capsys):
+    flags = f"--device-memory-gib {device}".split() if device else []
+    assert main(["plan", "--model", str(ROOT / f"examples/dit/{config}/model.json"), "--latents", *flags]) == 0
+    assert round(float(re.search(r"total +(\S+) GiB", capsys.readouterr().out)[1])) == gib
+    for page in ("text_to_image.md", "text_to_image.zh-CN.md"):
+        (row,) = [row for row in (ROOT / "docs" / page).read_text().splitlines() if f"| `{config}` |" in row]
+        assert re.search(rf"\b{gib}\b", row)
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "hours"),
+    [("24", "NVIDIA 4090", 3.8), ("64", "NVIDIA H100", 0.6), ("24 --peak-tflops 989", "", 0.6)],
+)
+def test_a_plan_takes_the_peak_of_a_card_of_that_memory(flags, card, hours, capsys):
+    model = str(ROOT / "examples/dit/flux_lora/model.json")
+    assert main(["plan", "--model", model, "--latents", "--offload-to-cpu", "--device-memory-gib", *flags.split()]) == 0
+    out = capsys.readouterr().out
+    assert f": {hours} hours if" in out and (card in out if card else "NVIDIA" not in out)
+
+
+def test_offloaded_weights_cross_the_host_link():
+    model, kept = model_of(), Placement(1, offloaded=True, reshard_after_forward=False)
+    parameters = parameters_of(model.predictor)
+    weights, gradients = 4 * parameters.num_elements(), 4 * parameters.num_elements(trained_only=True)
+    assert host_traffic(model, kept, 3) == 3 * (weights + gradients)
+    assert host_traffic(model, dataclasses.replace(kept, reshard_after_forward=True)) == 2 * weights + gradients
+    assert host_traffic(model, Placement(1)) == 0
 
 
 def test_a_plan_with_buckets_is_of_the_dearest(capsys, tmp_path):

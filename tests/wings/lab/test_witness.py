@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ import pytest
 
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.configs.files import read_safetensors_header
+from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.wings.lab.first_wrong_module import room_of
+from mindspeed_mm_dit.wings.lab.witness_file import write
 from mindspeed_mm_dit.wings.lab.witnesses import compare_witnesses
 from tests.conftest import FRAMEWORK
 from tests.wings.lab.foreign import PLAIN, Loop, Wrapped, network, odd, on_pytorch, train
@@ -219,6 +222,8 @@ def test_other_names_are_paired_by_a_mapping_and_one_that_names_nothing_is_refus
         ("w", {"net": ""}, 0, "verdict: PASS"),
         ("causal", {"net": ""}, 1, "step 1, forward: module net.blocks.0.attn (theirs: blocks.0.attn)"),
         ("w", {"nett": ""}, 2, "'nett': names no parameter of mine"),
+        ("w", {"net": 5}, 2, "names: 'net' = 5"),
+        ("w", {"net": []}, 2, "names: 'net' = []"),
     ):
         names.write_text(json.dumps(rule))
         flags = ["--names", str(names), "--output", str(tmp_path / "r.html")]
@@ -278,3 +283,73 @@ def test_the_page_of_two_witnesses_has_one_picture_of_all_errors(framework, righ
     assert page.count("data:image/png;base64,") == 1 and "float32 products" in page
     kinds = {each["name"].partition("/")[0] for each in found["quantities"]}
     assert kinds == {"output", "loss", "gradient norm", "gradient", "step"}
+
+
+def trace(folder, *shapes):
+    """Write a trace without a model: a step for each shape of its parameter."""
+    for step, shape in enumerate(shapes, 1):
+        names = ("gradient/w", "moved/w", "step/w", "start/step/w", "input//0", "output/", f"gradient norm/{step}")
+        facts = {"unit": 2**-24, "shapes": {"w": shape}, "settings": {}, "model": "Net", "micro_batches": 1}
+        write(folder, step, 0, {name: np.arange(1.0, 5).reshape(shape) for name in names}, {"gradient/w": 1e-6}, facts)
+    return folder
+
+
+def edited(**changes):
+    def edit(folder):
+        file = folder / "step2-rank0.json"
+        content = json.loads(file.read_text())
+        for part in (content, content["facts"]):
+            part |= {key: value for key, value in changes.items() if key in part}
+        file.write_text(json.dumps(content))
+
+    return edit
+
+
+def with_tensor(name, entries, listed):
+    def edit(folder):
+        (file,) = folder.glob("step2*.safetensors")
+        header = read_safetensors_header(file)
+        content, size = file.read_bytes()[header.start :], 8 * entries
+        tensor = {"dtype": "F64", "shape": [entries], "data_offsets": [len(content), len(content) + size]}
+        head = json.dumps({**header.tensors, name: tensor}).encode()
+        file.write_bytes(len(head).to_bytes(8, "little") + head + content)
+        os.truncate(file, file.stat().st_size + size)  # (takes no disk)
+        names = json.loads((folder / "step2-rank0.json").read_text())["names"]
+        edited(files={file.name: file.stat().st_size}, names=[*names, *([name] if listed else [])])(folder)
+
+    return edit
+
+
+DAMAGE = {
+    **{f"{key} = {value}"[:40]: edited(**{key: value})
+       for key, values in {
+           "form": ["mm-dit witness 2"], "files": [{}, [], {"../right.safetensors": 1}, {"/dev/zero": 0}],
+           "names": [[], ["gradient/b"], [["gradient/w"]], None], "facts": [None, {}, []],
+           "noise": [{"a": -1e-9}, {"a": math.nan}, {"a": None}, {"a": 10**400}, []],
+           "unit": [-1e-9, math.nan, 1.0, "", True], "shapes": [{"w": [-1]}, {"w": 4}, []], "settings": [{"a": 1}, 1],
+           "model": [5], "micro_batches": [1.5],
+       }.items() for value in values},
+    "no JSON": lambda folder: (folder / "step2-rank0.json").write_text("{"),
+    "deep JSON": lambda folder: (folder / "step2-rank0.json").write_text("[" * 100_000),
+    "step 2 has no JSON": lambda folder: (folder / "step2-rank0.json").unlink(),
+    "step 10**9": lambda folder: (folder / "step1000000000-rank0.json").touch(),
+    "rank 10**99": lambda folder: (folder / f"step1-rank1{99 * '0'}.json").touch(),
+    "large tensor": with_tensor("large", 2**30, True),
+    "other shape in step 2": lambda folder: trace(folder, (4,), (2, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_traces_are_refused_by_name(tmp_path, damage):
+    DAMAGE[damage](trace(tmp_path / "bad", (4,), (4,)))
+    with pytest.raises(DataError, match=str(tmp_path / "bad")):
+        compare_witnesses(trace(tmp_path / "right", (4,)), tmp_path / "bad")
+
+
+def test_traces_of_other_lengths_show_which_steps_are_compared(tmp_path, capsys):
+    """One of them has a tensor of 8 GiB that no name lists."""
+    with_tensor("large", 2**30, False)(trace(tmp_path / "two", (4,), (4,)))
+    trace(tmp_path / "one", (4,))
+    assert main(["compare", str(tmp_path / "two"), str(tmp_path / "one"), "--output", str(tmp_path / "r.html")]) == 0
+    assert "1 of 2" in capsys.readouterr().out
+    assert compare_witnesses(tmp_path / "two", tmp_path / "two").about["steps"] == "2"

@@ -108,6 +108,8 @@ def test_the_server_says_so_too_and_takes_no_upload_and_no_name_of_another_site(
     sent = {"Content-Type": "multipart/form-data; boundary=x", "Host": there.netloc}
     for method, path, content, headers, code in (
         ("POST", "/gradio_api/upload", body, sent, 413),
+        ("POST", "/gradio_api/call/draw", b"1" * (2 << 20), {"Content-Type": "application/json"}, 413),
+        ("POST", "/gradio_api/call/draw", iter([b"1" * (1 << 16)] * 20), {"Content-Type": "application/json"}, 400),
         ("GET", "/", None, {"Host": "elsewhere.example"}, 400),
         ("GET", "/", None, {"Host": f"localhost:{there.port}"}, 200),
     ):

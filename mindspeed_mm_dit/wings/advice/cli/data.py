@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     if from_cache:  # (a cache tells less than the files)
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
-        rows = source_of(param).open(param.without_cache(), Wanted(items, label and label.num_classes))
+        wanted = Wanted(items, label and label.num_classes, frame_rate=model.predictor.frame_rate if model else None)
+        rows = source_of(param).open(param.without_cache(), wanted)
     train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
     if "label" in rows.items:
         _print_classes(train, valid)
@@ -139,7 +140,7 @@ def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourcePara
             say(where)
         if own.sizes is None:
             _print_sizes(own, source.sample_size[0])
-            check_filled(of_train.shapes, source.bucket_group)
+            check_filled(of_train, source.bucket_group)
         else:
             _print_buckets(of_train, of_valid, source)
 
@@ -160,7 +161,7 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
         say(note, file=sys.stderr)
     if train.shapes is not None:
         for part in parts_of(train):
-            check_filled(part.shapes, param.bucket_group)
+            check_filled(part, param.bucket_group)
 
 
 def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import math
 import os
 import shlex
 import shutil
@@ -80,6 +81,7 @@ EXPECT_NO_OTHER_WORDS = """\
                        'transformers<5' (English, 91 MB), and this command again with --overwrite"""
 ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 40, 2_000
 FEWEST_TESTED, MOST_TESTED = 20, 500
+LITTLE_CUT = 0.01
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
@@ -152,6 +154,8 @@ def run(args: argparse.Namespace) -> int:
     found = f"{len(index):,} images {'with captions' if text else classes} of {param.data_folder}: {reason}"
     outputs = _write(args, partial(files_of, starter, dataset, found))
     _print_choices(starter, reason)
+    if "buckets" not in starter.design:
+        _print_part_cut(pictures.part_cut)
     _print_commands(args, starter, machine, index, outputs, encoded)
     return 0
 
@@ -172,6 +176,7 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     say_notes(index)
     outputs, mm_dit, record = _write(args, files), _mm_dit(), PUBLISHED[args.base]
     say(f"{args.output}: {chosen}")
+    _print_part_cut(sizes_of(index, param.sample_size).part_cut)
     if not record.place(WEIGHTS).is_dir():
         say(f"fetch the weights:     {mm_dit} get {args.base}")
     say(f"encode once and train: {_encode(args)} && \\\n{' ' * 27}{mm_dit} train {shlex.quote(args.output)}")
@@ -272,7 +277,7 @@ def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shap
     if text and may_keep_shapes and len(index) <= DECODE_CHECK_LIMIT:  # (buckets need the size of each)
         shapes = np.array([(look.height, look.width) for look in looks_at(index, param.sample_size)], np.int64)
     grey = sizes.num_grey == len(sizes.shorter)
-    return ImageFacts(len(index), len(index.classes), sizes.median, grey, text, shapes)
+    return ImageFacts(len(index), len(index.classes), sizes.median, grey, text, shapes, sizes.part_cut)
 
 
 def _machine(args: argparse.Namespace) -> Machine:
@@ -287,7 +292,9 @@ def _machine(args: argparse.Namespace) -> Machine:
     if args.device_memory_gib or not found:
         num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
         name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
-    return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16))
+    beside = math.inf if args.device_memory_gib else float(host_memory_bytes() or 0) if accelerators else 0.0
+    return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16),
+                   beside if args.ai_framework == "pytorch" else 0.0)  # fmt: skip
 
 
 def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
@@ -304,6 +311,12 @@ def _print_choices(starter: Starter, reason: str) -> None:
     for name, choice in {**starter.design, **starter.flags}.items():
         value = "" if choice.value is None else shown(choice.value)
         say(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
+
+
+def _print_part_cut(part: float) -> None:
+    """Print what squares lose of the images."""
+    if part > LITTLE_CUT:
+        say(f"cut to squares:        half of the images lose {part:.0%} or more; docs/buckets.md keeps their shapes")
 
 
 def _latents(args: argparse.Namespace) -> str:

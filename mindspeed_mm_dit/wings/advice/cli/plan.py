@@ -28,11 +28,11 @@ from mindspeed_mm_dit.hosts.choose import named
 from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted
 from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of, tuned
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.arithmetic import CARDS, PEAKS, card_with, train_flop
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from mindspeed_mm_dit.terminal import say
 from mindspeed_mm_dit.wings.advice.recommend import GIB, Recommendation, Request, fitting, fsdp2_yaml, recommend
-from mindspeed_mm_dit.wings.advice.traffic import Links, step_time, traffic
+from mindspeed_mm_dit.wings.advice.traffic import Links, host_traffic, step_time, traffic
 
 DESCRIPTION = """\
 Estimate what a run will need before you start it: parameters, arithmetic, memory by part, the largest micro-batch,
@@ -69,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan"
     )
     parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="bf16 peak of a device (default 989, an H100)")
+    parser.add_argument("--host-link-gbps", type=float, default=200.0, metavar="G", help="gigabits per second between "
+                        "machine and device, for --offload-to-cpu (default 200, of PCIe 4.0 x16)")  # fmt: skip
+    cards = ", ".join(f"{PEAKS[name]['bf16']:g} of {gib} GiB ({name})" for name, gib in CARDS.items())
+    parser.add_argument("--peak-tflops", type=float, help=f"bf16 peak of a device (default by its memory: {cards})")
     parser.add_argument("--mfu", type=float, default=0.4, help="fraction of the peak that is reached (default 0.4)")
     parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
     parser.add_argument(
@@ -134,7 +137,9 @@ def run(args: argparse.Namespace) -> int:
             f"{request.images_per_rank} a rank.\n"
         )
     print_model(model)
-    print_time(model, request, args)
+    card = "" if args.peak_tflops else card_with(args.device_memory_gib)
+    args.peak_tflops = args.peak_tflops or PEAKS[card]["bf16"]
+    print_time(model, request, chosen, args, card)
     print_memory(model, request, chosen)
     print_fits(model, request)
     print_traffic(model, request, chosen, args)
@@ -162,7 +167,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     if not (args.model or args.write_native):
         raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
     for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
-                 "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "mfu", "peak_tflops"):  # fmt: skip
+                 "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "host_link_gbps", "mfu",
+                 "peak_tflops"):  # fmt: skip
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MOST:
             raise ConfigError(f"{flag_of(flag)} = {shown(value)}", f"must be positive, and at most {MOST:,}")
@@ -251,17 +257,30 @@ def _fitting(number: float, units: Mapping[str, float]) -> tuple[float, str]:
     return number / units[name], name
 
 
-def print_time(model: ModelConfig, request: Request, args: argparse.Namespace) -> None:
-    """Print how long the arithmetic of the whole run takes."""
+def print_time(
+    model: ModelConfig, request: Request, chosen: Recommendation, args: argparse.Namespace, card: str
+) -> None:
+    """Print how long the arithmetic of the whole run takes, on a ``card`` if no peak is named, and copying weights."""
     flop = train_flop(model.predictor) * request.global_batch_size * args.train_iters
     seconds = flop / (args.peak_tflops * 1e12 * args.mfu * request.world_size)
-    number, unit = _fitting(seconds, {"hours": 3600, "minutes": 60, "seconds": 1})
-    lasts = f"{number:,.1f} {unit}" if seconds >= 1 else "under a second"
     units = "clips" if _learns_videos(model) else "images"
     say(
-        f"whole run        {args.train_iters:,} steps of {request.global_batch_size:,} {units}: {lasts} if "
+        f"whole run        {args.train_iters:,} steps of {request.global_batch_size:,} {units}: {_lasts(seconds)} if "
         f"{request.world_size} device(s) reach {args.mfu:.0%} of {args.peak_tflops:g} TFLOP/s"
+        + (f" (NVIDIA {card}; --peak-tflops for another)" if card else "")
     )
+    if copied := host_traffic(model, chosen.placement, request.images_per_rank // chosen.micro_batch_size):
+        copying = args.train_iters * copied * 8e-9 / args.host_link_gbps
+        say(
+            f"copying weights  {copied / 1e9:,.1f} GB a step between machine and device: {_lasts(copying)} at "
+            f"{args.host_link_gbps:g} Gbit/s (--host-link-gbps). The run takes the longer of both times at best, their "
+            "sum at worst"
+        )
+
+
+def _lasts(seconds: float) -> str:
+    number, unit = _fitting(seconds, {"hours": 3600, "minutes": 60, "seconds": 1})
+    return f"{number:,.1f} {unit}" if seconds >= 1 else "under a second"
 
 
 def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -> None:
@@ -283,7 +302,7 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
     parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
     if placement.offloaded:
-        parts.append(("in the machine", plan.in_machine, " a rank; sending it is not in the times"))
+        parts.append(("in the machine", plan.in_machine, " a rank"))
     parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))
     unit, size = ("GiB", GIB) if plan.total(micro) >= GIB else ("MiB", 2**20)
     for name, num_bytes, more in parts:
@@ -311,9 +330,10 @@ def print_traffic(model: ModelConfig, request: Request, chosen: Recommendation, 
             links = Links(args.link_gbps, args.node_link_gbps or args.link_gbps, request.node_size)
             images = chosen.micro_batch_size * rounds
             compute = step_time(model, placement, images, args.peak_tflops * 1e12 * args.mfu)
-            travel = links.seconds(placement, sent)
-            days = args.train_iters * max(compute, travel) / 86400
-            say(f" {max(compute, travel) * 1e3:14.1f} ms {(compute + travel) * 1e3:6.1f} ms {days:6.2f} days", end="")
+            copied = 8e-9 * host_traffic(model, placement, rounds) / args.host_link_gbps
+            parts = compute, links.seconds(placement, sent), copied
+            days = args.train_iters * max(parts) / 86400
+            say(f" {max(parts) * 1e3:14.1f} ms {sum(parts) * 1e3:6.1f} ms {days:6.2f} days", end="")
         say()
     if args.link_gbps:
         say("  overlapped: the longer of arithmetic and sending; in turn: their sum. The whole run is overlapped.")

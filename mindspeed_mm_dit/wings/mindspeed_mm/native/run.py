@@ -145,7 +145,7 @@ def begin(argv: Sequence[str]) -> None:
     flags = _flags(read, argv[1])
     mm = check(read, flags, fsdp2_of(read))
     if read.training.train_epochs is not None:
-        samples = open_data_set(mm, flags.seed).num_train
+        samples = open_data_set(mm, flags.seed).epoch_samples
         read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
         flags = _flags(read, argv[1])
     _current = Run(
