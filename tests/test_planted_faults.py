@@ -46,7 +46,7 @@ FAULTS = {
     ),
     "base of adapters": Fault(
         "training/initial_weights.py", "if base != there:", "if base == '':",
-        "tests/training/test_lora_run.py -k other-base",
+        "tests/training/test_lora_run.py -k go_on_beside_their_own_base",
     ),
     "resume": Fault(
         "training/progress.py", 'facts.get("consumed_samples", ', 'facts.get("consumed_sample", 0 * ',

@@ -41,7 +41,15 @@ def config_folder(folder: Path, digits: Path) -> Path:
     return folder
 
 
-class Run:
+class Watched:
+    """A run whose output is read while it is under way."""
+
+    def wait_for(self, pattern: str) -> None:
+        wait_until(lambda: re.search(pattern, self.said) or self.is_over())
+        assert re.search(pattern, self.said), self.said
+
+
+class Run(Watched):
     """pretrain.sh under way in ``folder``; all its processes carry a mark in their environment."""
 
     def __init__(self, folder: Path, config: Path, flags: str = "", framework: str = "pytorch", **variables: str):
@@ -61,24 +69,19 @@ class Run:
         STARTED.append(self)
 
     def poll(self) -> int | None:
-        """Return None while one of its processes lives."""
         return None if self.processes() else 0
 
-    def kill(self) -> None:
-        """End all of its processes at once."""
+    def kill(self, *_: object) -> None:
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     @property
     def said(self) -> str:
-        """What was printed so far."""
         return self.log.read_text(errors="replace")
 
-    def wait_for(self, pattern: str) -> None:
-        """Wait until a line matches."""
-        wait_until(lambda: re.search(pattern, self.said) or self.process.poll() is not None)
-        assert re.search(pattern, self.said), self.said
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
 
     def processes(self, containing: str = "") -> list[int]:
         """Return those of its processes that live and whose command line contains a word."""
@@ -95,7 +98,7 @@ class Run:
 
     def wait_for_rank(self, number: int) -> int:
         """Wait until a rank of torchrun has come as far as PyTorch, and return its process."""
-        wait_until(lambda: self.rank(number) or self.process.poll() is not None)
+        wait_until(lambda: self.rank(number) or self.is_over())
         process = self.rank(number)
         assert process is not None, self.said
         return process
@@ -114,7 +117,6 @@ class Run:
         os.killpg(self.process.pid, number)
 
     def end(self) -> int:
-        """Wait for its end and for that of all its processes; return the exit code."""
         try:
             code = self.process.wait(PATIENCE_SECONDS)
             wait_until(lambda: not self.processes())
@@ -123,7 +125,7 @@ class Run:
         return code
 
 
-class Ranks:
+class Ranks(Watched):
     """The ranks of a run on PyTorch, each a fork of a process that has made the imports; no launcher is above them."""
 
     framework = "pytorch"
@@ -143,17 +145,10 @@ class Ranks:
 
     @property
     def said(self) -> str:
-        """What was printed so far."""
         return "".join(self.lines)
 
     def is_over(self) -> bool:
-        """Return whether a rank has ended."""
         return any(process.poll() is not None for process in self.processes)
-
-    def wait_for(self, pattern: str) -> None:
-        """Wait until a line matches."""
-        wait_until(lambda: re.search(pattern, self.said) or self.is_over())
-        assert re.search(pattern, self.said), self.said
 
     def signal_all(self, number: signal.Signals) -> None:
         """Send a signal to each rank, as a launcher does that was sent it."""
@@ -161,7 +156,6 @@ class Ranks:
             process.send_signal(number)
 
     def end(self) -> int:
-        """Wait for the end; return the first exit code that is no 0."""
         codes = [self._code(process) for process in self.processes]
         for reader in self._readers:
             reader.join(PATIENCE_SECONDS)
@@ -172,7 +166,6 @@ class Ranks:
 
 
 def wait_until(until) -> None:
-    """Return once ``until()`` is true."""
     end = time.monotonic() + PATIENCE_SECONDS
     while not until():
         assert time.monotonic() < end, "it took too long"

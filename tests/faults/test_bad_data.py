@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from mindspeed_mm_dit.data.transforms import UnusableFile, load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.conftest import ROOT
 from tests.data_fixtures import open_rows
-from tests.training.launch import Configs
 
 HEADER = "image_path,label\n"
 SECONDS = 30
@@ -32,7 +30,6 @@ SECONDS = 30
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes of three images."""
     folder = tmp_path / "images"
     for shade, (name, number) in enumerate((name, number) for name in ("cat", "dog") for number in range(3)):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -41,13 +38,11 @@ def folder(tmp_path):
 
 
 def content_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Kind and size of everything below ``folder``, by name."""
     found = {str(path.relative_to(folder)): path.lstat() for path in folder.rglob("*")}
     return {name: (stat.st_mode, stat.st_size) for name, stat in found.items()}
 
 
 def problem(folder: Path, num_classes: int = 3, **param) -> DataError:
-    """Open the index, and return what is wrong with it."""
     before = content_of(folder.parent)
     with pytest.raises((ConfigError, DataError)) as caught:
         open_rows(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)
@@ -72,24 +67,17 @@ def half_of_a_png() -> bytes:
     return content.getvalue()[: len(content.getvalue()) // 2]
 
 
-# --- files -----------------------------------------------------------------------------------------------------
-
 FILES = {
     "a named pipe": (lambda path: os.mkfifo(path), "is a named pipe, not a file"),
     "a folder": (lambda path: path.mkdir(), "is a folder, not a file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file"),
     "a broken link": (lambda path: path.symlink_to("nothing"), "is a link to nothing"),
-    "a circle of links": (lambda path: path.symlink_to(path.name), "cannot be read: Too many levels"),
     "no bytes": (lambda path: path.write_bytes(b""), "is empty"),
     "text": (lambda path: path.write_text("no image"), "cannot be decoded: it is no image"),
-    "SVG": (lambda path: path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>'), "it is no image"),
     "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "it is no image"),
     "an image cut short": (lambda path: path.write_bytes(half_of_a_png()), "cannot be decoded"),
     "a bomb": (lambda path: path.write_bytes(png_of(20_000, 20_000)), "decompression bomb DOS attack. Scale it down"),
-    "no pixels": (lambda path: path.write_bytes(png_of(8, 8)), "cannot be decoded: "),
     "a thread": (lambda path: Image.new("L", (1, 60_000)).save(path), "is too narrow for image_size 64: 1 x 6"),
-    "floats": (lambda path: Image.fromarray(np.ones((8, 8), np.float32)).save(path, "tiff"), "has 32 bits a pixel"),
-    "integers": (lambda path: Image.fromarray(np.ones((8, 8), np.int32)).save(path, "tiff"), "has 32 bits a pixel"),
 }
 
 
@@ -106,13 +94,6 @@ def test_a_file_that_is_no_image_is_named_or_left_out(folder, kind):
     assert len(index) == 6 and index.skipped == 1 and str(path) in index.problems[0]
     with pytest.raises(UnusableFile):  # nor is it read where only headers were checked
         load_pixels(str(path), size, 3)
-
-
-def test_a_socket_is_named(folder, monkeypatch):
-    monkeypatch.chdir(folder / "cat")  # (the path of a socket must be short)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("x.png")
-        assert "is a socket, not a file" in problem(folder).what
 
 
 OPEN = """
@@ -167,15 +148,12 @@ def test_damaged_images_of_every_format_are_read_or_refused_and_nothing_else(tmp
     assert refused
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
-def test_every_colour_mode_is_read(tmp_path, mode):
-    path = tmp_path / ("x.jpg" if mode in ("CMYK", "YCbCr") else "x.png")
-    Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(path)
-    for channels in (1, 3):
-        assert (load_pixels(str(path), 8, channels) >= 254).all()  # white
-
-
-# --- folders ---------------------------------------------------------------------------------------------------
+def test_every_colour_mode_is_read(tmp_path):
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"):
+        path = tmp_path / ("x.jpg" if mode in ("CMYK", "YCbCr") else "x.png")
+        Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(path)
+        for channels in (1, 3):
+            assert (load_pixels(str(path), 8, channels) >= 254).all(), mode  # white
 
 
 def flat(folder):
@@ -196,16 +174,6 @@ def loose_from_windows(folder):
         path.rename(folder / path.name)
 
 
-def to_raw(folder):
-    for path in list(folder.rglob("*.png")):
-        path.rename(path.with_suffix(".cr2"))
-
-
-def index_beside(folder):
-    flat(folder)
-    (folder / "labels.csv").write_text(HEADER)
-
-
 def other_digits(folder):
     (folder / "cat").rename(folder.parent / "digits")
 
@@ -213,37 +181,16 @@ def other_digits(folder):
 FOLDERS = {
     "a missing one": (None, {"data_folder": "gone"}, "is not a folder", "correct the path"),
     "a typing error": (None, {"data_folder": "{}/cta"}, "is not a folder", "Did you mean 'cat'"),
-    "a NUL byte": (None, {"data_folder": "a\0b"}, "has a character that no path can have", "correct the path"),
-    "a file": (None, {"data_folder": "{}/cat/0.png"}, "is not a folder", "correct the path"),
-    "images without classes": (flat, {}, "6 image(s) in no class folder", "one folder of images per class"),
     "folders that became names": (from_windows, {}, "the one class cat", "unzip"),
     "folders that became names, loose": (loose_from_windows, {}, "6 image(s) in no class folder", "unzip"),
-    "images that are not read": (to_raw, {}, "left out: 6 .cr2", "one folder of images per class"),
-    "an index that is not named": (index_beside, {}, "holds no images", 'set dataset_param.index to "labels.csv"'),
-    "a class that is a broken link": (
-        lambda folder: (folder / "bird").symlink_to("gone"), {}, "is a link to nothing", "restore what it links to",
-    ),
-    "one name twice": (
-        lambda folder: [shutil.copytree(folder / "cat", folder / name) for name in ("\xe9", "e\u0301")], {},
-        "stands there twice",
-        "into one folder",
-    ),
     "no index": (None, {"index": "labels.csv"}, "there is no", 'drop "index" from data.json to take the folders'),
     "an index of another name": (
         lambda folder: (folder / "label.csv").write_text(HEADER), {"index": "labels.csv"}, "there is no",
         "Did you mean 'label.csv'",
     ),
-    "a folder as index": (None, {"index": "cat"}, "is a folder, not a file", "name a CSV file"),
-    "digits in a mistyped folder": (
-        None, {"data_folder": "{}/my_imags", "source": "digits", "index": "labels.csv"}, "there is no such folder",
-        'correct data_folder and drop "source"',
-    ),
     "digits named, others there": (None, {"source": "digits"}, "is there, and dataset_param.source", 'drop "source"'),
     "others in a folder named digits": (
         other_digits, {"data_folder": "{}/../digits", "source": "digits"}, "holds no images", "one folder of images",
-    ),
-    "digits below a file": (
-        None, {"data_folder": "{}/cat/0.png/digits", "source": "digits"}, "cannot be written there", "name a folder",
     ),
 }  # fmt: skip
 
@@ -256,23 +203,6 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     param = {**param, **{key: param[key].format(folder) for key in param if key == "data_folder"}}
     error = problem(folder, **param)
     assert message in f"{error.what} {error.reason}" and cure in error.cure
-
-
-@pytest.mark.ranks
-def test_a_run_with_a_copied_config_ends_with_one_line_and_writes_nothing(tmp_path):
-    configs = Configs.create(tmp_path / "configs", Path("my_imags"))
-    configs.change("data.json", dataset_param={"source": "digits"})  # left in it
-    before = content_of(tmp_path)
-    outcome = configs.run("--train-iters 1 --micro-batch-size 4 --lr 1e-3 --save saved")
-    assert outcome.code == 2 and "Traceback" not in outcome.output
-    assert "DataError: dataset_param.data_folder = my_imags: there is no such folder" in outcome.output
-    assert content_of(tmp_path) == before
-
-
-def test_another_data_set_is_not_taken_for_the_digits(folder):
-    folder = folder.rename(folder.parent / "digits")
-    error = problem(folder, source="digits")
-    assert "holds 6 images of 2 classes, where the built-in digits are 1797 of 10" in error.reason
 
 
 def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class(folder, monkeypatch):
@@ -289,50 +219,22 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class
         open_rows(DatasetParam(str(folder), 8), 2)
 
 
-def test_links_that_go_in_a_circle_are_counted_and_not_followed(folder):
-    (folder / "cat/back").symlink_to(folder)
-    (folder / "cat/self").symlink_to("self")
-    (folder / "x.png").symlink_to("x.png")
-    index = open_rows(DatasetParam(str(folder), 8), 2)
-    assert len(index) == 6 and index.notes == (
-        "note: left out: 1 image(s) in no class folder, 1 link(s) to folders, 1 without suffix",
-    )
-
-
-# --- an index --------------------------------------------------------------------------------------------------
-
 INDICES = {
     "semicolons": ("image_path;label\ncat/0.png;cat\n", "are separated by semicolons: save it with commas"),
     "tabs": ("image_path\tlabel\ncat/0.png\tcat\n", "are separated by tabs: save it with commas"),
     "no header": ("cat/0.png,cat\n", "has the columns ['cat/0.png', 'cat']"),
     "a column twice": ("image_path,label,label\ncat/0.png,cat,dog\n", "must name image_path,label, each once"),
-    "nothing": ("", "must name image_path,label"),
-    "no lines": (HEADER, "holds no images"),
     "NUL": (HEADER + "cat/0.png\0,cat\n", "line 2: holds a NUL byte"),
     "an open quote": (HEADER + '"cat/0.png,cat\ndog/0.png,dog\n', "is no CSV: unexpected end of data"),
     "a quote over lines": (HEADER + '"cat/0.png\n",cat\n', "column image_path spans several lines"),
-    "UTF-16": ((HEADER + "cat/0.png,cat\n").encode("utf-16"), "line 1: is not UTF-8"),
     "Latin-1": ((HEADER + "cat/0.png,\xe9").encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),
     "a huge field": (HEADER + "cat/0.png," + "x" * 200_000, "field larger than field limit"),
-    "a mix of labels": (
-        HEADER + "cat/0.png,cat\ncat/1.png,dog\ncat/2.png,1\n",
-        "line 4: label '1': is a number",
-    ),
-    "label ²": (HEADER + "cat/0.png,²\ndog/0.png,0\ndog/1.png,1\n", "line 2: label '²': is a name"),
-    "label 9...9": (HEADER + "cat/0.png," + "9" * 5000, "is neither a whole number nor a name"),
-    "no label": (HEADER + "cat/0.png,cat\ncat/1.png\n", "line 3: has no label"),
-    "a blank label": (HEADER + "cat/0.png, \n", "line 2: has no label"),
-    "no path": (HEADER + ",cat\n", "line 2: has no image_path"),
     "a comma in a name": (HEADER + "cat/a,b.png,cat\n", "line 2: has more fields than the first line: cat"),
-    "a missing file": (HEADER + "cat/9.png,cat\n", "cat/9.png is listed but missing"),
     "two labels": (HEADER + "cat/0.png,cat\n./cat//0.png,dog\n", "has the label 'dog', and in line 2 'cat'"),
     "an absolute path": (HEADER + "/etc/passwd,cat\n", "line 2: /etc/passwd: leaves dataset_param.data_folder"),
     "a way out": (HEADER + "cat/../../x.png,cat\n", "leaves dataset_param.data_folder"),
-    "the folder itself": (HEADER + ".,cat\n", "leaves dataset_param.data_folder"),
-    "a folder": (HEADER + "cat,cat\n", "is a folder, not a file"),
     "another case": (HEADER + "cat/0.PNG,cat\n", "Did you mean '0.png'"),
     "backslashes": (HEADER + "cat\\0.png,cat\n", "Write / between folders"),
-    "a name too long": (HEADER + "x" * 5000 + ",cat\n", "cannot be read: File name too long"),
 }
 
 
@@ -341,8 +243,7 @@ def test_an_index_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     content, message = INDICES[kind]
     (folder / "labels.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
     error = problem(folder, index="labels.csv")
-    assert message in str(error) and len(str(error)) < 6000
-    assert str(folder) in error.what
+    assert message in str(error) and len(str(error)) < 6000 and str(folder) in error.what
 
 
 READABLE = {
@@ -357,12 +258,12 @@ READABLE = {
 }
 
 
-@pytest.mark.parametrize("kind", READABLE)
-def test_an_index_that_can_be_meant_is_read(folder, kind):
-    (folder / "labels.csv").write_bytes(READABLE[kind].encode())
-    index = open_rows(DatasetParam(str(folder), 8, index="labels.csv"), 2)
-    assert index.classes == ("cat", "dog") and index.labels.tolist() == [0, 1]
-    assert index.paths == (f"{folder}/cat/0.png", f"{folder}/dog/0.png")
+def test_an_index_that_can_be_meant_is_read(folder):
+    for kind, content in READABLE.items():
+        (folder / "labels.csv").write_bytes(content.encode())
+        index = open_rows(DatasetParam(str(folder), 8, index="labels.csv"), 2)
+        assert index.classes == ("cat", "dog") and index.labels.tolist() == [0, 1], kind
+        assert index.paths == (f"{folder}/cat/0.png", f"{folder}/dog/0.png"), kind
 
 
 def test_one_name_in_two_unicode_forms_is_one_class_and_a_hint_for_a_file(folder):
@@ -373,17 +274,12 @@ def test_one_name_in_two_unicode_forms_is_one_class_and_a_hint_for_a_file(folder
     assert r"('e\u0301.png')" in problem(folder, index="labels.csv").cure
 
 
-# --- a latent cache ----------------------------------------------------------------------------------------------
-
 CACHES = {
     "no JSON": b"{",
-    "no UTF-8": b'{"a": "\xe9"}',
     "a list": b"[]",
     "deep": b"[" * 200_000,
-    "no rows": json.dumps({"num_images": 0}).encode(),
     "endless shards": json.dumps({"shard_images": 0}).encode(),
     "an unknown key": json.dumps({"shards": 3}).encode(),
-    "a wrong type": json.dumps({"num_images": "3"}).encode(),
     "more rows than images": json.dumps({"num_images": 10**12}).encode(),
 }
 
@@ -393,7 +289,7 @@ def test_an_index_of_latents_that_cannot_be_meant_is_named(tmp_path, kind):
     identity = {"autoencoder": "a", "autoencoder_dtype": "fp32", "image_size": 8}
     good = {"identity": identity, "num_images": 1, "shard_images": 1}
     content = CACHES[kind]
-    if content.startswith(b"{") and content.endswith(b"}") and kind != "no UTF-8":
+    if content.startswith(b"{") and content.endswith(b"}"):
         content = json.dumps({**good, **json.loads(content)}).encode()
     (tmp_path / "index.json").write_bytes(content)
     (tmp_path / "images.csv").write_text(HEADER + "cat/0.png,0\n")

@@ -15,10 +15,9 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import diffusers, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
+from mindspeed_mm_dit.errors import CheckpointError, DataError
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.wings.lab.parity import compare
@@ -33,7 +32,6 @@ GAUSSIAN_KEYS = ("config", "x0", "noise", "t", "y", "x_t")
 
 @pytest.fixture
 def diffusers_folder(tmp_path):
-    """A DiT of two blocks as diffusers writes it."""
     weights = {name: np.zeros(shape, np.float32) for name, shape in parameters_of(TINY).shapes().items()}
     weights["pos_embed"] = sincos_positions_2d(16, 4)[None]
     folder = tmp_path / "folder"
@@ -46,13 +44,11 @@ def diffusers_folder(tmp_path):
     ("key", "value", "message"),
     [
         ("num_layers", 900, "num_layers = 900: the weights beside it have 2 blocks"),
-        ("num_layers", 10**9, "num_layers = 1000000000: must be a number of at most 1,000"),
+        ("num_layers", 10**9, "num_layers = 1000000000"),
         ("sample_size", 10**9, "sample_size = 1000000000: describes a network that needs"),
-        ("sample_size", 8.0, r"sample_size = 8\.0: expected a whole number"),
-        ("sample_size", 2**63, "sample_size = 9223372036854775808: is too large a number"),
-        ("num_attention_heads", "many", "num_attention_heads = 'many': expected a whole number"),
-        ("num_embeds_ada_norm", 10**15, "sample_size = 8: describes a network that needs"),
-        ("patch_size", None, "patch_size = None: expected a whole number"),
+        ("sample_size", 8.0, r"sample_size = 8\.0"),
+        ("num_attention_heads", "many", "num_attention_heads = 'many'"),
+        ("patch_size", None, "patch_size = None"),
     ],
 )
 def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_folder, tmp_path, key, value, message):
@@ -77,23 +73,17 @@ def without_a_scale(folder, monkeypatch):
     return [folder / "low.safetensors"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (without_a_part, "names diffusion_pytorch_model-00002-of-00008.safetensors, which is not there"),
-        (without_a_scale, "x.weight: is in float8, and its scale is missing"),
+def test_weights_of_an_image_transformer_that_do_not_fit_are_named(tmp_path, monkeypatch, capsys):
+    for arguments, message in (
+        (without_a_part, "names diffusion_pytorch_model-00002-of-00008.safetensors"),
+        (without_a_scale, "x.weight: is in float8"),
         (["flux_schnell_tiny", "--merge-lora", "flux_lora_tiny/flux_lora"], "which is no linear layer of this network"),
         (["sd35_tiny", "--merge-lora", "flux_lora_tiny/kohya.safetensors"], "which is no linear layer of this network"),
-        (["flux2_tiny", "--merge-lora", "flux_lora_tiny/kohya_fused.safetensors"], "no linear layer of this network"),
-    ],
-)
-def test_weights_of_an_image_transformer_that_cannot_be_used_are_one_error(
-    arguments, message, tmp_path, monkeypatch, capsys
-):
-    given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
-    source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
-    assert main(["convert", str(source), str(tmp_path / "x.safetensors"), *map(str, merged)]) == 2
-    assert message in capsys.readouterr().err and not (tmp_path / "x.safetensors").exists()
+    ):
+        given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
+        source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
+        assert main(["convert", str(source), str(tmp_path / "x.safetensors"), *map(str, merged)]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "x.safetensors").exists()
 
 
 def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
@@ -104,32 +94,20 @@ def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
     turned = dataclasses.replace(told, axes_dims_rope=(4, 4, 4))
     with pytest.raises(CheckpointError, match=r"axes_dims_rope is \(2, 4, 6\) there and \(4, 4, 4\) here"):
         begin(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
-    with pytest.raises(
-        ConfigError, match=r"latents of shape \(4, 7, 8\): height and width of latents must be positive multiples of 2"
-    ):
-        told.resized((4, 7, 8))
 
 
-@pytest.mark.parametrize("number", ["999999999999", "²"])
-def test_the_number_in_a_tensors_name_is_not_counted_to(number):
-    shapes = {**parameters_of(TINY).shapes(), f"blocks.{number}.mlp.fc1.bias": (64,)}
-    assert DiTConfig.of_shapes(shapes).num_layers == 2 + number.isdecimal()
+def test_what_would_be_read_for_ever_is_no_log(tmp_path, capsys):
+    os.mkfifo(tmp_path / "events.out.tfevents.1")
+    for log in (tmp_path / "events.out.tfevents.1", "/dev/zero", tmp_path):
+        assert main(["plot", str(log), "--output", str(tmp_path / "loss.png")]) == 2
+        assert "not a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "pipe in a TensorBoard folder"])
-def test_what_would_be_read_for_ever_is_no_log(tmp_path, kind, capsys):
-    pipe = tmp_path / "events.out.tfevents.1"
-    os.mkfifo(pipe)
-    log = {"pipe": pipe, "device": "/dev/zero"}.get(kind, tmp_path)
-    assert main(["plot", str(log), "--output", str(tmp_path / "loss.png")]) == 2
-    assert f"is a {'device' if kind == 'device' else 'named pipe'}, not a file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("digits", [23, 5000])
-def test_a_step_that_no_run_reaches_is_named(tmp_path, digits):
-    (tmp_path / "log.txt").write_text(LINE.format("9" * digits))
-    with pytest.raises(DataError, match=r"log\.txt: .*a step that no run reaches: '9999"):
-        read_curve(tmp_path / "log.txt")
+def test_a_step_that_no_run_reaches_is_named(tmp_path):
+    for digits in (23, 5000):
+        (tmp_path / "log.txt").write_text(LINE.format("9" * digits))
+        with pytest.raises(DataError, match=r"log\.txt: .*a step that no run reaches: '9999"):
+            read_curve(tmp_path / "log.txt")
 
 
 def safetensors_bytes(header: object, length: int | None = None) -> bytes:
@@ -140,35 +118,23 @@ def safetensors_bytes(header: object, length: int | None = None) -> bytes:
 ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_a_header_that_cannot_be_right_is_named(tmp_path):
+    for content, message in (
         (safetensors_bytes({"__metadata__": 5}), "__metadata__ are no strings by name"),
-        (safetensors_bytes({"__metadata__": {"facts": 5}}), "__metadata__ are no strings by name"),
         (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "its tensors overlap, or leave holes"),
-        (safetensors_bytes({"a": ONE, "b": ONE | {"data_offsets": [8, 12]}}) + b"0" * 12, "overlap, or leave holes"),
         (safetensors_bytes('{"a": {}, "a": {}}'), "a name stands twice in its header"),
         (safetensors_bytes({"a": ONE | {"shape": [2]}}) + b"0000", r"takes 4 bytes, which are not those of \[2\]"),
         (safetensors_bytes({"a": ONE | {"data_offsets": [-4, 0]}}), "a tensor from -4 to 0"),
         (safetensors_bytes({}, 2**63 - 1), "its header ends at 9223372036854775815"),
         (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts' of its __metadata__ is not JSON"),
         (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config' of its __metadata__ is no object"),
-    ],
-)
-def test_a_header_that_cannot_be_right_is_named(tmp_path, content, message):
-    (tmp_path / "a.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"a\.safetensors: .*{message}"):
-        safetensors.read(tmp_path / "a.safetensors")
-
-
-def test_weights_alone_are_read_as_strictly(tmp_path):
-    (tmp_path / "a.safetensors").write_bytes(safetensors_bytes({"__metadata__": 5}))
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        read_weights(tmp_path / "a.safetensors")
+    ):
+        (tmp_path / "a.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match=rf"a\.safetensors: .*{message}"):
+            safetensors.read(tmp_path / "a.safetensors")
 
 
 def values(kind: str) -> dict[str, np.ndarray]:
-    """A small reference file of the published DiT, or of flow matching."""
     with np.load(GOLDEN / f"{kind}_tiny_p2.npz") as file:
         return {name: file[name] for name in (GAUSSIAN_KEYS if kind == "dit" else FLOW_KEYS)}
 
@@ -179,71 +145,38 @@ def config(position: int, value: int) -> np.ndarray:
     return sizes
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "array", "message"),
-    [
+def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path):
+    for kind, name, array, message in (
         ("dit", "config", np.arange(1, 6), "config = .*must be 7 whole numbers: hidden_size"),
-        ("dit", "config", np.array(7), "config = 7: must be 7 whole numbers"),
-        ("dit", "config", np.full(7, np.nan), "config = .*must be 7 whole numbers"),
         ("dit", "config", np.array(["a"] * 7), "config: is no array of real numbers"),
         ("dit", "config", config(0, 10**12), "config = .*describes a network that needs"),
         ("dit", "config", config(1, 10**12), "num_layers = 1000000000000: must be a number of at most 1,000"),
-        ("dit", "config", config(4, 10**12), "config = .*describes a network that needs"),
-        ("dit", "config", config(6, 10**12), "config = .*describes a network that needs"),
-        ("dit", "config", config(1, -1), r"num_layers = -1: must be at least 1"),
         ("dit", "t", np.array([0, 1]), r"--reference: t: has the shape \(2,\), expected \(4,\)"),
-        ("dit", "t", np.array(5), r"--reference: t: has the shape \(\), expected \(4,\)"),
         ("dit", "t", np.array([0, 1, 2, 1000]), "--reference: t: must hold whole numbers from 0 to 999"),
-        ("dit", "t", np.full(4, 0.5), "--reference: t: must hold whole numbers from 0 to 999"),
-        ("dit", "y", np.array([0, 1, 2]), r"--reference: y: has the shape \(3,\)"),
         ("dit", "y", np.array([0, 1, 2, 11]), "--reference: y: must hold whole numbers from 0 to 10"),
-        ("dit", "y", np.array([0, 1, 2, -1]), "--reference: y: must hold whole numbers from 0 to 10"),
         ("dit", "noise", np.zeros((4, 4, 8, 9), np.float32), "--reference: noise: has the shape"),
         ("dit", "x_t", np.array(["a"]), "x_t: is no array of real numbers"),
         ("sit", "t", np.full(6, 1.5, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
         ("sit", "t", np.full(6, np.nan, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
-        ("sit", "y", np.arange(7), r"--reference: y: has the shape \(7,\), expected \(6,\)"),
         ("sit", "t", None, "--reference: t: is missing"),
-    ],
-)
-def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path, kind, name, array, message):
-    given = {**values(kind), name: array}
-    np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
-    with pytest.raises(CheckpointError, match=message):
-        compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
+    ):
+        given = {**values(kind), name: array}
+        np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
+        with pytest.raises(CheckpointError, match=message):
+            compare(tmp_path / "odd.npz", GOLDEN / f"{kind}_tiny_p2.pt", 1e-5, 1e-12)
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "array"),
-    [("muon_tiny", "ns_coefficients", np.ones(2)), ("flux_tiny", "pooled", np.ones(3)),
-     ("wan22_ti2v_tiny", "x", np.float32(1))],
-)  # fmt: skip
-def test_what_no_operator_takes_is_one_error_that_names_file_and_part(framework, tmp_path, name, key, array):
-    with np.load(GOLDEN / f"{name}.npz") as file:
-        np.savez(tmp_path / "odd.npz", **{**file, key: array})
-    with pytest.raises(CheckpointError, match=r"odd.npz: [\w/. ]+: cannot be computed: \w+Error: "):
-        compare(tmp_path / "odd.npz", None if name == "muon_tiny" else GOLDEN / name, 1e-5, 1e-12)
-
-
-def single_array(path):
-    with open(path, "wb") as file:
-        np.save(file, np.zeros(3))
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (single_array, "is not an .npz of arrays"),
-        (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
-        (np.savez, "holds no arrays"),
-        (lambda path: path.write_bytes(b""), "is not an .npz of arrays"),
-        (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
-        (os.mkfifo, "is a named pipe, not a file"),
-        (lambda path: None, "there is no such file"),
-    ],
-)
-def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, write, message, capsys):
-    write(tmp_path / "odd.npz")
-    chosen = ["--checkpoint", str(GOLDEN / "dit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
-    assert main(["parity", "--reference", str(tmp_path / "odd.npz"), *chosen]) == 2
-    assert message in capsys.readouterr().err
+def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, capsys):
+    for number, (write, named) in enumerate(
+        (
+            (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
+            (np.savez, "holds no arrays"),
+            (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
+            (os.mkfifo, "is a named pipe, not a file"),
+        )
+    ):
+        file = tmp_path / f"{number}.npz"
+        write(file)
+        chosen = ["--checkpoint", str(GOLDEN / "dit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
+        assert main(["parity", "--reference", str(file), *chosen]) == 2
+        assert named in capsys.readouterr().err

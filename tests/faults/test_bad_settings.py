@@ -15,7 +15,6 @@ import yaml
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
-from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
@@ -30,11 +29,11 @@ from mindspeed_mm_dit.planning.fit import Place, check_model_fits
 from mindspeed_mm_dit.training.flags import parse, whole_parser
 from mindspeed_mm_dit.training.resume import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
-from tests.conftest import GOLDEN, ROOT
+from tests.conftest import ROOT
 
 EXTREMES = [
-    -1, 0, 1, 2**31, 2**63, 10**12, 10**30, -(10**30), 10**4000, 1.5, -0.5, 1e-300, 1e308, math.nan, math.inf, True,
-    None, "", " ", "x", "é" * 5000, "\0", "\ud800", [], ["x"], [[]], {}, {"a": 1},
+    -1, 0, 1, 2**63, 10**12, 10**30, 10**4000, 1.5, -0.5, 1e308, math.nan, math.inf, True, None, "", "é" * 5000, "\0",
+    "\ud800", [], [[]], {"a": 1},
 ]  # fmt: skip
 
 TINY = {"input_size": 8, "num_classes": 10, "in_channels": 1, "hidden_size": 32, "num_layers": 2, "num_heads": 2,
@@ -115,32 +114,17 @@ def check(tmp_path, monkeypatch):
 PREDICTOR, LOADER, DATASET, DIFFUSION = "predictor", "dataloader_param", "dataset_param", "diffusion"
 
 BAD = {
-    "width": (dict(model={PREDICTOR: {"hidden_size": 10**9}}), "predictor.hidden_size = 1000000000", "GiB, and this"),
     "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "at most 1,000"),
-    "classes": (dict(model={PREDICTOR: {"num_classes": 10**12}}), "predictor.num_classes = 10", "GiB, and this"),
-    "latents": (dict(model={PREDICTOR: {"input_size": 10**6}}), "predictor.input_size = 1000000", "GiB, and this"),
-    "images": (dict(data={DATASET: {"image_size": 10**6}}), "image_size = 1000000", "set image_size to 8"),
-    "mlp": (dict(model={PREDICTOR: {"mlp_ratio": 1e300}}), "predictor.mlp_ratio = 1e+300", "the published DiT has 4"),
     "timesteps": (dict(model={DIFFUSION: {"num_train_timesteps": 10**9}}), "num_train_timesteps", "at most 1,000,000"),
-    "prefetch": (dict(data={LOADER: {"prefetch_batches": 10**9}}), "prefetch_batches = 1000000000", "at most 1,024"),
     "workers": (dict(flags="--num-workers 1000000000"), "--num-workers", "from 0 to 1024"),
     "seed": (dict(flags=f"--seed {2**70}"), "--seed", "below 2**63"),
-    "steps": (dict(flags=f"--train-iters {10**30}"), "--train-iters", "below 2**63"),
     "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "more samples than a run can count"),
     "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "holds 2 training images", "use a smaller batch"),
     "rate": (dict(flags="--lr 1e308"), "--lr", "that float32 holds"),
-    "negative rate": (dict(flags="--lr -4e-3"), "--lr", "'-4e-3' is not a positive number"),
     "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
-    "bf16": (dict(flags="--bf16", fsdp2={"param_dtype": "fp32"}), "--bf16: contradicts fsdp2.yaml", "drop --bf16"),
     "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),
-    "range": (dict(fsdp2={"sub_modules_to_wrap": ["predictor.blocks.{0-999999999}"]}), "[0]", "longer than the model"),
-    "list": (dict(fsdp2={"sub_modules_to_wrap": ["predictor.blocks"]}), "a list of modules", "predictor.blocks.{*}"),
     "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "does not divide the 1 ranks"),
-    "folder": (dict(data={DATASET: {"data_folder": ""}}), "dataset_param.data_folder = ''", "is empty"),
-    "name": (dict(data={DATASET: {"index": "a" * 300}}), "dataset_param.index", "longer than a path"),
-    "letter": (dict(data={DATASET: {"data_folder": "a\0b"}}), "data_folder = 'a\\x00b'", "a character"),
     "load": (dict(flags="--load " + "a" * 300), "--load", "longer than a path"),
-    "load device": (dict(flags="--load /dev/null"), "--load = /dev/null", "is no folder"),
     "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "no regular file"),
 }  # fmt: skip
 
@@ -164,32 +148,23 @@ def test_the_same_files_without_a_mistake_pass(check):
 
 TEXTS = {
     "deep JSON": "[" * 100_000,
-    "rather deep JSON": '{"note": ' * 99 + "1" + "}" * 99,
-    "deep object": '{"a":' * 100_000,
     "deep YAML": "- " * 100_000 + "x",
     "long number": '{"ae": ' + "9" * 5000 + "}",
     "aliases of aliases": "a: &a [1, 1]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\nd: [*c, *c, *c]\n",
     "merged mappings": "a: &a {x: 1}\nb: &b {<<: [*a, *a]}\nc: {<<: [*b, *b]}\n",
     "code": "a: !!python/object/apply:os.system ['true']",
-    "no date": "a: 2001-99-99",
     "hexadecimal": "sharding_size: 0x" + "f" * 9000,
-    "false": "false",
-    "nothing but zeros": "\0" * 100,
     "much": " " * (2 << 20),
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_a_file_that_is_no_config_is_named_in_time(tmp_path, name):
-    file = tmp_path / "config"
-    file.write_text(TEXTS[name])
-    for read in (load_model_config, load_fsdp2_config):
-        with pytest.raises(ConfigError) as caught:
-            read(file)
-        assert str(file) in str(caught.value) and len(str(caught.value)) < 2000
-
-
-# --- the checkpoint to resume from -----------------------------------------------------------------------
+def test_a_file_that_is_no_config_is_named_in_time(tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / name).write_text(text)
+        for read in (load_model_config, load_fsdp2_config):
+            with pytest.raises(ConfigError) as caught:
+                read(tmp_path / name)
+            assert f"{tmp_path}/{name}" in str(caught.value) and len(str(caught.value)) < 2000
 
 
 def state_of(config):
@@ -231,22 +206,19 @@ def places(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("load", "message"),
-    [
-        ("weights.pt", "is a file; a run is resumed from the folder that --save named"),
+def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch):
+    for load, message in (
+        ("weights.pt", "is a file"),
         ("good/iter_0000007", "is one checkpoint, not the folder of them"),
-        ("wider", "x_embedder.proj.weight is (64, 1, 2, 2), this model has (32, 1, 2, 2)"),
+        ("wider", "x_embedder.proj.weight is (64, 1, 2, 2)"),
         ("weights", "holds no optimizer's state"),
         ("mindspore", "mm-dit convert"),
-        ("diffusers", "holds no checkpoint of a run (iter_0001000 and the like): it holds config.json"),
-    ],
-)
-def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch, load, message):
-    monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
-    with pytest.raises(UserError) as caught:
-        check(f"--load {load}")
-    assert message in str(caught.value) and "--load" in str(caught.value)
+        ("diffusers", "holds no checkpoint of a run"),
+    ):
+        monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
+        with pytest.raises(UserError) as caught:
+            check(f"--load {load}")
+        assert message in str(caught.value) and "--load" in str(caught.value)
 
 
 def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
@@ -254,17 +226,6 @@ def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
         assert check(f"--load {load}")[0].iteration == 7
     assert check("--load weights --no-load-optim")[0].iteration == 7
     assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
-
-
-def test_a_checkpoint_of_mindspore_is_judged_by_its_shapes_alone(places):
-    path = places / "mindspore" / "iter_0000007"
-    mindspore_ckpt.check_architecture(path, parameters_of(OURS).shapes())
-    assert mindspore_ckpt.has_optimizer(path)
-    with pytest.raises(UserError, match=r"x_embedder.proj.weight is \(32, 1, 2, 2\), this model has \(64, 1, 2, 2\)"):
-        mindspore_ckpt.check_architecture(path, parameters_of(WIDER).shapes())
-
-
-# --- the autoencoder ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,48 +241,16 @@ def with_vae(check, tmp_path):
 
 
 def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_path):
-    args = with_vae({"image_size": 64})[1]
+    args, weights = with_vae({"image_size": 64})[1], tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     assert args.mm.model_json["ae"]["downsample_factor"] == 8  # and so do the checkpoints of the run remember it
     with pytest.raises(ConfigError, match="set image_size to 64"):
         with_vae({"image_size": 32})
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"vae/diffusion_pytorch_model\.safetensors: cannot be read: the file has 0 bytes"
-    ):
+    weights.write_bytes(b"")
+    with pytest.raises(UserError, match=r"vae/diffusion_pytorch_model\.safetensors: cannot be read"):
         with_vae({"image_size": 64})
-    (tmp_path / "vae" / "diffusion_pytorch_model.safetensors").unlink()
+    weights.unlink()
     with pytest.raises(UserError, match=r"ae\.from_pretrained = vae: holds none of"):
         with_vae({"image_size": 64})
-    with pytest.raises(UserError, match=r"ae\.from_pretrained = nowhere: no such file or folder"):
-        with_vae({"image_size": 64}, from_pretrained="nowhere")
-
-
-# --- the commands, and whole processes -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--world-size 1000000000000", "--world-size = 1000000000000: must be positive, and at most 1,000,000,000"),
-        ("--device-memory-gib 1e300", "--device-memory-gib = 1e+300: must be positive, and at most"),
-        (f"--global-batch-size {10**30}", "--global-batch-size = 1"),
-        ("--model huge.json", "image(s) need"),
-    ],
-)
-def test_mm_dit_plan_refuses_what_nobody_has(tmp_path, model_json, monkeypatch, capsys, flags, message):
-    monkeypatch.chdir(tmp_path)
-    for name, width in (("model", 32), ("huge", 10**8)):
-        model_json["predictor"] = {**TINY, "model_id": "dit", "hidden_size": width}
-        (tmp_path / f"{name}.json").write_text(json.dumps(model_json))
-    argv = ["--model", "model.json", "--world-size", "8", "--device-memory-gib", "80", *flags.split()]
-    assert main(["plan", *argv]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_a_data_json_is_no_model_json(tmp_path, capsys):
-    words = ["convert", str(GOLDEN / "dit_tiny_p2.pt"), str(tmp_path / "x.safetensors"), "--model"]
-    assert main([*words, str(ROOT / "examples/dit/data.json")]) == 2
-    assert "ConfigError: --model: " in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("redirect", "code"), [("> /dev/full", 2), ("| true", 0)])

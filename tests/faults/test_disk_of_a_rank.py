@@ -87,16 +87,6 @@ def test_a_disk_that_fails_in_any_file_of_a_save_of_two_ranks_costs_that_save(ti
 
 
 @pytest.mark.campaign
-@mindspore.needs_mindspore
-@pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how.values()))
-@pytest.mark.parametrize("file", ["state.ckpt", "run.json", "checksums.json"])
-def test_a_disk_that_fails_in_any_file_of_a_save_of_mindspore_costs_that_save(tiny, tmp_path, file, how):
-    flags = FLAGS.format(tmp_path) + "--pynative --train-iters 6 --save-interval 2 --micro-batch-size 16"
-    failing = full_for(rf"0002\.partial/\.?{re.escape(file)}", **how)
-    check_failed_save(mindspore.run(tiny, flags, 2, **failing), tmp_path, getattr(errno, how["FULL_AS"]))
-
-
-@pytest.mark.campaign
 @pytest.mark.parametrize("how", [HOW[0], HOW[2]], ids=lambda how: " ".join(how.values()))
 def test_a_tracker_that_cannot_be_written_costs_no_checkpoint(tiny, tmp_path, how):
     """The checkpoint is there already, under its name; the next save moves the tracker."""

@@ -17,14 +17,12 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.order import SampleOrder
 from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
 from tests.data_fixtures import open_rows
-from tests.faults.launched import MINDSPORE_PYTHON, Ranks, Run, config_folder
+from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS
+from tests.mindspore.launch import needs_mindspore
 from tests.training.launch import start
 
 pytestmark = pytest.mark.ranks
-needs_mindspore = pytest.mark.skipif(
-    not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
-)
 CHECKPOINTS = {"pytorch": torch_dcp, "mindspore": mindspore_ckpt}
 LONG = "--train-iters 100000 --num-workers 1"
 SHARDED = "--use-torch-fsdp2 --fsdp2-config-path fsdp2.yaml"
@@ -100,7 +98,7 @@ def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:
     ("ranks", "number", "flags"),
     [
         (1, TERM, ""),
-        (2, INT, ""),
+        pytest.param(2, INT, "", marks=pytest.mark.extended),
         *(pytest.param(r, n, f, marks=pytest.mark.campaign)
           for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
     ],
@@ -119,13 +117,18 @@ def stops(run: Run | Ranks, number: signal.Signals) -> None:
     assert "Traceback" not in run.said and "Warning" not in run.said, run.said
 
 
-@pytest.mark.parametrize(("number", "flags"), [(HUP, SHARDED), (QUIT, "")], ids=["SIGHUP-sharded", "SIGQUIT"])
+@pytest.mark.parametrize(
+    ("number", "flags"), [(HUP, SHARDED), pytest.param(QUIT, "", marks=pytest.mark.extended)], ids=["HUP", "QUIT"]
+)
 def test_ranks_save_at_a_signal_that_is_passed_on_to_them(tmp_path, config, number, flags):
     stops(Ranks(tmp_path, config, 2, f"{LONG} {flags}"), number)
 
 
-@pytest.mark.parametrize(("number", "moment"), [(TERM, "created"), (QUIT, "polled"), (INT, "polled")])
-def test_launcher_passes_signals_to_its_ranks_at_any_moment(tmp_path, number, moment):
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")],
+)
+def test_a_launcher_passes_signals_on_at_any_moment(tmp_path, number, moment):
     """While a rank is not yet recorded, while Popen.poll holds its lock, and a second one while the ranks save."""
     signals = 2 if number == INT else 1
     (tmp_path / "rank.py").write_text(RANK)
@@ -141,6 +144,7 @@ def test_launcher_passes_signals_to_its_ranks_at_any_moment(tmp_path, number, mo
     assert launcher.returncode == 128 + number
 
 
+@pytest.mark.extended
 def test_ranks_do_not_train_on_without_a_launcher_that_was_killed(tmp_path, config):
     run = Run(tmp_path, config, NPUS_PER_NODE="2")
     run.wait_for("iteration +3/")

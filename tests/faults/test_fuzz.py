@@ -1,18 +1,17 @@
 """Whatever stands in a file, who reads it gets it right or names it in one UserError, and no file is written.
 
-50 seeded examples of each here, 2,000 with --campaign. What was found stays below as an example by hand.
+15 seeded examples of each here, 2,000 with --campaign.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
+import functools
 import io
 import json
 import os
 import tarfile
 import tempfile
-from argparse import Namespace
 from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
@@ -24,14 +23,10 @@ from PIL import Image
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
-from mindspeed_mm_dit.checkpoint.claim import Owner
-from mindspeed_mm_dit.checkpoint.claim import _owner as owner_of
 from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.lora.settings import settings_of
 from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.cli.request_flags import _vectors as vectors_of
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
@@ -39,23 +34,18 @@ from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
-from mindspeed_mm_dit.data.colours import Colours, colours_of
-from mindspeed_mm_dit.data.image_captions import told_by
 from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.shard_scan import Sought
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
-from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.models.pretrained import _check_sizes as check_sizes
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
 from mindspeed_mm_dit.wings.advice.text import _section as section_of
 from mindspeed_mm_dit.wings.lab.against import _described as described
 from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
-from tests.colour_fixtures import WIDE, of_rgb
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -71,13 +61,11 @@ EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 64), BYTES), min_size
 
 
 def places(value, path=()):
-    """All places in parsed JSON, as tuples of keys."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in inner for place in places(item, (*path, key)))]
 
 
 def put(content, path, value):
-    """Return ``content`` with ``value`` at a place."""
     if not path:
         return value
     changed = copy.deepcopy(content)
@@ -119,13 +107,6 @@ FACTS = {
 }  # fmt: skip
 
 
-ADAPTER = {
-    "peft_type": "LORA", "r": 4, "lora_alpha": 8, "use_rslora": False, "rank_pattern": {"to_k": 2},
-    "alpha_pattern": {"^blocks\\.1": 4}, "target_modules": ["to_q"], "bias": "none", "init_lora_weights": True,
-}  # fmt: skip
-ENCODER = {"num_layers": 2, "d_model": 8, "vocab_size": 99, "text_config": {"hidden_size": 4}}
-
-
 def tar_of():
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
@@ -159,34 +140,14 @@ WEIGHTS = {"blocks.0.w": np.ones((2, 3), np.float32), "blocks.0.b": np.zeros(3, 
 
 
 def written_by(write, content=WEIGHTS):
-    """Return what ``write`` (file, content) writes."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "file", content)
         return (Path(folder) / "file").read_bytes()
 
 
-def low_precision_pt(path, _):
-    torch = pytest.importorskip("torch")
-    torch.save({"model": {"w": torch.ones(3, dtype=torch.float8_e5m2)}, "x": np.float64(1), "y": {Path("a")}}, path)
-
-
 def write_npz(path, content):
     with open(path, "wb") as file:
         np.savez_compressed(file, **content)
-
-
-def write_npy(path, content):
-    with open(path, "wb") as file:
-        np.save(file, content)
-
-
-def read_adapter_config(path):
-    settings_of(read_json(path, "adapter"), str(path)).alpha("base_model.model.blocks.0.attn1.to_q", 4)
-
-
-def read_claim(path):
-    owner = owner_of(path.read_bytes())
-    assert owner is None or (str(owner) and owner.is_dead(0.0) in (True, False))
 
 
 def read_entries(path):
@@ -212,18 +173,6 @@ def read_index(path):
         torch_dcp.check_architecture(path.parent, {"w": (3,)})
 
 
-def read_a_caption(path):
-    pytest.importorskip("ftfy")
-    from mindspeed_mm_dit.data.captions import clean_caption
-
-    clean_caption(path.read_text(encoding="utf-8", errors="replace"))
-
-
-def read_a_json_caption(path):
-    told = told_by(path.name, path.read_bytes(), ".json:caption")
-    assert bool(told.captions) != bool(told.problem) and all(caption.encode() for caption in told.captions)
-
-
 FOLDER = {
     "_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
     "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
@@ -244,19 +193,6 @@ def read_a_folder(path):
 
 def json_of(name):
     return lambda: of_json(json.loads((DIT / name).read_text()))
-
-
-def png_of(profile):
-    content = io.BytesIO()
-    Image.new("RGB", (8, 8), (70, 190, 90)).save(content, "PNG", icc_profile=profile)
-    return content.getvalue()
-
-
-def read_an_image(path):
-    with suppress(UnusableFile):
-        followed, stored = load_pixels(str(path), 8, 3), load_pixels(str(path), 8, 3, "ignore")
-        with Image.open(path) as image:
-            assert (followed == stored).all() or colours_of(image) is Colours.PROFILE
 
 
 def mp4_of():
@@ -320,39 +256,16 @@ SURFACES = {
     "fsdp2.yaml": (lambda: of_bytes((DIT / "fsdp2.yaml").read_bytes()), load_fsdp2_config),
     "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
-    "captions": (lambda: of_bytes("un café &amp; <b>two</b> cats".encode()), read_a_caption),
     "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
-    "captions.csv": (
-        lambda: of_bytes(b"file,en,de\na.png,a cat,\na.png,,eine Katze\n"),
-        lambda path: read_labels(path, labelled=False, captions=("en", "de")),
-    ),
-    "captions.jsonl": (
-        lambda: of_bytes(b'{"image": "a.png", "text": "a cat"}\n{"image": "b.png", "text": ["a dog", "un chien"]}\n'),
-        lambda path: read_labels(path, labelled=False, captions=("text",)),
-    ),
     "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought())),
-    "captions.tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought(None, (".cls", ".cls:caption")))),
-    "caption.json": (lambda: of_bytes(b'{"caption": ["a cat", "a dog"]}'), read_a_json_caption),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
-    "profile.png": (lambda: of_bytes(of_rgb(WIDE, 2.2)).map(png_of), read_an_image),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
-    "adapter_config.json": (lambda: of_json(ADAPTER), read_adapter_config),
-    "encoder.json": (lambda: of_json(ENCODER), lambda path: check_sizes("text_encoder", path, 9)),
     "config.json": (lambda: of_json(FOLDER), read_a_folder),
-    ".claim": (lambda: of_json(dataclasses.asdict(Owner.here())), read_claim),
-    "w.safetensors": (
-        lambda: of_bytes(written_by(lambda path, own: write_arrays(path, own, {"a": "b"}))),
-        read_weights,
-    ),
+    "w.safetensors": (lambda: of_bytes(written_by(functools.partial(write_arrays, metadata={}))), read_weights),
     "w.pt": (lambda: of_bytes(written_by(write_torch_file, {"model": WEIGHTS, "args": FACTS})), read_weights),
-    "low.pt": (lambda: of_bytes(written_by(low_precision_pt)), read_weights),
     "w.ckpt": (lambda: of_bytes(written_by(write_mindspore_file)), read_weights),
     "values.npz": (lambda: of_bytes(written_by(write_npz)), read_arrays),
-    "v.npy": (
-        lambda: of_bytes(written_by(write_npy, np.ones((2, 3)))),
-        lambda p: vectors_of(Namespace(vectors=str(p))),
-    ),
     ".metadata": (lambda: of_bytes(metadata_of()), read_index),
 }
 SURFACES |= {f"run of {name}": (SURFACES[name][0], begin) for name in (*CONFIG, "train.args")}
@@ -376,29 +289,17 @@ def once(folder: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", SURFACES)
 def test_a_file_is_read_or_named(tmp_path, every, name):
-    every(SURFACES[name][0]())(lambda content: once(tmp_path, name, content))
+    every(SURFACES[name][0](), few=15)(lambda content: once(tmp_path, name, content))
 
 
-FOUND: dict[str, tuple[str, bytes]] = {
-    **{
-        f"{key} = {value} in a config.json": ("config.json", json.dumps(FOLDER | {key: value}).encode())
-        for key, value in {
-            "_class_name": [],
-            "model_type": {},
-            "max_position_embeddings": "7",
-            "axes_dims_rope": [],
-            "in_channels": None,
-        }.items()
-    },
-    "a zip file without its beginning": ("w.pt", edited(written_by(write_torch_file), [(0.0, 27, b"")])),
-    "a zip file of a later version": (
-        "w.pt",
-        written_by(write_torch_file).replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x40"),
-    ),
-}
-"""What was found, by name: the file, and its content."""
+def test_what_was_found_is_mended(tmp_path):
+    """A zip file without its beginning, and one of a later version."""
+    whole = written_by(write_torch_file)
+    once(tmp_path, "w.pt", edited(whole, [(0.0, 27, b"")]))
+    once(tmp_path, "w.pt", whole.replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x40"))
 
 
-@pytest.mark.parametrize("finding", FOUND)
-def test_what_was_found_is_mended(tmp_path, finding):
-    once(tmp_path, *FOUND[finding])
+def test_values_of_other_types_in_a_config_json_are_named(tmp_path):
+    values = {"_class_name": [], "model_type": {}, "max_position_embeddings": "7", "axes_dims_rope": []}
+    for key, value in (values | {"in_channels": None}).items():
+        once(tmp_path, "config.json", json.dumps(FOLDER | {key: value}).encode())

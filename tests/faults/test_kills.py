@@ -27,13 +27,14 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
 from tests.contract import hosted, native_hosted
-from tests.faults.launched import MINDSPORE_PYTHON, Ranks, Run, config_folder
+from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS
+from tests.mindspore.launch import needs_mindspore
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 16
+STEPS = 10
 LONG = int(os.environ.get("MM_DIT_KILLS", "100"))
 MOST_SECONDS = 0.3
 """Of a pause between what is waited for and the kill; most are far shorter: they are spread by their logarithm."""
@@ -69,29 +70,12 @@ class KilledRanks(Ranks):
             return int(process.wait(PATIENCE_SECONDS))
 
 
-class Script(Run):
-    """A run started by pretrain.sh, with its launcher and all its processes."""
-
-    def is_over(self) -> bool:
-        """Return whether the script has ended."""
-        return self.process.poll() is not None
-
-    def kill(self, draw: np.random.Generator | None = None) -> None:
-        """Kill all of its processes, the launcher first."""
-        super().kill()
-
-
 def ranks(count: int) -> Callable[[Path, Configs], KilledRanks]:
-    """Return what starts so many ranks in a folder."""
     return lambda folder, configs: KilledRanks(folder, configs, count)
 
 
-def script(
-    framework: str = "pytorch", host: str = "standalone", processes: int = 1
-) -> Callable[[Path, Configs], Script]:
-    """Return what starts pretrain.sh in a folder."""
-
-    def start(folder: Path, configs: Configs) -> Script:
+def script(framework: str = "pytorch", host: str = "standalone", processes: int = 1) -> Callable[[Path, Configs], Run]:
+    def start(folder: Path, configs: Configs) -> Run:
         variables = {"NPUS_PER_NODE": str(processes)}
         flags = f"{FLAGS} --host {host}"
         native = host == "mindspeed-mm-native"
@@ -101,14 +85,9 @@ def script(
             variables |= (native_hosted if native else hosted).environment()
             variables["PATH"] = f"{Path(python).parent}:{os.environ['PATH']}"
             flags += "" if native else f" --use-torch-fsdp2 --mm-tool {hosted.tools_json()}"
-        return Script(folder, configs.folder, flags, framework, **variables)
+        return Run(folder, configs.folder, flags, framework, **variables)
 
     return start
-
-
-needs_mindspore = pytest.mark.skipif(
-    not Path(MINDSPORE_PYTHON).is_file(), reason="MM_DIT_MINDSPORE_PYTHON names no interpreter"
-)
 
 
 def arrays(path: Path) -> Mapping[str, np.ndarray]:
@@ -161,21 +140,23 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
     return []
 
 
-@pytest.mark.parametrize("kills", [pytest.param(LONG, marks=pytest.mark.campaign), 3])
+LANES = {
+    "fsdp2_x2": (ranks(2), []),
+    "fsdp2_x4": (ranks(4), []),
+    "mindspore_x2": (script("mindspore", processes=2), [needs_mindspore]),
+    "old_route": (script(host="mindspeed-mm"), [hosted.needs_trees]),
+    "native": (script(host="mindspeed-mm-native"), [native_hosted.needs_engine]),
+}
+
+
+@pytest.mark.costly("a kill during a save costs that save alone")
 @pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param(ranks(2), id="fsdp2_x2"),
-        pytest.param(ranks(4), id="fsdp2_x4"),
-        pytest.param(script("mindspore", processes=2), id="mindspore_x2", marks=needs_mindspore),
-        pytest.param(script(host="mindspeed-mm"), id="old_route", marks=hosted.needs_trees),
-        pytest.param(script(host="mindspeed-mm-native"), id="native", marks=native_hosted.needs_engine),
-    ],
+    ("lane", "kills"),
+    [("fsdp2_x2", 1), pytest.param("fsdp2_x2", 3, marks=pytest.mark.extended)]
+    + [pytest.param(lane, LONG, marks=[*marks, pytest.mark.campaign]) for lane, (_, marks) in LANES.items()],
 )
-def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, start, kills, request):
-    lane = request.node.callspec.id
-    if kills < LONG and "fsdp2_x2" not in lane:
-        pytest.skip("in the long form")
+def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, lane, kills):
+    start = LANES[lane][0]
     config_folder(tmp_path / "config", few_digits)
     (tmp_path / "config" / "fsdp2.yaml").write_text(
         "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"

@@ -77,13 +77,3 @@ def test_other_precisions_devices_and_tensors_are_left_to_pytorch(products):
     assert layer.float().to("meta")(x.to("meta")).device.type == "meta"
     assert not linear._plain_float32(x, torch.Tensor._make_subclass(DTensor, x))
     assert not products
-
-
-def test_a_cpu_of_intels_keeps_mkl(monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text("vendor_id\t: GenuineIntel\n")
-    monkeypatch.setattr(linear, "Path", lambda _: tmp_path / "cpuinfo")
-    linear.onednn_is_faster.cache_clear()
-    try:
-        assert not linear.onednn_is_faster()
-    finally:
-        linear.onednn_is_faster.cache_clear()

@@ -37,9 +37,3 @@ def test_memory_that_is_kept_is_not_cleared_again():
     assert pages() == (False, pytest.approx(5 * 2**26 / os.sysconf("SC_PAGESIZE"), rel=0.1))
     kept, count = pages("keep")
     assert kept and count < 100
-
-
-@pytest.mark.extended
-def test_settings_of_the_user_are_left_alone():
-    kept, _ = pages("keep", MALLOC_ARENA_MAX="2")
-    assert not kept

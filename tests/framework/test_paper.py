@@ -11,10 +11,9 @@ from mindspeed_mm_dit.framework.paper import nn, ops
 from mindspeed_mm_dit.framework.paper.binding import on_paper
 from mindspeed_mm_dit.framework.paper.tensor import Tensor
 from mindspeed_mm_dit.framework.paper.trace import Trace, recording
-from tests.conftest import FRAMEWORK
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
+pytestmark = pytest.mark.pytorch
 
 size = st.integers(1, 6)
 heads = st.sampled_from([(0, 1, 2, 3), (0, 2, 1, 3)])  # heads, or tokens, outside
@@ -94,7 +93,7 @@ def keep_as_a_gpu_does(x, shape, weight, eps):
     return RMSNorm.apply(x, weight)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(calls())
 def test_an_operator_costs_on_paper_what_it_costs_on_pytorch(call):
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -157,12 +156,6 @@ def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
     assert 2 * trace.multiply_adds == counter.get_total_flops()
 
 
-def test_an_embedding_keeps_its_indices():
-    with recording(Trace()) as trace:
-        assert nn.Embedding(10, 6)(Tensor((2, 3), "int64")).shape == (2, 3, 6)
-    assert trace.kept_bytes() == 2 * 3 * 8
-
-
 def test_ranks_that_share_a_sample_hold_parts_of_it():
     with recording(Trace(ranks=4)):
         part = ops.split_tokens(Tensor((1, 16, 8)))
@@ -198,24 +191,12 @@ def test_a_network_on_paper_leaves_the_one_of_the_framework_alone():
     assert paper.__init__.__globals__["WholeAttention"] is not dit.WholeAttention
 
 
-def test_a_module_beside_the_network_is_paper_too_however_it_is_imported(tmp_path, monkeypatch):
-    (tmp_path / "beside").mkdir()
-    (tmp_path / "beside/__init__.py").write_text("")
-    (tmp_path / "beside/layers.py").write_text("from mindspeed_mm_dit.framework import nn\n")
-    (tmp_path / "beside/network.py").write_text("from . import layers\n\nclass Net(layers.nn.Module):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert issubclass(on_paper("beside.network:Net"), nn.Module)
-
-
-@pytest.mark.parametrize(
-    ("reference", "words"),
-    [
+def test_a_network_that_cannot_be_imported_for_paper_is_named():
+    for reference, words in (
         ("nowhere.network:Net", "No module named 'nowhere'"),
-        ("mindspeed_mm_dit.models.dit", "network = 'mindspeed_mm_dit.models.dit': cannot be imported"),
+        ("mindspeed_mm_dit.models.dit", "cannot be imported"),
         ("mindspeed_mm_dit.models.dit:Dit", "no attribute 'Dit'"),
-        ("mindspeed_mm_dit.models.composite:DiTModel", "cannot be imported for paper: No module named"),
-    ],
-)
-def test_a_network_that_cannot_be_imported_for_paper_is_named(reference, words):
-    with pytest.raises(ConfigError, match=words):
-        on_paper(reference)
+        ("mindspeed_mm_dit.models.composite:DiTModel", "cannot be imported for paper"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            on_paper(reference)

@@ -39,16 +39,6 @@ def test_cores_are_wanted_where_threads_do_not_find_one_each(monkeypatch, by_all
     assert are_wanted(Used(10.0, 100.0, 50.0), Used(12.0, 100.0 + by_all, 50.0 + by_us), threads) is wanted
 
 
-@ON_LINUX
-def test_work_on_the_cores_of_this_process_is_counted_for_all_and_for_us(monkeypatch, tmp_path):
-    monkeypatch.setattr(thread_waiting, "_STAT", tmp_path / "stat")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 3})
-    lines = ["cpu 0", "cpu0 900 0 0 0 0 0 0 0 0 0", "cpu1 1 2 3 1000 1000 4 5 6 7 8", "cpu3 100 0 0 5 5 0 0 0 0 0"]
-    (tmp_path / "stat").write_text("\n".join([*lines, "intr 12"]))
-    used = Used.now()  # idle and waiting for disks is no work; guests are counted among users already
-    assert used.by_all * thread_waiting._TICKS == 121 and used.by_us > 0
-
-
 def threads_of_the_system() -> int:
     return len(os.listdir("/proc/self/task"))
 

@@ -8,7 +8,6 @@ import functools
 import os
 import pickle
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -41,7 +40,6 @@ def assert_same(ours, theirs):
 
 
 def tree():
-    """Nested containers with an array of every dtype, and the shapes that go wrong easily."""
     draw = np.random.default_rng(0)
     dtypes = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "?", "c8", "c16"]
     return {
@@ -59,16 +57,6 @@ def test_a_published_style_checkpoint_is_read_bit_exactly():
     assert_same(read_torch_file(GOLDEN), theirs)
 
 
-def test_reading_needs_no_torch():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from mindspeed_mm_dit.framework.torch_file import read_torch_file\n"
-        f"print(sorted(read_torch_file({str(GOLDEN)!r})))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "['args', 'ema', 'model', 'opt']"
-
-
 def test_views_parameters_and_bfloat16_are_read(tmp_path):
     torch = pytest.importorskip("torch")
     base = torch.randn(6, 4)
@@ -81,17 +69,6 @@ def test_views_parameters_and_bfloat16_are_read(tmp_path):
     ours = read_torch_file(tmp_path / "a.pt")
     assert ours.pop("size") == tuple(content.pop("size"))
     assert_same(ours, dict(content))
-
-
-def test_a_module_state_dict_and_an_optimizer_are_read(tmp_path):
-    torch = pytest.importorskip("torch")
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
-    optimizer = torch.optim.AdamW(module.parameters())
-    module(torch.randn(2, 3)).sum().backward()
-    optimizer.step()
-    content = {"model": module.state_dict(), "opt": optimizer.state_dict()}
-    torch.save(content, tmp_path / "a.pt")
-    assert_same(read_torch_file(tmp_path / "a.pt"), {"model": dict(content["model"]), "opt": content["opt"]})
 
 
 def test_what_we_write_torch_reads_bit_exactly(tmp_path):
@@ -113,8 +90,6 @@ def test_what_we_write_we_read_bit_exactly(tmp_path):
 
 
 class Evil:
-    """Runs a command when it is unpickled."""
-
     def __reduce__(self):
         return os.system, ("echo this must not run",)
 
@@ -169,25 +144,6 @@ def test_numbers_that_numpy_lacks_are_read_bit_for_bit_down_to_a_single_one(tmp_
             np.testing.assert_array_equal(found[name], wanted)
 
 
-def test_a_tensor_of_a_dtype_that_is_not_read_is_named_and_not_called_damaged(tmp_path):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import save_file
-
-    scale = torch.zeros(2, dtype=torch.float8_e8m0fnu)
-    torch.save({"scale": scale}, tmp_path / "a.pt")
-    save_file({"scale": scale}, tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match="holds a tensor of float8_e8m0fnu, which is not read here"):
-        read_torch_file(tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match=r"a\.safetensors: scale: is of dtype F8_E8M0, which is not read here"):
-        read_safetensors_file(tmp_path / "a.safetensors")
-
-
-def test_a_namespace_becomes_a_dict(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
-        archive.writestr("a/data.pkl", pickle.dumps(argparse.Namespace(lr=1e-4, model="DiT-XL/2"), protocol=2))
-    assert read_torch_file(tmp_path / "a.pt") == {"lr": 1e-4, "model": "DiT-XL/2"}
-
-
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
     write_torch_file(tmp_path / "a.pt", {"x": np.arange(4, dtype=np.float32)})
     with zipfile.ZipFile(tmp_path / "a.pt") as archive:
@@ -201,13 +157,10 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"not a zip file")
-    with pytest.raises(CheckpointError, match="zip format"):
-        read_torch_file(tmp_path / "a.pt")
-    with pytest.raises(CheckpointError, match="No such file"):
-        read_torch_file(tmp_path / "missing.pt")
     (tmp_path / "cut.pt").write_bytes(GOLDEN.read_bytes()[:100_000])
-    with pytest.raises(CheckpointError, match="zip format"):
-        read_torch_file(tmp_path / "cut.pt")
+    for name, words in (("a", "zip format"), ("missing", "No such file"), ("cut", "zip format")):
+        with pytest.raises(CheckpointError, match=words):
+            read_torch_file(tmp_path / f"{name}.pt")
 
 
 def test_a_value_that_cannot_be_written_is_refused_by_type(tmp_path):

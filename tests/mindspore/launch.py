@@ -18,7 +18,6 @@ needs_mindspore = pytest.mark.skipif(not Path(PYTHON).is_file(), reason="MM_DIT_
 
 
 def run(configs: Configs, flags: str, workers: int = 1, **variables: str) -> Outcome:
-    """Run pretrain_dit.py to the end, with ``variables`` in its environment."""
     return run_script(_words(configs, flags), configs.folder, workers, **variables)
 
 
@@ -46,7 +45,6 @@ def _place(role: str, rank: int, workers: int, port: str) -> dict[str, str]:
 
 
 def run_under_msrun(configs: Configs, flags: str, workers: int) -> Outcome:
-    """Run pretrain_dit.py to the end under msrun itself."""
     launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
     launcher += ["--master_port", str(free_port()), "--log_dir", str(configs.folder / "msrun_log"), "--join=True"]
     done = subprocess.run(

@@ -47,70 +47,69 @@ def batch_of(mindspore, pixels):
 
 
 def mean(output):
-    """Return what the script of this project returns."""
     loss = output.mean()
     return loss, {"loss": loss}
 
 
 @pytest.fixture
-def first_moment(mindspore, composite, monkeypatch):
-    """The first moment after one step on a gradient of (3, -4) * size, with --clip-grad ``clip``."""
+def engine(mindspore, composite, monkeypatch):
+    """An engine with these flags whose step has ``count`` micro-batches."""
     from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
 
-    monkeypatch.setattr(runtime, "num_microbatches", lambda: 2)
+    def engine(count=1, **flags):
+        monkeypatch.setattr(runtime, "num_microbatches", lambda: count)
+        return Engine(composite, run_config(**{**FLAGS, "clip_grad": 0.0, **flags}), None)
 
-    def first_moment(size, clip):
-        batch = batch_of(mindspore, np.array([[3.0, -4.0]]) * size)
-        engine = Engine(composite, run_config(**FLAGS, clip_grad=clip), None)
-        result = engine.train_step(lambda batches, model: (model(**batch), mean), None, 0.1)
-        assert float(result.grad_norm) == pytest.approx(5 * size, rel=1e-6)
-        return engine.state()["optimizer.state.weight.exp_avg"] / np.float32(0.1)
+    return engine
 
-    return first_moment
+
+@pytest.fixture(params=[False, True], ids=["compiled", "interpreted"])
+def loss_of_script(request, mindspore, composite):
+    """What makes the gradient of a loss that a script computes, by either way."""
+    from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
+
+    weights = composite.predictor.trainable_params()
+    return InterpretedLoss(composite, weights) if request.param else CompiledLoss(composite, weights, 3)
 
 
 @pytest.mark.parametrize(
     ("size", "clip", "kept"), [(0.01, 1.0, 0.01), (0.19, 1.0, 0.19), (1.0, 1.0, 0.2), (2.0, 0.0, 2.0)]
 )
-def test_a_gradient_is_cut_to_its_largest_norm_and_never_enlarged(first_moment, size, clip, kept):
-    np.testing.assert_allclose(first_moment(size, clip), [[3.0 * kept, -4.0 * kept]], rtol=1e-5)
+def test_a_gradient_is_cut_to_its_largest_norm_and_never_enlarged(mindspore, engine, size, clip, kept):
+    batch, ours = batch_of(mindspore, np.array([[3.0, -4.0]]) * size), engine(2, clip_grad=clip)
+    result = ours.train_step(lambda batches, model: (model(**batch), mean), None, 0.1)
+    assert float(result.grad_norm) == pytest.approx(5 * size, rel=1e-6)
+    first_moment = ours.state()["optimizer.state.weight.exp_avg"] / np.float32(0.1)
+    np.testing.assert_allclose(first_moment, [[3.0 * kept, -4.0 * kept]], rtol=1e-5)
 
 
 @pytest.mark.parametrize("pynative", [False, True])
-def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(mindspore, composite, monkeypatch, pynative):
-    from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
-
-    monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
+def test_the_average_stands_in_for_the_weights(mindspore, composite, engine, pynative):
     composite.ae = composite.diffusion = composite.text_encoders = composite.frames = composite.image_features = None
     composite.predict = lambda x: composite.predictor(x)
-    engine = Engine(
-        composite, run_config(**{**FLAGS, "pynative": pynative, "micro_batch_size": 3}, clip_grad=0.0), None
-    )
+    ours = engine(pynative=pynative, micro_batch_size=3)
     ones = mindspore.Tensor(np.eye(2, dtype=np.float32))
     for _ in range(2):
-        engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
-        state = engine.state()
-        with engine.averaged(True) as model:
+        ours.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
+        state = ours.state()
+        with ours.averaged(True) as model:
             np.testing.assert_array_equal(model.predictor(ones).asnumpy(), state["ema.weight"].T)
         np.testing.assert_array_equal(composite.predictor.weight.asnumpy(), state["model.weight"])
         assert (state["ema.weight"] != state["model.weight"]).all()
-    with engine.averaged(False) as model:
+    with ours.averaged(False) as model:
         assert model is None
 
 
 @pytest.mark.parametrize("pynative", [False, True])
-def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, composite, monkeypatch, pynative):
-    from mindspeed_mm_dit.training.mindspore.engine import Engine, runtime
+def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, engine, pynative):
     from mindspeed_mm_dit.training.watchers.power_ema import PowerEmas
 
-    monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
-    changed = {"pynative": pynative, "micro_batch_size": 3, "power_ema_stds": (0.05, 0.2)}
-    engine = Engine(composite, run_config(**FLAGS | changed, clip_grad=0.0), None)
-    watcher, weights = PowerEmas(changed["power_ema_stds"]), []
+    stds, weights = (0.05, 0.2), []
+    ours, watcher = engine(pynative=pynative, micro_batch_size=3, power_ema_stds=stds), PowerEmas(stds)
     for iteration in range(1, 6):
-        engine.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
-        watcher.after_step(SimpleNamespace(engine=engine, progress=SimpleNamespace(iteration=iteration)), None)
-        state = engine.state()
+        ours.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
+        watcher.after_step(SimpleNamespace(engine=ours, progress=SimpleNamespace(iteration=iteration)), None)
+        state = ours.state()
         weights.append(state["model.weight"].astype(np.float64))
     for tree, std in (("power_ema_1", 0.05), ("power_ema_2", 0.2)):
         counted = np.diff((np.arange(6) / 5) ** (exponent(std) + 1))
@@ -129,14 +128,10 @@ SCRIPTS = {  # what a loss function makes of the losses (B,), and its derivative
 }
 
 
-@pytest.mark.parametrize("pynative", [False, True])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_gradient_is_that_of_the_loss_the_script_computes(mindspore, composite, script, pynative):
-    from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
-
+def test_the_gradient_is_that_of_the_loss_the_script_computes(mindspore, composite, loss_of_script, script):
     loss_of, derivative = SCRIPTS[script]
-    weight = composite.predictor.trainable_params()[0]
-    step = InterpretedLoss(composite, [weight]) if pynative else CompiledLoss(composite, [weight], 3)
+    (weight,) = composite.predictor.trainable_params()
     for value in ([[0.5, -1.0]], [[2.0, 0.25]]):  # the weights that went out of the first call go into the second
         weight.set_data(mindspore.Tensor(np.array(value, np.float32)))
         losses = PIXELS @ np.array(value[0])
@@ -144,22 +139,18 @@ def test_the_gradient_is_that_of_the_loss_the_script_computes(mindspore, composi
         def forward_step(batches, model):
             return model(**next(batches)), lambda output: (loss_of(output), {"loss": output.sum()})
 
-        reported, (gradient,) = step.gradient(forward_step, iter([batch_of(mindspore, PIXELS)]))
+        reported, (gradient,) = loss_of_script.gradient(forward_step, iter([batch_of(mindspore, PIXELS)]))
         assert float(reported) == pytest.approx(losses.sum(), rel=1e-6)
         np.testing.assert_allclose(gradient.asnumpy(), [derivative(losses) @ PIXELS], rtol=1e-5)
-        found = step.of_samples(forward_step, iter([batch_of(mindspore, PIXELS)]))
+        found = loss_of_script.of_samples(forward_step, iter([batch_of(mindspore, PIXELS)]))
         np.testing.assert_allclose(found.asnumpy(), losses, rtol=1e-6)
 
 
-@pytest.mark.parametrize("pynative", [False, True])
-def test_losses_count_as_the_batch_says(mindspore, composite, pynative):
-    from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
-
-    weight, counts = composite.predictor.trainable_params()[0], np.array([2.0, 0.5, 0.75], np.float32)
-    weight.set_data(mindspore.Tensor(np.full((1, 2), 0.5, np.float32)))
-    step = InterpretedLoss(composite, [weight]) if pynative else CompiledLoss(composite, [weight], 3)
+def test_losses_count_as_the_batch_says(mindspore, composite, loss_of_script):
+    counts = np.array([2.0, 0.5, 0.75], np.float32)
+    composite.predictor.trainable_params()[0].set_data(mindspore.Tensor(np.full((1, 2), 0.5, np.float32)))
     batch = {**batch_of(mindspore, PIXELS), "loss_weights": mindspore.Tensor(counts)}
-    reported, (gradient,) = step.gradient(lambda batches, model: (model(**batch), mean), iter([]))
+    reported, (gradient,) = loss_of_script.gradient(lambda batches, model: (model(**batch), mean), iter([]))
     assert float(reported) == pytest.approx(float((PIXELS @ [0.5, 0.5] * counts).mean()), rel=1e-6)
     np.testing.assert_allclose(gradient.asnumpy(), [(counts / 3) @ PIXELS], rtol=1e-6)
 
@@ -187,21 +178,17 @@ def test_a_linear_loss_runs_the_network_once_and_another_one_twice(mindspore, co
     assert runs(lambda output: ((output * output).sum(), {"loss": output.mean()}), 1) == 2
 
 
-@pytest.mark.parametrize(
-    ("forward_step", "message"),
-    [
-        (lambda batch: lambda batches, model: (model(**batch) + model(**batch), mean), "calls the model 2 times"),
-        (lambda batch: lambda batches, model: (batch["pixels"][:, 0], mean), "calls the model 0 times"),
-        (
-            lambda batch: lambda batches, model: (model(**{name: x[:2] for name, x in batch.items()}), mean),
-            "with 2 samples: a compiled step needs whole micro-batches, of 3",
-        ),
-    ],
-)
-def test_what_a_script_cannot_do_here_is_refused_by_name(mindspore, composite, forward_step, message):
+def test_what_a_script_cannot_do_here_is_refused_by_name(mindspore, composite):
     from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss
 
-    step = CompiledLoss(composite, composite.predictor.trainable_params(), 3)
-    with pytest.raises(ConfigError, match=message):
-        step.gradient(forward_step(batch_of(mindspore, PIXELS)), iter([]))
+    batch = batch_of(mindspore, PIXELS)
+    short = {name: x[:2] for name, x in batch.items()}
+    for output, named in (
+        (lambda model: model(**batch) + model(**batch), "calls the model 2 times"),
+        (lambda model: batch["pixels"][:, 0], "calls the model 0 times"),
+        (lambda model: model(**short), "with 2 samples"),
+    ):
+        step = CompiledLoss(composite, composite.predictor.trainable_params(), 3)
+        with pytest.raises(ConfigError, match=named):
+            step.gradient(lambda batches, model, output=output: (output(model), mean), iter([]))

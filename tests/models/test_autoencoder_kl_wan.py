@@ -9,11 +9,11 @@ import pytest
 from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from tests.conftest import FRAMEWORK, GOLDEN
+from tests.conftest import GOLDEN
 
 VAE = GOLDEN / "wan_vae_tiny"
 
-needs_pytorch = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="Wan's autoencoder runs on PyTorch")
+pytestmark = pytest.mark.pytorch
 
 
 @pytest.fixture
@@ -44,44 +44,33 @@ def test_latents_of_wans_sizes():
     assert config.latent_shape((1, 8, 8)) == (16, 1, 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ((80, 480, 832), r"dataset_param.num_frames = 80: .* drop the last 3\n    Cure: use 77 or 81"),
-        ((81, 484, 832), r"dataset_param.max_height = 484: .*484 % 8 = 4\n    Cure: use 480 or 488"),
+def test_sizes_that_the_autoencoder_does_not_take_whole_are_named():
+    for sizes, message in (
+        ((80, 480, 832), r"dataset_param.num_frames = 80: .*\n    Cure: use 77 or 81"),
+        ((81, 484, 832), r"dataset_param.max_height = 484: .*\n    Cure: use 480 or 488"),
         ((81, 480, 4), r"dataset_param.max_width = 4: .*\n    Cure: use 8"),
-    ],
-)
-def test_sizes_that_the_autoencoder_does_not_take_whole_are_named(sizes, message):
-    with pytest.raises(ConfigError, match=message):
-        WanVAEConfig("vae").latent_shape(sizes)
+    ):
+        with pytest.raises(ConfigError, match=message):
+            WanVAEConfig("vae").latent_shape(sizes)
 
 
 def test_mindspeed_mms_section_is_read_as_it_stands():
-    section = {
-        "model_id": "wan_video_vae", "from_pretrained": "./ckpt/vae/", "dtype": "bf16", "enable_tiling": False,
-        "tiling_param": {"tile_sample_min_height": 256, "tile_sample_min_width": 256,
-                         "tile_sample_stride_height": 192, "tile_sample_stride_width": 128},
-        "norm_latents": True, "norm_mode": "channel_specified_shift_scale", "do_sample": False,
-    }  # fmt: skip
-    config = from_mapping(WanVAEConfig, section, "model.json: ae")
+    sizes = {"tile_sample_min_height": 256, "tile_sample_min_width": 256, "tile_sample_stride_width": 128}
+    section = {"model_id": "wan_video_vae", "from_pretrained": "./ckpt/vae/", "enable_tiling": False,
+               "norm_latents": True, "norm_mode": "channel_specified_shift_scale", "do_sample": False}  # fmt: skip
+    config = from_mapping(WanVAEConfig, section | {"tiling_param": sizes}, "model.json: ae")
     assert config.tiling().tile_sample_stride_width == 128
-    with pytest.raises(ConfigError, match="tile_sample_stride_width = 300: must be at least 1 and at most"):
-        from_mapping(WanVAEConfig, section | {"tiling_param": {"tile_sample_stride_width": 300}}, "ae")
-    with pytest.raises(ConfigError, match="Did you mean 'tile_sample_min_width'"):
-        from_mapping(WanVAEConfig, section | {"tiling_param": {"tile_sample_min_with": 256}}, "ae")
+    for wrong in ({"tile_sample_stride_width": 300}, {"tile_sample_min_with": 256}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            from_mapping(WanVAEConfig, section | {"tiling_param": wrong}, "ae")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4},
-            r"channels = 16: contrad.*makes it 4",
-        ),
-        ({"patch_size": 2}, r"ae.spatial_factor = 8: contradicts the autoencoder.*makes it 16"),
-        ({"dim_mult": [1, 2, 4]}, r"ae.spatial_factor = 8: contradicts the autoencoder.*makes it 4"),
-        ({"temperal_downsample": [True] * 3}, r"ae.temporal_factor = 4: contradicts the autoencoder.*makes it 8"),
+        ({"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}, "channels = 16: contrad"),
+        ({"patch_size": 2}, "ae.spatial_factor = 8: contradicts"),
+        ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4: contradicts"),
         ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
         ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
         ({"_class_name": "AutoencoderKL"}, "is of 'AutoencoderKL', not of AutoencoderKLWan"),
@@ -99,7 +88,6 @@ def test_the_numbers_of_the_normalisation_are_those_of_config_json(copied):
     assert facts.latents_mean == (1.0,) * 16 and facts.latents_std == (2.0,) * 16
 
 
-@needs_pytorch
 def test_decode_takes_back_what_encode_gave(framework, video):
     ae, images = autoencoder(), framework.ops.tensor(video)
     mean, _ = ae.moments(images)
@@ -107,7 +95,6 @@ def test_decode_takes_back_what_encode_gave(framework, video):
     assert framework.ops.numpy(ae.decode(ae.encode(images))) == pytest.approx(direct, abs=1e-4)
 
 
-@needs_pytorch
 def test_a_draw_from_the_posterior_is_mean_plus_noise_times_std(framework, video):
     ae, images = autoencoder(do_sample=True), framework.ops.tensor(video)
     mean, std = map(framework.ops.numpy, ae.moments(images))
@@ -118,14 +105,12 @@ def test_a_draw_from_the_posterior_is_mean_plus_noise_times_std(framework, video
     assert drawn == pytest.approx((mean + std * noise - centre) / spread, rel=1e-4, abs=1e-5)
 
 
-@needs_pytorch
 def test_the_first_latent_frame_is_that_of_a_still(framework, video):
     ae = autoencoder()
     latents, still = (framework.ops.numpy(ae.encode(framework.ops.tensor(x))) for x in (video, video[:, :, :1]))
     assert latents.shape[2] == 3 and latents[:, :, :1] == pytest.approx(still, abs=1e-5)
 
 
-@needs_pytorch
 def test_tiles_change_large_frames_alone_and_a_little(framework, video):
     tiles = {f"tile_sample_{kind}_{side}": size
              for kind, size in (("min", 24), ("stride", 16)) for side in ("height", "width")}  # fmt: skip
@@ -137,7 +122,6 @@ def test_tiles_change_large_frames_alone_and_a_little(framework, video):
     assert 1e-4 < np.linalg.norm(tiled - whole) / np.linalg.norm(whole) < 0.5
 
 
-@needs_pytorch
 def test_bf16_is_near_fp32_and_frames_that_would_be_dropped_are_refused(framework, video):
     images = framework.ops.tensor(video)
     exact, rounded = (framework.ops.numpy(autoencoder(dtype=dtype).encode(images)) for dtype in ("fp32", "bf16"))
@@ -146,7 +130,6 @@ def test_bf16_is_near_fp32_and_frames_that_would_be_dropped_are_refused(framewor
         autoencoder().encode(images[:, :, :8])
 
 
-@needs_pytorch
 def test_weights_that_are_missing_are_named(framework, copied):
     from safetensors.numpy import load_file, save_file
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 
-import numpy as np
 import torch
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -12,7 +11,6 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.layers import unpatchify
 from mindspeed_mm_dit.models.on_paper import parameters_of
 from tests.conftest import GOLDEN
 
@@ -32,11 +30,6 @@ def test_state_dict_keys_and_shapes_are_the_published_ones():
     assert {n: tuple(v.shape) for n, v in DiT(TINY).state_dict().items()} == {n: a.shape for n, a in published.items()}
 
 
-def test_positions_are_the_published_ones():
-    published = read_weights(GOLDEN / "dit_tiny_p2.pt")["pos_embed"]
-    np.testing.assert_array_equal(DiT(TINY).pos_embed.numpy(), published)
-
-
 def test_at_the_start_every_block_is_the_identity_and_the_output_zero():
     model = initialised(TINY)
     x, c = torch.randn(2, 16, 64), torch.randn(2, 64)
@@ -51,26 +44,6 @@ def test_the_initial_weights_of_a_dit_keep_every_bit():
     trained = sorted(parameters_of(TINY).shapes(trained_only=True))
     digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in trained)).hexdigest()
     assert digest == FIRST_DRAWN
-
-
-def test_the_frozen_positions_are_among_the_initial_weights():
-    np.testing.assert_array_equal(initial_weights(parameters_of(TINY), 5)["pos_embed"], DiT(TINY).pos_embed.numpy())
-
-
-def test_patches_are_laid_out_where_they_were_cut():
-    """With the identity as embedder and as last layer, unpatchify undoes the cut."""
-    model = DiT(DiTConfig(input_size=8, num_classes=1, in_channels=1, patch_size=2, hidden_size=4, num_layers=1,
-                          num_heads=1, learn_sigma=False))  # fmt: skip
-    with torch.no_grad():
-        model.x_embedder.proj.weight.copy_(torch.eye(4).reshape(4, 1, 2, 2))
-        model.x_embedder.proj.bias.zero_()
-    x = torch.arange(64.0).reshape(1, 1, 8, 8)
-    assert torch.equal(unpatchify(model.x_embedder(x), (4, 4), model.config.patch_size), x)
-
-
-def test_the_composite_saves_only_the_predictor(model_json):
-    model = DiTModel(model_config_from_mapping(model_json, "model.json"))
-    assert model.state_dict().keys() == model.predictor.state_dict().keys()
 
 
 def test_the_composite_gives_one_loss_a_sample(model_json):

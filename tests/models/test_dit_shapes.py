@@ -35,7 +35,6 @@ def made(framework, config, seed=0):
 
 
 def filled(framework, config, weights):
-    """Return a network with ``weights``."""
     from mindspeed_mm_dit.models.dit import DiT
 
     model = DiT(config)
@@ -108,14 +107,11 @@ def test_the_config_of_another_shape_has_the_same_weights_and_counts_its_own_tok
     assert multiply_adds(wide) < multiply_adds(CONFIG) and CONFIG.resized((2, 8, 8)) == CONFIG
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]: makes no whole number of patches: latents 5 % 2 = 1"),
+def test_shapes_that_cannot_be_are_refused():
+    for changes, named in (
+        ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]"),
         ({"latent_size": (4,)}, "must be two positive whole numbers"),
         ({"latent_size": (4, 8), "z_dims": (4,), "encoder_depth": 1}, "a teacher's features are of squares"),
-    ],
-)
-def test_shapes_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(CONFIG, **changes)
+    ):
+        with pytest.raises(ConfigError, match=named):
+            dataclasses.replace(CONFIG, **changes)

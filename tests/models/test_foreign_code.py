@@ -36,17 +36,12 @@ def test_every_call_of_a_library_stays_on_this_machine_and_runs_no_code_of_a_fol
         assert {key: ast.literal_eval(given[key]) for key in wanted if key in given} == wanted, place
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "key"),
-    [
+def test_a_key_that_names_code_is_named(tmp_path):
+    for file, content, key in (
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Words", None]}}, "auto_map"),
         ("config.json", {"_attn_implementation": "someone/attention"}, "_attn_implementation"),
-        pytest.param(  # (run by transformers 4.56 to 5.2, 4.57.1 of requirements/ among them)
-            "config.json",
-            {"_attn_implementation_internal": "someone/code"},
-            "_attn_implementation_internal",
-            id="CVE-2026-4372",
-        ),
+        # CVE-2026-4372, of transformers 4.56 to 5.2, 4.57.1 of requirements/ among them:
+        ("config.json", {"_attn_implementation_internal": "someone/code"}, "_attn_implementation_internal"),
         ("config.json", {"text_config": {"experts_implementation": "someone/code"}}, "experts_implementation"),
         ("config.json", {"_experts_implementation_internal": "someone/code"}, "_experts_implementation_internal"),
         ("config.json", {"kernel_config": {"kernel_mapping": {"RMSNorm": "someone/code:Norm"}}}, "kernel_config"),
@@ -54,18 +49,17 @@ def test_every_call_of_a_library_stays_on_this_machine_and_runs_no_code_of_a_fol
         ("config.json", {"parts": [{"quantization_config": {"quant_method": "mxfp4"}}]}, "quantization_config"),
         ("adapter_config.json", {"base_model_name_or_path": "someone/model"}, "base_model_name_or_path"),
         ("preprocessor_config.json", {"trust_remote_code": True}, "trust_remote_code"),
-    ],
-)
-def test_a_key_that_names_code_is_named(tmp_path, file, content, key):
-    (tmp_path / file).write_text(json.dumps({"model_type": "bert", **content}))
-    with pytest.raises(ConfigError, match=rf"^a\.folder = .*{file}: {key} = .*: names code"):
-        check_names_no_code("a.folder", tmp_path)
+    ):
+        folder = tmp_path / key
+        folder.mkdir()
+        (folder / file).write_text(json.dumps({"model_type": "bert", **content}))
+        with pytest.raises(ConfigError, match=rf"^a\.folder = .*{file}: {key} = .*: names code"):
+            check_names_no_code("a.folder", folder)
 
 
 def test_a_folder_that_names_no_code_of_others_is_read(tmp_path):
     own = {"auto_map": {}, "_attn_implementation": "sdpa", "quantization_config": None, "_name_or_path": "a/b"}
     (tmp_path / "config.json").write_text(json.dumps(own))
-    (tmp_path / "data_config.json").write_text('[{"name": "a list, as MiniLM has"}]')
     (tmp_path / "other.json").write_text(json.dumps({"auto_map": {"AutoModel": "own.Model"}}))
     (tmp_path / "data_config.json").write_text(json.dumps([{"name": "what MiniLM was trained on"}]))
     check_names_no_code("a.folder", tmp_path)

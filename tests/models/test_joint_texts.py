@@ -22,12 +22,12 @@ from mindspeed_mm_dit.configs.flux2 import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
 from mindspeed_mm_dit.data.conditions.registry import encoded
-from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.joined_text import KEPT
 from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder, open_tokenizer
+from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.contract import AveragedModel
 from tests.captions_fixtures import captioned_configs
@@ -141,19 +141,6 @@ def test_flux2_gets_the_padding_s_states_too_and_a_chat_of_its_own(framework, tm
     assert torch.equal(found.mask, asked.attention_mask) and found.states[~found.mask.bool()].any()
 
 
-def test_several_layers_stand_side_by_side(framework, tmp_path):
-    folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
-    alone = [
-        load_text_encoder(Qwen3Config(folder, max_length=16, dtype="fp32", layers=(n,)).completed({})).encode(["a one"])
-        for n in (1, 2)
-    ]
-    both = Qwen3Config(folder, max_length=16, dtype="fp32", layers=(1, 2)).completed({})
-    torch.testing.assert_close(
-        load_text_encoder(both).encode(["a one"]).states, torch.cat([own.states for own in alone], 2)
-    )
-    assert both.states_width() == 32 and both.identity().endswith("layers [1, 2]")
-
-
 def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
     """Both CLIPs side by side, filled up with zeros, then T5, which reads its padding; pooled vectors side by side."""
     files = configs_of(tmp_path, "sd3")
@@ -187,29 +174,21 @@ def test_each_of_three_encoders_is_lost_by_a_coin_of_its_own(framework, tmp_path
         np.testing.assert_array_equal(part.any(1), kept[:, number] > 0)
 
 
-def test_t5_reads_its_padding_where_the_network_was_published_so(framework, tmp_path):
+def test_t5_reads_its_padding_where_the_network_was_published_so(tmp_path):
     model, _ = configs_of(tmp_path, "flux")
     assert load_model_config(model).text_encoders[0].attend_padding is True
     content = json.loads(model.read_text())
     content["text_encoder"][0]["attend_padding"] = False
     model.write_text(json.dumps(content))
-    section = load_model_config(model).text_encoders[0]
-    assert (
-        section.attend_padding is False
-        and section.identity() + ", reads padding" == dataclasses.replace(section, attend_padding=True).identity()
-    )
+    assert load_model_config(model).text_encoders[0].attend_padding is False
 
 
 WRONG = {
-    "width of Qwen": ("qwen_image", {"joint_attention_dim": 24}, {}, "joint_attention_dim = 24: .* have width 16"),
     "width of T5": ("sd3", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
     "pooled width": ("sd3", {"pooled_projection_dim": 16}, {}, "pooled_projection_dim = 16: .* has width 24"),
-    "pooled width of FLUX": ("flux", {"pooled_projection_dim": 8}, {}, "pooled_projection_dim = 8: .* has width 16"),
     "no place": ("z_image", {}, {"prompt_template": "a caption"}, r"must contain \{\} once"),
-    "cut": ("qwen_image", {}, {"cut_tokens": 30}, "cut_tokens = 30: does not fit prompt_template: .* has 34 tokens"),
     "width of Mistral": ("flux2", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
     "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3: expected 0"),
-    "zeros of Mistral": ("flux2", {}, {"zero_padding": True}, "zero_padding = True: expected False"),
     "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7: must be a number of at most 3"),
     "too long": ("z_image", {}, {"max_length": 9}, "has a caption of 10 tokens, and text_encoder.max_length is 9"),
 }  # fmt: skip
@@ -223,12 +202,6 @@ def test_a_text_encoder_that_does_not_fit_is_named_before_weights_are_read(tmp_p
         weights.unlink()
     with pytest.raises(UserError, match=words):
         open_data(load_model_config(model), load_data_config(data, "--data").dataset_param)
-
-
-def test_an_encoder_of_another_kind_is_named(tmp_path):
-    folder = str(write_language_model(tmp_path / "qwen3", "qwen3"))
-    with pytest.raises(ConfigError, match="is of a 'qwen3', not of a 'qwen2_5_vl'"):
-        open_tokenizer(Qwen25VLConfig(folder))
 
 
 def test_the_strength_of_guidance_is_told_where_it_is_an_input(framework, tmp_path):
@@ -250,14 +223,7 @@ def test_the_strength_of_guidance_is_told_where_it_is_an_input(framework, tmp_pa
 def test_a_strength_of_guidance_that_no_input_takes_is_refused(tmp_path, capsys):
     model, _ = configs_of(tmp_path, "flux")
     save_file(initial_weights(parameters_of(load_model_config(model)), 0), tmp_path / "weights.safetensors")
-    files = (
-        "--checkpoint",
-        str(tmp_path / "weights.safetensors"),
-        "--model",
-        str(model),
-        "--output",
-        str(tmp_path / "a.png"),
-    )
-    assert main(["sample", *files, "--prompt", "a one", "--guidance", "3.5"]) == 2
-    assert "--guidance = 3.5: predictor 'flux' takes no strength of guidance" in capsys.readouterr().err
-    assert main(["sample", *files, "--prompt", "a one", "--steps", "2"]) == 0
+    files = f"--checkpoint {tmp_path}/weights.safetensors --model {model} --output {tmp_path}/a.png --prompt one "
+    assert main(["sample", *files.split(), "--guidance", "3.5"]) == 2
+    assert "--guidance = 3.5" in capsys.readouterr().err
+    assert main(["sample", *files.split(), "--steps", "2"]) == 0

@@ -20,7 +20,6 @@ RANK, ALPHA = 3, 12.0
 
 
 def losses(config, weights):
-    """The losses of a batch, and the gradient of their mean."""
     from mindspeed_mm_dit.framework import optim, runtime
     from mindspeed_mm_dit.models.composite import DiTModel
 
@@ -44,7 +43,6 @@ def targets(config):
 
 
 def drawn(config, seed):
-    """Weights none of which is zero."""
     draw = np.random.default_rng(seed)
     return {
         name: draw.standard_normal(shape).astype(np.float32) * 0.1

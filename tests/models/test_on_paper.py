@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 
 import pytest
@@ -17,11 +16,10 @@ from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parameters_of
-from tests.conftest import FRAMEWORK
 from tests.framework.test_paper import keep_as_a_gpu_does
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="compares with PyTorch")
+pytestmark = pytest.mark.pytorch
 
 SMALL = {"num_layers": 3, "hidden_size": 192, "num_heads": 3, "num_classes": 10}
 TEXT = {"text_dim": 96, "text_length": 40}
@@ -31,7 +29,7 @@ WIDE = {"num_attention_heads": 6, "attention_head_dim": 32, "text_dim": 96}
 JOINT = {"num_layers": 2, "num_attention_heads": 6, "attention_head_dim": 32, "joint_attention_dim": 96,
          "latent_size": (16, 16), "text_length": 40}  # fmt: skip
 TURNED = {"axes_dims_rope": (8, 12, 12)}
-SINGLE = {"num_single_layers": 3}
+SINGLE, TABLE = {"num_single_layers": 3}, {"pos_embed_max_size": 16}
 NETWORKS = {
     "DiT": DiTConfig(16, **SMALL),
     "LightningDiT": DiTConfig(**PRESETS["LightningDiT-B/2"] | SMALL, input_size=16),
@@ -52,35 +50,16 @@ NETWORKS = {
     "CustomDiT": CustomDiTConfig(**VIDEO, **HEADS, text_dim=96),
     "CustomDiT of labels": CustomDiTConfig(**VIDEO, **HEADS, text_dim=None, num_classes=10),
     "FLUX.1": FluxConfig(**JOINT, **TURNED, **SINGLE, pooled_projection_dim=64, guidance_embeds=True),
-    "SD3": SD3Config(**JOINT, pooled_projection_dim=64),
-    "SD3.5": SD3Config(**JOINT, pooled_projection_dim=64, qk_norm="rms_norm", dual_attention_layers=(0,)),
+    "SD3": SD3Config(**JOINT, **TABLE, pooled_projection_dim=64),
+    "SD3.5": SD3Config(**JOINT, **TABLE, pooled_projection_dim=64, qk_norm="rms_norm", dual_attention_layers=(0,)),
     "Qwen-Image": QwenImageConfig(**JOINT, **TURNED),
     "Z-Image": ZImageConfig(**JOINT, **TURNED, num_refiner_layers=1),
     "FLUX.2": Flux2Config(**JOINT, **SINGLE, axes_dims_rope=(8, 8, 8, 8), in_channels=16),
 }  # fmt: skip
-WIDER = {
-    DiTConfig: {"hidden_size": 320, "num_heads": 5},
-    WanConfig: {"num_attention_heads": 10, "ffn_dim": 900},
-    CustomDiTConfig: {"num_heads": 10, "ffn_dim": 900},
-}
+QUICK = {"DiT", "JiT", "text", "teachers", "Wan", "CustomDiT", "FLUX.1", "SD3.5", "Z-Image", "FLUX.2"}
 
 
-def keys_of_images(config):
-    return {"added_kv_proj_dim": 320} if getattr(config, "image_dim", None) else {}
-
-
-SIZES = {
-    "small": lambda config: config,
-    "wider": lambda config: dataclasses.replace(
-        config, **WIDER.get(type(config), {"num_attention_heads": 10}), **keys_of_images(config)
-    ),
-    "larger samples": lambda config: config.resized(
-        (*config.latent_shape[:-2], 2 * config.latent_shape[-2], 2 * config.latent_shape[-1])
-    ),
-}
-
-
-@pytest.fixture(params=NETWORKS)
+@pytest.fixture(params=[pytest.param(n, marks=[] if n in QUICK else pytest.mark.extended) for n in NETWORKS])
 def config(request):
     return NETWORKS[request.param]
 
@@ -91,7 +70,6 @@ def built(config):
 
 
 def called(network, config):
-    """Run a forward pass of one sample."""
     times = (1, 2) if config.num_time_inputs == 2 else (1,)
     given = [torch.from_numpy(array) for array in config.conditions.examples(1).values()]
     project = {"project": True} if config.z_dims else {}
@@ -119,10 +97,11 @@ def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
     assert counter.get_total_flops() == 2 * multiply_adds(config)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_backward_keeps_what_pytorch_keeps(config, size, monkeypatch):
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.extended)])
+def test_backward_keeps_what_pytorch_keeps(config, times, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "rms_norm", keep_as_a_gpu_does)
-    config = SIZES[size](config)
+    *others, height, width = config.latent_shape
+    config = config.resized((*others, times * height, times * width))
     network, kept, block, inputs, alive = built(config), {}, [None], {}, []
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
 
@@ -132,9 +111,7 @@ def test_backward_keeps_what_pytorch_keeps(config, size, monkeypatch):
 
     def pack(tensor):
         place, size = storage_of(tensor)
-        if (
-            place not in weights and not tensor.is_complex()
-        ):  # (a CPU's tables of complex numbers, for rotary positions)
+        if place not in weights and not tensor.is_complex():  # (a CPU's tables, for rotary positions)
             kept.setdefault(place, (size, block[0]))
         return tensor
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -16,19 +15,14 @@ import pytest
 from mindspeed_mm_dit.checkpoint.formats import pt
 from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
-from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
-from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.registry import join
-from mindspeed_mm_dit.wings.lab.compare import Side, training_flags
-from mindspeed_mm_dit.wings.lab.task import Task
 from tests.outside import plugin, predictor
 from tests.training.launch import Configs, plugged
 
@@ -41,21 +35,12 @@ DENOISE = {"model_id": "denoise", "strength": 0.25}
 def joined():
     plugin.join()
     yield
-    for table, name in (
-        (PREDICTOR_CONFIGS, "residual"),
-        (OBJECTIVES, "denoise"), (OPTIMIZERS, "lion"),
-    ):  # fmt: skip
-        del table[name]
+    del PREDICTOR_CONFIGS["residual"], OBJECTIVES["denoise"], OPTIMIZERS["lion"]
 
 
 @pytest.fixture
 def config(joined, model_json):
     return model_config_from_mapping({**model_json, "predictor": PREDICTOR, "diffusion": FLOW}, "model.json")
-
-
-def test_its_name_is_its_own(joined):
-    with pytest.raises(ConfigError, match="'residual': is registered already"):
-        register_predictor(dataclasses.make_dataclass("Other", (), bases=(predictor.ResidualConfig,), frozen=True))
 
 
 @dataclasses.dataclass
@@ -102,10 +87,9 @@ FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interva
 
 @pytest.mark.extended
 @pytest.mark.ranks
+@pytest.mark.pytorch
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tmp_path, sharded, framework):
-    if framework.active() != "pytorch":
-        pytest.skip("starts PyTorch runs")
+def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tmp_path, sharded):
     fsdp2 = configs.folder / "fsdp2.yaml"
     fsdp2.write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.stages.{*}\n")
     flags = f"{FLAGS} --use-torch-fsdp2 --fsdp2-config-path {fsdp2}" if sharded else FLAGS
@@ -133,13 +117,6 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
 
 
-@pytest.mark.ranks
-def test_help_names_its_sampler_and_what_that_can_be_told(path):
-    words = " ".join(plugged(path, "sample", "--help").split())
-    assert "of denoise: once (default)" in words
-    assert "--share SHARE once: part of the noise that a step takes away, below 1" in words
-
-
 def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Taken:
@@ -150,24 +127,6 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
     parser.add_argument("--seed")
     with pytest.raises(ConfigError, match="option 'seed' of the sampler 'twice': --seed is a flag of this command"):
         add_sampler_options(parser)
-
-
-@pytest.mark.ranks
-def test_a_comparison_of_frameworks_knows_it(configs, path, tmp_path, framework, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", path)
-    model, data = (str(configs.folder / f"{name}.json") for name in ("model", "data"))
-    flags = training_flags(model, data, tmp_path / "none", 2, 1234, 8, None)
-    task = Task(("--ai-framework", framework.active(), *flags), f"{tmp_path}/side", steps=2, drawn=False)
-    (taken,) = Side(framework.active(), sys.executable, "side").take([task], tmp_path)
-    assert [len(losses) for losses in taken.losses] == [8, 8]
-
-
-def test_images_are_square(config, configs):
-    data = load_data_config(configs.folder / "data.json")
-    check_sizes(config, data.dataset_param)
-    wide = dataclasses.replace(config, predictor=Wide(side=8, classes=10, in_channels=1))
-    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 8 x 9"):
-        check_sizes(wide, data.dataset_param)
 
 
 def test_latents_of_another_size_are_for_the_predictor_to_take(config):
@@ -190,17 +149,15 @@ def test_a_network_that_returns_another_shape_is_named_before_a_loss_spreads_it(
 
 
 @pytest.mark.parametrize(
-    ("body", "reason", "cure"),
+    ("body", "reason"),
     [
-        ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError: (1, 1, 8", "network(x_t (1, 1, 8, "),
-        ("forward(self, x, t): return x", "in its call: TypeError: Broken.forward() takes", "8), t (1,), labels (1,))"),
-        ("forward(self, x, t, y): return None", "returns NoneType for a sample", "correct its last layer"),
-        ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError: division by zero", "called as Broken(config)"),
+        ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError"),
+        ("forward(self, x, t): return x", "in its call: TypeError"),
+        ("forward(self, x, t, y): return None", "returns NoneType for a sample"),
+        ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError"),
     ],
-)  # fmt: skip
-def test_a_network_that_fails_on_paper_is_named_with_its_line_and_how_it_is_called(
-    tmp_path, monkeypatch, body, reason, cure
-):
+)
+def test_a_network_that_fails_on_paper_is_named_with_its_line(tmp_path, monkeypatch, body, reason):
     name = f"broken_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
         f"from mindspeed_mm_dit.framework import nn, ops\nclass Broken(nn.Module):\n"
@@ -208,46 +165,31 @@ def test_a_network_that_fails_on_paper_is_named_with_its_line_and_how_it_is_call
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Broken")
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError, match=reason):
         forward_pass(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(body)))
-    assert reason in str(raised.value) and cure in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("base", "part", "named"),
-    [
+def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(tmp_path)
+    for row, (base, part, named) in enumerate((
         ("torch.nn.Module", "torch.nn.Linear(1, 1)", "the network is a torch.nn.modules.module.Module"),
         ("nn.Module", "torch.nn.Linear(1, 1)", "part is a torch.nn.modules.linear.Linear"),
         ("nn.Module", "torch.nn.Parameter(torch.ones(1))", "part is a torch.nn.parameter.Parameter"),
         ("object", "1", "the network is a torch_layers_"),
-    ],
-)
-def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch, base, part, named):
-    pytest.importorskip("torch")
-    name = f"torch_layers_{abs(hash(base + part))}"
-    (tmp_path / f"{name}.py").write_text(
-        f"import torch\nfrom mindspeed_mm_dit.framework import nn\nclass Network({base}):\n"
-        f"    def __init__(self, config):\n        super().__init__()\n        self.part = {part}\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(predictor.ResidualConfig, "network", f"{name}:Network")
-    with pytest.raises(ConfigError) as raised:
-        parameters_of(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=len(named)))
-    assert named in raised.value.reason and "mindspeed_mm_dit.framework import nn" in raised.value.cure
+    )):  # fmt: skip
+        (tmp_path / f"torch_layers_{row}.py").write_text(
+            f"import torch\nfrom mindspeed_mm_dit.framework import nn\nclass Network({base}):\n"
+            f"    def __init__(self, config):\n        super().__init__()\n        self.part = {part}\n"
+        )
+        monkeypatch.setattr(predictor.ResidualConfig, "network", f"torch_layers_{row}:Network")
+        with pytest.raises(ConfigError) as raised:
+            parameters_of(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=9 + row))
+        assert named in raised.value.reason and "mindspeed_mm_dit.framework import nn" in raised.value.cure
 
 
-class Wide(predictor.ResidualConfig):
-    """Latents that no square image has."""
-
-    @property
-    def latent_shape(self):
-        return (1, 8, 9)
-
-
+@pytest.mark.pytorch
 def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):
     broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
     outcome = configs.run(f"{FLAGS} --train-iters 1 --ai-framework {framework.active()}", PYTHONPATH=broken)
-    assert (
-        outcome.code == 2
-        and "plugin outside (tests.conftest:nothing): failed to load: AttributeError" in outcome.output
-    )
+    assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): failed to load" in outcome.output

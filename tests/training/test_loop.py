@@ -48,8 +48,6 @@ class Device:
 
 
 class Progress:
-    """Counts, and notes saves."""
-
     def __init__(self, device: Device) -> None:
         self.device, self.iteration, self.consumed_samples = device, 0, 0
 

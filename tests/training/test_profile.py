@@ -60,12 +60,3 @@ def test_the_trace_is_of_the_steps_after_the_start_up_to_the_end(traced):
 def test_only_the_ranks_that_were_named_are_traced(traced):
     assert traced(rank=1) == [2, 3] and traced(rank=1, profile_ranks=[1]) == [2, 3]
     assert traced(rank=1, profile_ranks=[0]) is None and traced(profile=False) is None
-
-
-def test_a_trace_that_cannot_be_written_is_said_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    (tmp_path / "profile").write_text("a file where the folder would be")
-    args = run_config(save=str(tmp_path / "save"), profile=True, profile_step_start=0, profile_step_end=1)
-    profiling = profile.KIND.open(after(0, args))
-    profiling.before_step(after(0, args))
-    profiling.after_step(after(1, args), None)
-    assert "cannot be written" in capsys.readouterr().out

@@ -42,7 +42,6 @@ def write_teachers(folder) -> list[dict]:
 
 
 def repa_configs(folder, digits) -> Configs:
-    """A small predictor of the digits, mirrored at times, that two teachers look after."""
     configs = flow_configs(folder, digits, data_time=0)
     configs.change("data.json", dataset_param={"random_flip": True})
     return configs.change("model.json", teacher=write_teachers(folder), predictor=LEARNED)
@@ -55,7 +54,6 @@ def repa(tmp_path_factory, few_digits) -> Configs:
 
 @pytest.fixture(scope="module")
 def trained(repa):
-    """The checkpoints of a short run."""
     outcome = repa.run(STEPS + f"--save {repa.folder}/checkpoints")
     assert outcome.code == 0, outcome.output
     return repa.folder / "checkpoints"
@@ -64,9 +62,7 @@ def trained(repa):
 def test_projectors_are_trained_and_saved_and_stay_behind_in_exports(trained, tmp_path):
     found = FORMATS["pytorch"].read(trained / "iter_0000004").weights
     projectors = {name: array for name, array in found.items() if name.startswith("projectors.")}
-    assert len(projectors) == 12 and all(
-        projectors[f"projectors.{n}.{k}.bias"].any() for n in (0, 1) for k in (0, 2, 4)
-    )
+    assert len(projectors) == 12 and all(array.any() for name, array in projectors.items() if "bias" in name)
     assert main(["convert", str(trained), str(tmp_path / "export.safetensors"), "--weights", "ema"]) == 0
     assert read_weights(tmp_path / "export.safetensors").keys() == found.keys() - projectors.keys()
     images = []
@@ -91,19 +87,15 @@ def test_features_are_those_that_transformers_gives_of_the_image_at_the_size_of_
         torch.testing.assert_close(teacher(runtime.to_runtime_device(images)).cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"predictor": {"z_dims": [16]}}, "asks for 1 projectors, and section teacher names 2"),
-        ({"predictor": {"z_dims": [16, 20]}}, "z_dims[1] = 20: the teacher's features have width 24"),
-        ({"teacher": [{"model_id": "dino"}] * 2}, "teacher[0].model_id = 'dino': unknown model_id"),
-        ({"teacher": [{"model_id": "dinov2", "from_pretrained": "nowhere"}] * 2}, "nowhere"),
+def test_what_does_not_fit_is_named_before_a_step(repa, tmp_path):
+    for sections, message in (
+        ({"predictor": {"z_dims": [16]}}, "asks for 1 projectors"),
+        ({"predictor": {"z_dims": [16, 20]}}, "z_dims[1] = 20"),
+        ({"teacher": [{"model_id": "dino"}] * 2}, "teacher[0].model_id = 'dino'"),
         ({"diffusion": {"model_id": "mean_flow"}, "predictor": {"h_embedder": True}}, "not for mean_flow"),
-    ],
-)
-def test_what_does_not_fit_is_named_before_a_step(repa, tmp_path, sections, message):
-    outcome = repa.copy(tmp_path).change("model.json", **sections).run(STEPS)
-    assert outcome.code == 2 and message in outcome.output and "Traceback" not in outcome.output, outcome.output
+    ):
+        outcome = repa.copy(tmp_path).change("model.json", **sections).run(STEPS)
+        assert outcome.code == 2 and message in outcome.output and "Traceback" not in outcome.output, outcome.output
 
 
 def test_a_cache_of_another_teacher_is_refused(repa, tmp_path):

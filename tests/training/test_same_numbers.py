@@ -124,7 +124,6 @@ def in_tars(configs: Configs, place: Path) -> Configs:
 
 
 def small(folder: Path, digits: Path) -> Configs:
-    """Write configs of a small network."""
     return Configs.create(folder, digits, hidden_size=32, num_layers=2, num_heads=2)
 
 
@@ -241,8 +240,6 @@ LEARNED = {
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A run of one process, and what it is of."""
-
     learned: Learned
     configs: Configs
     steps: str
@@ -264,7 +261,6 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(request, tmp_path_factory, few_digits):
-    """Six steps, saved after the third."""
     learned, folder = LEARNED[request.param], tmp_path_factory.mktemp("learned")
     for module in learned.needs:
         pytest.importorskip(module, reason="requirements/video.txt")
@@ -293,6 +289,7 @@ def of(names: Iterable[str], quick: set[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("whole", rows, indirect=True)
 
 
+@pytest.mark.costly("ranks, shards and micro-batches change no number of a run")
 @pytest.mark.parametrize(
     ("whole", "way"),
     [
@@ -309,10 +306,7 @@ def test_ranks_shards_and_micro_batches_change_no_number(whole, way):
     assert (f"group(s) of {WAYS[way].shared} ranks that share a sample" in outcome.output) is (WAYS[way].shared > 1)
 
 
-@of(
-    LEARNED,
-    {"noise", "flow", "buckets", "clips", "captions", "averages of several widths", "steps of Muon", "adapters"},
-)
+@of(LEARNED, RESUMED_IN_QUICK)
 def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_path):
     there, batch = whole.configs.folder / "whole", whole.learned.batch
     shutil.copytree(there / "iter_0000003", tmp_path / "iter_0000003")
@@ -333,6 +327,7 @@ def test_samples_from_a_cache_or_from_shards_teach_what_files_do(whole, tmp_path
     whole.check(whole.learned.elsewhere(whole.configs, tmp_path).run(whole.undivided))
 
 
+@pytest.mark.costly("a run on MindSpore learns what one on PyTorch learns")
 @mindspore.needs_mindspore
 @of((name for name, learned in LEARNED.items() if learned.on_mindspore), {"flow"})
 def test_mindspore_learns_what_pytorch_does(whole, tmp_path):

@@ -15,7 +15,6 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
 from mindspeed_mm_dit.wings.view.logs import read_scalar
-from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
 
@@ -23,11 +22,6 @@ STEPS = "--train-iters 6 --global-batch-size 16 --lr 1e-3 --lr-decay-style const
 SIZES = {"hidden_size": 32, "num_heads": 2}
 IMAGES = 8
 """Of a micro-batch. PyTorch keeps on disk what it has compiled: who has these sizes too compiles nothing anew."""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, few_digits):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, num_layers=2, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +47,13 @@ def test_compiled_blocks_learn_the_same(tiny, plain, ranks):
         assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_compiled_blocks_have_the_same_gradients_and_are_compiled_where_they_are_recomputed_too(use_reentrant):
+@pytest.mark.parametrize(
+    ("backend", "use_reentrant"),
+    [("aot_eager", False), *(pytest.param("inductor", way, marks=pytest.mark.extended) for way in (False, True))],
+)
+def test_compiled_blocks_have_the_gradients_of_others(monkeypatch, backend, use_reentrant):
+    """Recomputed ones too; by aot_eager graphs are made of them as ever, and no code."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)

