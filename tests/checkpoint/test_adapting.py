@@ -1,7 +1,5 @@
 """A network begins with weights of another one: what is taken, what is made of it, what is new, what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Every format to every other and back, bit for bit; nothing is lost or replaced in silence."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

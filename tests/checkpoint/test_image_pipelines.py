@@ -1,7 +1,5 @@
 """Whole pipelines of image transformers, and adapters: diffusers draws from our files what we draw."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from types import SimpleNamespace

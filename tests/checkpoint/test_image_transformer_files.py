@@ -1,7 +1,5 @@
 """Weights of FLUX, SD3, Qwen-Image, Z-Image and Wan: diffusers' folders and single files under their authors' names."""
 
-from __future__ import annotations
-
 import json
 import re
 

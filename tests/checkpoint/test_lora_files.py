@@ -1,7 +1,5 @@
 """Adapters in the files of other programs: exact round trips, the traps, and the real diffusers and peft as peers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

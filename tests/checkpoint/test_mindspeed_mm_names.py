@@ -1,7 +1,5 @@
 """Names of tensors across hosts, and DiT weights under diffusers' names."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed_mm_dit.checkpoint import mindspeed_mm

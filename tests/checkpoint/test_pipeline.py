@@ -1,7 +1,5 @@
 """A pipeline for diffusers: plain DiTPipeline draws from it what is drawn here, and what it would not is refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Power-function averages: what each step counts, and how any width is put together from those that were kept."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

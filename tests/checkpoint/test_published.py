@@ -1,7 +1,5 @@
 """Files of LightningDiT, JiT and REPA as their authors save them, and where such networks can and cannot go."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Files that leave a machine name none of its folders."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

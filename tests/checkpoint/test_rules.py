@@ -1,7 +1,5 @@
 """Names and shapes in diffusers' form and in ours, and that a network converted answers the same."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """What each rank hands to PyTorch's distributed checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights of Wan, and of FLUX.1, as diffusers keeps them: one file or several, converted, and begun from."""
 
-from __future__ import annotations
-
 import json
 
 import diffusers

@@ -1,7 +1,5 @@
 """What the autoencoder's config.json says need not be said again, and must not be contradicted."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Both sides of every bound: the last value that is allowed is accepted, the first beyond it is refused by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 

@@ -1,7 +1,5 @@
 """Conditions and predictors on paper: what their defaults say, and what a plugin may not declare."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Files a user names: what cannot be reached or read is an error with the name, whatever the system says of it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A flag is one row: adding a row is all it takes for a flag to be known wherever flags are listed."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

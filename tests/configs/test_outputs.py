@@ -1,7 +1,5 @@
 """A place that cannot be written to is refused before any work; one that can is made ready."""
 
-from __future__ import annotations
-
 import os
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Precision is decided from --bf16, fsdp2.yaml and what the framework offers; a contradiction is an error."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config

@@ -1,7 +1,5 @@
 """Patches of another size: what is embedded, and what is answered, stays what it was."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

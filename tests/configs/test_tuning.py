@@ -1,7 +1,5 @@
 """What a run trains: patterns of frozen modules and of layers with adapters, on paper."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from mindspeed_mm_dit.data.annotation import Line, UnusableEntry, entry_of, read_annotation

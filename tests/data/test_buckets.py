@@ -1,7 +1,5 @@
 """Buckets: which shape an image is brought to, and where it stands in a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Buckets of videos: which shape a clip is brought to, images among videos, and clips that are too short."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A cache of images: the losses of encoding online, interruptions survived, and refused where it does not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

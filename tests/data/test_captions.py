@@ -1,6 +1,4 @@
 # ruff: noqa: RUF001 (texts of many scripts)
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What an image says about its colours is what is learned, or is counted: against the arithmetic of the standards."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

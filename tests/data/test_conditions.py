@@ -1,7 +1,5 @@
 """Several conditions of one sample: one caption for all that read it, coins of their own or shared."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Digits on rectangles: trained whole by the embedded example, and found by the score wherever they stand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

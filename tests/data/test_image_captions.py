@@ -1,7 +1,5 @@
 """Captions of images: the same of every layout, with labels where asked for, and named where they are wrong."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which images are kept decoded, and which one is read in the place of a bad one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

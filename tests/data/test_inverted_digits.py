@@ -1,7 +1,5 @@
 """The built-in set to fine-tune on, and what the score says of it."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

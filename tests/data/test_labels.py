@@ -1,7 +1,5 @@
 """One rule for labels in every source: whole numbers are the labels, names are numbered, and a mix is refused."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

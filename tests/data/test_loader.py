@@ -1,7 +1,5 @@
 """What is prepared ahead of the training thread, and what happens to it when nobody wants it any more."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

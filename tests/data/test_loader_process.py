@@ -1,7 +1,5 @@
 """Batches made in processes of their own: the same arrays, errors at their batch, and no process left behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Several data sets in one run: shares, epochs of their own, images among videos, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

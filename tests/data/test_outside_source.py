@@ -1,7 +1,5 @@
 """A source and a condition from outside the package: what a batch has of them, refused where they do not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """What holds of every input of the readers: 25 examples of each here, 2,000 with --campaign."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("hypothesis", reason="pip install hypothesis")

@@ -1,7 +1,5 @@
 """Images in Parquet and tar shards: the same rows, draws and batches as from files, and damage that is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

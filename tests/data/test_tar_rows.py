@@ -1,7 +1,5 @@
 """The files of a tar file, as tarfile finds them whatever the headers, and damage that is named."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

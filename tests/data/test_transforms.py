@@ -1,7 +1,5 @@
 """The pixels of an image, against the filters' definitions written out in NumPy and against frozen values."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

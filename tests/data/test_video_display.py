@@ -1,7 +1,5 @@
 """What a video says about its display is what is learned: colours, the shape of pixels, which way is up, when."""
 
-from __future__ import annotations
-
 import json
 import struct
 from fractions import Fraction

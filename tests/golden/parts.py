@@ -1,7 +1,5 @@
 """A part of a file of golden values."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """mm-dit parity on the reference values of diffusers' image transformers, and on folders that are not quite that."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

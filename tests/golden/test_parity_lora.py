@@ -1,7 +1,5 @@
 """mm-dit parity on the reference values of adapters, and on folders that are not quite those."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

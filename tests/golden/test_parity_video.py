@@ -1,7 +1,5 @@
 """mm-dit parity on the reference values of text to video, and on files that are not quite that."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

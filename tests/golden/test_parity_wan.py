@@ -1,7 +1,5 @@
 """mm-dit parity on the reference values of Wan 2.2, and of Wan 2.1 from an image."""
 
-from __future__ import annotations
-
 import pytest
 
 from mindspeed_mm_dit.errors import PlatformError

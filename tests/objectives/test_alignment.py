@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from mindspeed_mm_dit.objectives.alignment import projection_loss

@@ -1,7 +1,5 @@
 """A batch is its samples one by one: every objective and sampler, latents of any axes, any micro-batch."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

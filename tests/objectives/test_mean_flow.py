@@ -1,7 +1,5 @@
 """MeanFlow: draws by sample index, the target, and samplers that arrive where the average velocity is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An objective from outside the package: named in a model.json, with no change anywhere else."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Held-out samples cover the way from data to noise evenly, whatever the objective and its law of training times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

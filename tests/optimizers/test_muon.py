@@ -1,7 +1,5 @@
 """Muon: its matrices, and steps held to PyTorch's own (tests/golden/data/README.md), on either framework."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

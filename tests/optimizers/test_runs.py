@@ -1,7 +1,5 @@
 """Runs by Muon, and by an optimizer of another package: resumed on other ranks, planned, converted."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Autoguidance (Karras et al. 2024): images and clips led away from what a weaker network says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """mm-dit sample with two experts, one for high noise and one for low."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

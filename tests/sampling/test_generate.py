@@ -1,7 +1,5 @@
 """What an image is made of: which draws start and disturb its chain, and how floats become pixels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Pictures of samples: what stands before the rows, in which order, and in which letters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

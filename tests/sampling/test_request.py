@@ -1,7 +1,5 @@
 """What samples are asked for: images in every form that a clip may begin with, and each wrong request by its name."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Captions above the frames of clips."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mindspeed_mm_dit.sampling import fonts

@@ -1,7 +1,5 @@
 """Samples come to their place whole, or not at all."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Of dx/dt = k t^4 only the fifth order is exact: they differ by 71/270000 k h^5, wherever the step is.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.integrate import RK45

@@ -1,7 +1,5 @@
 """Paths from noise to data, and what a network's answer says of velocity and score along them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

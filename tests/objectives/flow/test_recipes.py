@@ -1,7 +1,5 @@
 """What later recipes learn: the data (JiT), an angle (LightningDiT), times moved by the size of a latent (SD3, RAE)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Each sampler of the records, asked as sampling asks it, ends where the equation of Gaussian data ends."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

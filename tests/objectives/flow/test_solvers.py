@@ -1,7 +1,5 @@
 """Solvers against equations whose solution is known: their order, and what they must not depend on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Times of flow matching: functions of seed and position, in the interval of the path, by the law that is asked for."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

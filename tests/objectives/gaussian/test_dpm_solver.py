@@ -1,7 +1,5 @@
 """DPM-Solver++ (2M): equal to diffusers' scheduler, and of second order on an ODE whose solution is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -5,8 +5,6 @@ the grid below, its gradients up to 90 %. Measured of ours, on either framework:
 5e-6 for the loss of a step, each timestep on its own. The bound is parity's 1e-5.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The record's samplers are the chains of their names, asked with what they were given."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig

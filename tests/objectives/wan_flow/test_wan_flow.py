@@ -1,7 +1,5 @@
 """The tables, the draws, the loss and the chains of Wan's flow matching, against closed forms and diffusers."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 
