@@ -1,7 +1,5 @@
 """Runs started by examples/dit/pretrain.sh as a user starts them, and what is left of them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

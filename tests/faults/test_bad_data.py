@@ -1,7 +1,5 @@
 """Data that cannot be right: each is named with its reason and its cure, in seconds, and nothing is written."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

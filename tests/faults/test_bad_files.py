@@ -1,7 +1,5 @@
 """Files that cannot be right: foreign weights, logs and reference values are named with what is wrong in them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

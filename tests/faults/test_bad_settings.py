@@ -1,7 +1,5 @@
 """A wrong setting is named, with code 2, before anything is built or written; no huge number is counted to."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """One rank's disk fails, or one rank's file changes: every rank draws the same conclusion and goes on."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

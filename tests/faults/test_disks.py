@@ -1,7 +1,5 @@
 """Disks that fail, fill up or change what they were given: what was saved is what is read, and a run goes on."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Whatever ends a run, what it has learned is saved, the shell is told, and no process stays behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -3,8 +3,6 @@
 15 seeded examples of each here, 2,000 with --campaign.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import io

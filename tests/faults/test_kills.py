@@ -7,8 +7,6 @@ there, and each is, to the bit, that of a run which nobody killed. Dated results
     python -m pytest --campaign tests/faults/test_kills.py
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Launch variables that cannot be meant: one line, code 2, in seconds, and nothing written."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A small file cannot take all memory: what its headers ask for is compared with its size before anything is read."""
 
-from __future__ import annotations
-
 import pickle
 import struct
 import zipfile

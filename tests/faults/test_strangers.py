@@ -1,7 +1,5 @@
 """A stranger's file: whatever it plants, nothing of it runs, and the refusal names file and class."""
 
-from __future__ import annotations
-
 import argparse
 import enum
 import io

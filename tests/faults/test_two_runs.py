@@ -1,7 +1,5 @@
 """Two runs that want one folder: one has it, and the other is told by whom it is held."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """x + y * z: values, gradients and derivatives are PyTorch's own, to the bit."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

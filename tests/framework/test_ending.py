@@ -1,7 +1,5 @@
 """How a run ends on what is wrong: who says it, what the shell is told, and what the launcher finds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

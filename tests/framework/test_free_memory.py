@@ -1,7 +1,5 @@
 """Memory of an accelerator is given back in the words that every PyTorch since 2.7 has."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The memory of this machine is what is installed, or less in a container that has a limit."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

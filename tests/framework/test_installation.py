@@ -1,7 +1,5 @@
 """What is missing or too old is one line that names it."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 

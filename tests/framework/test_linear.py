@@ -1,7 +1,5 @@
 """A linear layer by oneDNN is PyTorch's to rounding, gradients too, and steps aside where PyTorch does more."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

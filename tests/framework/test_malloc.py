@@ -1,7 +1,5 @@
 """Freed memory is kept where glibc can be told so, and the user's own settings are left alone."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

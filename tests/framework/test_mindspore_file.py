@@ -1,7 +1,5 @@
 """MindSpore's checkpoint file, written and read without MindSpore."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Under autocast norms compute in float32, and the gradients of their weights are sums in float32."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Paper against PyTorch: of each operator shape, layout in memory, multiply-adds, and what its backward keeps."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

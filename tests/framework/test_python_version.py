@@ -1,7 +1,5 @@
 """An older Python is named, with its place, before it meets what it cannot read."""
 
-from __future__ import annotations
-
 import ast
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """Two ranks share the tokens of a sample: which each has, and that their averaged gradients are those of one rank."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from datetime import timedelta

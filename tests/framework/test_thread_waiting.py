@@ -1,7 +1,5 @@
 """Waiting threads spin where the cores are theirs, and sleep where other processes want them."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

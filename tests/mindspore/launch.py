@@ -1,7 +1,5 @@
 """Run a script on MindSpore, in the environment of its own, alone or as the workers of an msrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

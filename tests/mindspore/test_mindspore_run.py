@@ -1,7 +1,5 @@
 """Whole runs on real MindSpore, on one worker and on two, against the same runs on PyTorch."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

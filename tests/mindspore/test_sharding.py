@@ -1,8 +1,6 @@
 """The slices of ZeRO-1 on worlds larger than a machine has. MindSpore's own simulation of a world (MS_SIMULATION_LEVEL)
 refuses a CPU, so the workers are asked one after the other what each would hold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """MindSpore's step: it clips as PyTorch's does, and descends the loss that the script computes, whatever that is."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """AutoencoderTiny and AutoencoderDC: latents without a posterior, scaled and shifted as diffusers' pipelines do."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Options of later recipes: each as published, with the traps that an implementation from memory falls into."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A DiT on rectangles: its positions, where its patches are laid out, and what its config says of it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A DiT that is steered by captions: which states reach which sample, and what it begins as."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every record of an autoencoder and of a text encoder answers all that the rooms ask of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Nothing in a folder that another library reads is run or fetched, and no library is left to ask."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Image transformers of joint attention against diffusers' own, their published sizes, and what they refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

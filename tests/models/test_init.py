@@ -1,7 +1,5 @@
 """Initial weights: functions of the seed and the name alone, of the spread that their rule says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

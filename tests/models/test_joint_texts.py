@@ -1,7 +1,5 @@
 """Texts of FLUX, Stable Diffusion 3, Qwen-Image and Z-Image: from captions to the network, from files and caches."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from functools import partial

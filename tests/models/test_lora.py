@@ -1,7 +1,5 @@
 """Adapters in networks: what they add, what is trained, and networks of other packages."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

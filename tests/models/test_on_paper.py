@@ -1,7 +1,5 @@
 """What networks say of themselves on paper, against the networks that PyTorch builds and runs."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

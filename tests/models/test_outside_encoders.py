@@ -1,7 +1,5 @@
 """An autoencoder and a text encoder from outside the package: named in a model.json."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

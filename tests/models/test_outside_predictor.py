@@ -3,8 +3,6 @@
 With every part that fits them they are trained and sampled in tests/test_cross_product.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

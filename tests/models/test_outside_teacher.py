@@ -1,7 +1,5 @@
 """A teacher of another package: the brightness of each patch, learned beside the images."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Folders of pretrained weights in several files: all that the index lists are looked at before a device is used."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BERT and CLIP as text encoders: against transformers' own classes, and with real weights where a package has them."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """CustomDiT and Wan: held to diffusers at sizes of their own, and to what must not matter."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

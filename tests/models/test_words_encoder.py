@@ -1,7 +1,5 @@
 """``words``: captions are told apart by their words alone, on both frameworks, and nothing is installed."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An autoencoder as another package brings it: four neighbouring pixels become four channels, shifted and scaled."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, LatentScale, Shape, divided

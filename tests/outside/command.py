@@ -1,7 +1,5 @@
 """A command as another package brings it: ``mm-dit count`` counts the files of a folder."""
 
-from __future__ import annotations
-
 import os
 
 from mindspeed_mm_dit.cli.commands import Command

@@ -1,7 +1,5 @@
 """A condition as another package brings it: an angle, as its cosine and sine; none is the middle of the circle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

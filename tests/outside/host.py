@@ -1,7 +1,5 @@
 """A host as another package brings it: it takes one step of plain gradient descent, and says the loss before it."""
 
-from __future__ import annotations
-
 import sys
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """An objective as another package brings it: noise of one strength, taken away in one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An optimizer as another package brings it: Lion (Chen et al. 2023), which steps by the sign of a momentum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.optimizers.contract import Optimizer, Rule, flag, require

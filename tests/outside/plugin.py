@@ -1,7 +1,5 @@
 """What makes them known: the function that an entry point names, and what pip writes of a package that has one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.conftest import ROOT

@@ -1,7 +1,5 @@
 """A predictor as another package brings it: its config, which names its network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions

@@ -1,7 +1,5 @@
 """The network of ``predictor.py``."""
 
-from __future__ import annotations
-
 import math
 
 from mindspeed_mm_dit.configs.parameters import ZEROS, Normal

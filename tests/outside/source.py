@@ -1,7 +1,5 @@
 """A data set as another package brings it: images in one .npz, each with a label and the angle it was turned by."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A teacher as another package brings it: the brightness of each patch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.teacher import TeacherConfig

@@ -1,7 +1,5 @@
 """A text encoder as another package brings it: a letter is a token, its state a row of a table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """A tracker as another package brings it: every value of a run as a line of a CSV file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

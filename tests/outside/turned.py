@@ -1,7 +1,5 @@
 """The network of ``condition.py``: the residual one, steered by an angle too."""
 
-from __future__ import annotations
-
 from mindspeed_mm_dit.framework import ops
 from tests.outside.residual import Residual
 

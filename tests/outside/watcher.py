@@ -1,7 +1,5 @@
 """A watcher as another package brings it: it ends a run whose validations find no smaller loss any more."""
 
-from __future__ import annotations
-
 import math
 
 from mindspeed_mm_dit.configs.flag_types import positive_int

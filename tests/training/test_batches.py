@@ -1,7 +1,5 @@
 """Which batches a rank trains and validates on, and what a sample counts where losses count by their tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

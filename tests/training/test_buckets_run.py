@@ -1,7 +1,5 @@
 """Runs on samples of several shapes: what is drawn, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

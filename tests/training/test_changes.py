@@ -1,7 +1,5 @@
 """A resume says what has changed since the checkpoint was written, and nothing where nothing has."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

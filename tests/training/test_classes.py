@@ -1,7 +1,5 @@
 """A run says what it learns from, remembers the names, and refuses to go on under others."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """Text to video as its user meets it: data and models of others, clips drawn, and what does not fit."""
 
-from __future__ import annotations
-
 import copy
 import json
 

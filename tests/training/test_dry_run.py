@@ -1,7 +1,5 @@
 """--dry-run: every check, what would be trained, code 0, and nothing that a run makes."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.ranks

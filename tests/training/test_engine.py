@@ -1,7 +1,5 @@
 """One step on one rank, against AdamW, clipping and the moving average written out in NumPy."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Flow matching as its user meets it: samplers, guidance, and what does not fit."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

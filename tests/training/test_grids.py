@@ -1,7 +1,5 @@
 """Grids of samples while a run learns: drawn by the moving average, and nothing that the run computes moves."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

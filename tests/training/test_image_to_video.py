@@ -1,7 +1,5 @@
 """Clips that begin with an image: training on a clip's own frames, and samples from an image that a user names."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What a process may not import before it needs it: each of these costs as much CPU as a second of training."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Runs that begin with weights of another network: the same on any number of ranks; a resume comes first."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The loop does not wait for the device between steps, and says everything in order all the same."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import signal

@@ -1,7 +1,5 @@
 """What the loop hands to the engine and to the log: rates, batches, counts and times, and why it ends."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

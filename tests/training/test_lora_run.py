@@ -1,7 +1,5 @@
 """Runs that train adapters, or a part of a network: what is kept, and which base it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Parts of a run from outside the package: nothing of it is edited, an installed package is enough."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

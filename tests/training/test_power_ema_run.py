@@ -1,7 +1,5 @@
 """Runs that keep power-function averages, and mm-dit ema, against sums over the weights of every step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

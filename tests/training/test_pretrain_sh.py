@@ -1,7 +1,5 @@
 """examples/dit/pretrain.sh, the way it is used."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

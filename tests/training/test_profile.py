@@ -1,7 +1,5 @@
 """A trace holds the steps that were asked for, of the ranks that were asked for, and costs no run."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The checkpoint of the best validation is saved when it is found, and kept until a better one is on disk."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A dry run lets nothing pass that the first step refuses."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

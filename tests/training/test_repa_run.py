@@ -1,7 +1,5 @@
 """REPA as a run and its user meet it: two teachers beside the digits, what they say, and what does not fit."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

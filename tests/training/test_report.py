@@ -1,7 +1,5 @@
 """A finished run stays one, whatever becomes of its report."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from types import SimpleNamespace

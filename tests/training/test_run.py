@@ -1,7 +1,5 @@
 """Whole runs: other ranks, what survives a crash, validations, and what is refused."""
 
-from __future__ import annotations
-
 import re
 import resource
 import signal

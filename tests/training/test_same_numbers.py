@@ -1,7 +1,5 @@
 """Whatever is learned: ranks, shards, micro-batches, caches, a resume and the framework change no number of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """What makes a step faster leaves the losses as they are; and what is logged about it."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

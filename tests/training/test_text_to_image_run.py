@@ -1,7 +1,5 @@
 """Text to image as its user meets it: what is drawn, scored and kept, and what does not fit."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

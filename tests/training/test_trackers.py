@@ -1,7 +1,5 @@
 """One contract for what keeps the curves of a run; whichever of them is installed is held to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

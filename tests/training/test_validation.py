@@ -1,7 +1,5 @@
 """The loss of a validation by noise level: its arithmetic, its log line, and the line read back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
