@@ -1,8 +1,8 @@
 """Record what each test costs in CPU seconds and process starts: ``--durations-file FILE``.
 
 CPU seconds, not wall time: they hardly depend on what else the machine does. Processes that a test starts count with
-it. ``tests/durations.tsv`` is the record of the last release of the suite; a test above :data:`COSTLY_SECONDS` there
-must carry the mark ``costly``, which names the fact that it alone states.
+it. ``tests/durations.tsv`` and, for MindSpore, ``durations-mindspore.tsv`` record the last release of the suite; a test
+above :data:`COSTLY_SECONDS` there must carry the mark ``costly``, which names the fact that it alone states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from tests.forked import FORKED_CPU_SECONDS, STARTED
 
-RECORD = Path(__file__).parent / "durations.tsv"
+RECORDS = [Path(__file__).parent / name for name in ("durations.tsv", "durations-mindspore.tsv")]
 COSTLY_SECONDS = 5.0
 LISTED_SECONDS = 0.5
 """Cheaper tests are added up by file."""
@@ -85,7 +85,7 @@ class _Writer:
         self.path.write_text("\n".join([header, total, *lines, ""]))
 
 
-def read_costly(path: Path = RECORD) -> list[str]:
-    """Return the tests of the record that took more than :data:`COSTLY_SECONDS`."""
-    rows = [line.split("\t") for line in path.read_text().splitlines()[2:]]
+def read_costly() -> list[str]:
+    """Return the tests of the records that took more than :data:`COSTLY_SECONDS`."""
+    rows = [line.split("\t") for path in RECORDS for line in path.read_text().splitlines()[2:]]
     return [test for seconds, _, number, test in rows if float(seconds) > COSTLY_SECONDS and number == "1"]

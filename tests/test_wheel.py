@@ -36,6 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here / "site"
 
 
+@pytest.mark.costly("a wheel alone, installed, trains and samples")
 @pytest.mark.ranks
 def test_the_wheel_trains_an_embedded_config_from_an_empty_folder(installed, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed), "CUDA_VISIBLE_DEVICES": ""}
