@@ -27,18 +27,18 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/framework/test_mi
   tests/models/test_lora.py tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py \
   tests/mindspore/test_sharding.py tests/mindspore/test_step.py tests/training/test_rehearsal.py \
   tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py tests/models/test_image_transformers.py
-# What is run on the mock accelerator (tests/device_apart) beside what is written for it, but for two that are long and show nothing there.
+# What is run on the mock accelerator (tests/mock_accelerator) beside what is written for it, but for two that are long and show nothing there.
 DEVICE_TESTS := --deselect tests/training/test_initial_weights.py::test_cat_dog_fine_tunes_published_weights \
-  --deselect tests/wings/scores/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \
+  --deselect tests/tools/evaluate/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \
   tests/device tests/test_cross_product.py tests/sampling \
-  tests/training/test_run.py tests/wings/lab/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
+  tests/training/test_run.py tests/tools/verify/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
   tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_profile.py tests/training/test_repa_run.py \
   tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \
-  tests/cli/test_sample.py tests/wings/scores/test_evaluate.py tests/wings/lab/test_prove_run.py tests/test_api.py \
-  tests/wings/view/test_app.py::test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way \
+  tests/cli/test_sample.py tests/tools/evaluate/test_evaluate.py tests/tools/verify/test_prove_run.py tests/test_api.py \
+  tests/tools/visualize/test_app.py::test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way \
   tests/test_planted_faults.py::test_a_fault_that_no_cpu_sees_is_caught_on_a_device
 # Rooms whose tests run in the process of the tests.
-FAST_TESTS := $(addprefix tests/,configs data framework models objectives planning sampling golden wings/advice wings/scores)
+FAST_TESTS := $(addprefix tests/,configs data framework models objectives planning sampling golden tools/planning tools/evaluate)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
 # Tests start some hundred processes: what they import is compiled once.
@@ -71,12 +71,12 @@ test-mindspore: $(MS_VENV)/.installed-dev
 test-mindspore-alone: $(MS_VENV)/.installed-dev
 	$(ON_MINDSPORE) tests/framework/test_single_key.py
 	$(ON_MINDSPORE) --extended tests/test_cross_product.py
-	$(ON_MINDSPORE) --extended tests/wings/lab/test_foreign.py tests/wings/lab/test_witness.py
+	$(ON_MINDSPORE) --extended tests/tools/verify/test_foreign.py tests/tools/verify/test_witness.py
 
 # The first time the device is compiled, which takes a minute or two of a core.
 test-device: $(VENV)/.installed-dev
 	@if command -v g++ > /dev/null; \
-	then PYTHONPATH=$(CURDIR)/tests/device_apart $(BIN)/python -m pytest --extended $(DEVICE_TESTS); \
+	then PYTHONPATH=$(CURDIR)/tests/mock_accelerator $(BIN)/python -m pytest --extended $(DEVICE_TESTS); \
 	else echo "no g++: the device of the tests cannot be compiled, and nothing is tested on it"; fi
 
 test-fast: $(VENV)/.installed-dev

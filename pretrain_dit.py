@@ -9,14 +9,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.exits import exit_on_sigint
 
-end_at_once_when_interrupted()  # there is nothing to save yet
+exit_on_sigint()  # there is nothing to save yet
 
 from mindspeed_mm_dit.hosts.choose import choose_host
-from mindspeed_mm_dit.training.flags import own_flags
+from mindspeed_mm_dit.training.flags import project_flags
 
-host = choose_host(sys.argv[1:], own_flags)  # before any import that needs a framework
+host = choose_host(sys.argv[1:], project_flags)  # before any import that needs a framework
 
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -61,7 +61,7 @@ if __name__ == "__main__":
         model_provider,
         host.ModelType.encoder_or_decoder,
         forward_step,
-        extra_args_provider=own_flags,
+        extra_args_provider=project_flags,
         args_defaults={"dataloader_type": "external", "vision_pretraining": False, "curr_forward_iteration": 0},
     )
     report(host.get_args())

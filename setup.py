@@ -63,7 +63,7 @@ setup(
     package_dir={"": "."},  # pip -e then adds this folder to the path, where no clone of that name can shadow it
     py_modules=["pretrain_dit"],
     packages=find_packages(include=["mindspeed_mm_dit", "mindspeed_mm_dit.*"]),
-    package_data={"mindspeed_mm_dit": ["templates/*", "wings/*/templates/*"]},
+    package_data={"mindspeed_mm_dit": ["templates/*", "tools/*/templates/*"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     cmdclass={"build_py": BuildWithConfigs},

@@ -19,11 +19,11 @@ from common import Report
 from mindspeed_mm_dit.configs.buckets import Budget, size_words
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.buckets import BucketOrder, counted, part_kept, shapes_of
+from mindspeed_mm_dit.data.buckets import BucketOrder, counted, fraction_after_crop, shapes_of
 from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
-from mindspeed_mm_dit.models.data import sized
+from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.planning.arithmetic import train_flop
 
 MODEL = Path(__file__).parent.parent / "examples/dit/imagenet256/model.json"
@@ -36,11 +36,11 @@ def main() -> None:
     sizes = np.repeat(sizes_in(args.folder), args.copies, axis=0)
     param = DatasetParam(args.folder, buckets=Budget(args.area, 16, 2.0), bucket_group=args.group)
     shapes = shapes_of(sizes, param)
-    kept, square = part_kept(sizes, shapes).mean(), (sizes.min(1) / sizes.max(1)).mean()
+    kept, square = fraction_after_crop(sizes, shapes).mean(), (sizes.min(1) / sizes.max(1)).mean()
     report = Report(
         "buckets", f"{len(sizes) // args.copies} photographs of {len(np.unique(sizes, axis=0))} sizes in buckets"
     )
-    report.say(
+    report.echo(
         f"Of a picture's area {kept:.1%} is kept, by a square crop {square:.1%}: {kept / square:.2f} times as much."
     )
     report.table(
@@ -65,7 +65,7 @@ def sizes_in(folder: str) -> np.ndarray:
 def flop_of(shapes: np.ndarray) -> np.ndarray:
     """Return the FLOP of a training step for one sample of each shape, (N,)."""
     model = load_model_config(MODEL)
-    each = {shape: train_flop(sized(model, shape).predictor) for shape, _ in counted(shapes)}
+    each = {shape: train_flop(with_size(model, shape).predictor) for shape, _ in counted(shapes)}
     return np.array([each[tuple(shape)] for shape in shapes.tolist()])
 
 

@@ -52,9 +52,9 @@ def main() -> None:
     seconds["comparing"] = [timed(lambda: check(args.folder / "saved"), args.clock) for _ in range(args.rounds)]
     shutil.rmtree(args.folder / "saved")
     report.raw(seconds)
-    report.say(f"\n{args.clock} seconds; the change is the median over rounds, each against the same round without.\n")
+    report.echo(f"\n{args.clock} seconds; the change is the median over rounds, each against the same round without.\n")
     report.table(("files of", "without", "with", "change"), [row(seconds, name) for name in ("pytorch", "mindspore")])
-    report.say(f"Comparing the checksums of {args.gib:g} GiB: {statistics.median(seconds['comparing']):.2f} s.")
+    report.echo(f"Comparing the checksums of {args.gib:g} GiB: {statistics.median(seconds['comparing']):.2f} s.")
     report.save()
 
 

@@ -93,11 +93,11 @@ class Apart:
 
     def timed(self, clock: str) -> float:
         """Return the seconds of one call."""
-        return float(self._ask(clock))
+        return float(self._call_model(clock))
 
     def result(self) -> Any:
         """Return what one call returns, and end the process: what it had of an accelerator is free."""
-        found = self._ask(RESULT)
+        found = self._call_model(RESULT)
         self.end()
         return found
 
@@ -112,13 +112,13 @@ class Apart:
 
     def peak_bytes(self) -> int:
         """Return the most memory of the accelerator that its calls had at once; 0 on a CPU."""
-        return self._peak if self._process is None else int(self._ask(PEAK))
+        return self._peak if self._process is None else int(self._call_model(PEAK))
 
     def first(self) -> float | None:
         """Return the number that its first call returned; None if it has not been called or returned none."""
-        return self._first if self._process is None else self._ask(FIRST)
+        return self._first if self._process is None else self._call_model(FIRST)
 
-    def _ask(self, what: str) -> Any:
+    def _call_model(self, what: str) -> Any:
         if self._process is None:
             spawn = multiprocessing.get_context("spawn")
             self._pipe, theirs = spawn.Pipe()
@@ -218,11 +218,11 @@ class Report:
         versions = ", ".join(f"{package} {version}" for package, version in runtime.versions().items())
         self._out = io.StringIO()
         command = " ".join(["python", *map(shlex.quote, [f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])])
-        self.say(f"# {title}\n\n    {_without_paths(command)}\n")
+        self.echo(f"# {title}\n\n    {_without_paths(command)}\n")
         machine = f"{runtime.device_name()}{processor()}"
-        self.say(f"{date.today():%Y-%m-%d}, {machine}, Python {platform.python_version()}, {versions}.\n")
+        self.echo(f"{date.today():%Y-%m-%d}, {machine}, Python {platform.python_version()}, {versions}.\n")
 
-    def say(self, text: str = "") -> None:
+    def echo(self, text: str = "") -> None:
         """Print a line, and keep it."""
         print(text, flush=True)
         print(text, file=self._out)
@@ -230,12 +230,12 @@ class Report:
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print and keep a table."""
         lines = ["| " + " | ".join(map(str, row)) + " |" for row in (headings, ["---"] * len(headings), *rows)]
-        self.say("\n".join(lines) + "\n")
+        self.echo("\n".join(lines) + "\n")
 
     def raw(self, seconds: dict[str, list[float]]) -> None:
         """Keep the seconds of every round."""
         for name, values in seconds.items():
-            self.say(f"    {name}: " + " ".join(f"{value:.4f}" for value in values))
+            self.echo(f"    {name}: " + " ".join(f"{value:.4f}" for value in values))
 
     def save(self) -> None:
         """Write the file."""

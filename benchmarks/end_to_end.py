@@ -64,10 +64,10 @@ def main() -> None:
          f"{ratio(values, seconds.get('reference', values)):.2f}"]
         for name, values in seconds.items()
     ]  # fmt: skip
-    report.say()
+    report.echo()
     report.table(["images come", "median s a step", "images/s", "x the reference"], rows)
-    report.say(f"Batch {args.batch}, {args.clock} seconds a step, {order()}; the reference in fp32, as its train.py.")
-    report.say(f"Filling the cache: {caching / args.images:.2f} s an image for both flips, once for a training.")
+    report.echo(f"Batch {args.batch}, {args.clock} seconds a step, {order()}; the reference in fp32, as its train.py.")
+    report.echo(f"Filling the cache: {caching / args.images:.2f} s an image for both flips, once for a training.")
     report.save()
 
 

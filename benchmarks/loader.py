@@ -68,10 +68,10 @@ def main() -> None:
         found["step alone, on one batch"] = measured(itertools.repeat(same), step, args)
         found |= {f"both, the loader in {name}": rate for name, rate in rates(step).items()}
     report.raw(found)
-    report.say()
+    report.echo()
     rows = [[name, f"{rate[0]:.0f}", f"{statistics.median(rate[1:]):.0f}"] for name, rate in found.items()]
     report.table(["images/s", "first round", "later ones"], rows)
-    report.say(f"{len(opened.rows)} images, batch {args.batch}, {args.workers} threads, {args.steps} batches a round.")
+    report.echo(f"{len(opened.rows)} images, batch {args.batch}, {args.workers} threads, {args.steps} batches a round.")
     report.save()
 
 

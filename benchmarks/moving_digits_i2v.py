@@ -14,10 +14,10 @@ import numpy as np
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.data.frames import resize_levels
 from mindspeed_mm_dit.sampling.video_files import draw_strips
-from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
-from mindspeed_mm_dit.wings.scores.demo.moving_digits import DIRECTIONS, NAMES, NUM_CLIPS, PLACES, moving
-from mindspeed_mm_dit.wings.scores.digits import real_digits
-from mindspeed_mm_dit.wings.scores.moving_digits import DIGIT, ink_of, read_directions, shrunk, stilled
+from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
+from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import DIRECTIONS, NAMES, NUM_CLIPS, PLACES, moving
+from mindspeed_mm_dit.tools.evaluate.digits import real_digits
+from mindspeed_mm_dit.tools.evaluate.moving_digits import DIGIT, ink_of, read_directions, shrunk, stilled
 
 CLIPS, SHOWN = 120, 8
 

@@ -49,10 +49,10 @@ def main() -> None:
     rows = [row(str(path), list(of_file.values())) for path, of_file in statuses.items()]
     total = row("all", [status for of_file in statuses.values() for status in of_file.values()])
     report.table(["file", "mutants", "tried", *FOUND, *MISSED, "found of tried"], [*rows, total])
-    report.say("## Not found\n")
+    report.echo("## Not found\n")
     for path, of_file in statuses.items():
         for name in (name for name, status in of_file.items() if status in MISSED):
-            report.say(f"- {path}, {change(name, path)}")
+            report.echo(f"- {path}, {change(name, path)}")
     report.save()
 
 

@@ -21,9 +21,9 @@ import torch
 from common import CLOCKS, Apart, Report, interleave, order, ratio
 
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import network_of
-from mindspeed_mm_dit.wings.lab.against import KINDS, asked_of, inputs_of, our_config, tensor_of, their_settings
+from mindspeed_mm_dit.tools.verify.against import KINDS, asked_of, inputs_of, our_config, tensor_of, their_settings
 
 SIDES = ("ours", "diffusers")
 
@@ -86,7 +86,7 @@ def main() -> None:
         for step in of_it.values():
             step.end()
     report.raw(seconds)
-    report.say()
+    report.echo()
     rows = []
     for name, precision in kinds:
         names = [f"{name} {precision} {side}" for side in SIDES]
@@ -101,9 +101,9 @@ def main() -> None:
     for name in args.network:
         work = WORK[args.size][name]
         parameters = parameters_of(our_config(name, work.settings, "WORK")).num_elements()
-        report.say(f"{name}: {parameters / 1e9:.3f}B parameters, latents {' x '.join(map(str, work.latents))}, "
+        report.echo(f"{name}: {parameters / 1e9:.3f}B parameters, latents {' x '.join(map(str, work.latents))}, "
                    f"{work.text} states of text, batch {args.batch}.")  # fmt: skip
-    report.say(f"{args.clock} seconds a step, {order()}. x: diffusers / ours, median of rounds.")
+    report.echo(f"{args.clock} seconds a step, {order()}. x: diffusers / ours, median of rounds.")
     report.save()
 
 
@@ -123,7 +123,7 @@ def parse() -> Namespace:
     return parser.parse_args()
 
 
-def begun(network: Any) -> Any:
+def adapted_starter(network: Any) -> Any:
     """Return a network on the device, with the same random numbers for all that a checkpoint holds on both sides."""
     network = runtime.to_runtime_device(network)
     drawn = 0.02 * torch.from_numpy(np.random.default_rng(0).standard_normal(1_000_003, np.float32))
@@ -151,7 +151,7 @@ def build(args: Namespace, name: str, precision: str, side: str) -> Callable[[],
     if side == "diffusers":
         tensor, asked = tensor_of(config, given), asked_of(config, given, network)
         asked |= runtime.to_device({key: array for key, array in asked.items() if isinstance(array, np.ndarray)})
-    network = begun(network)
+    network = adapted_starter(network)
     if args.torch_compile:
         lists = (child for child in network.children() if isinstance(child, torch.nn.ModuleList))
         runtime.compile_blocks(block for blocks in lists for block in blocks)

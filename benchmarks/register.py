@@ -10,8 +10,8 @@ from pathlib import Path
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.wings.lab.against import SMALL, compare_against
-from mindspeed_mm_dit.wings.lab.table import Finding, worst
+from mindspeed_mm_dit.tools.verify.against import SMALL, compare_against
+from mindspeed_mm_dit.tools.verify.table import Finding, worst
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = "tests/golden/data"
@@ -58,7 +58,7 @@ def main() -> None:
     import diffusers
     import torch
 
-    from mindspeed_mm_dit.wings.lab.parity import compare
+    from mindspeed_mm_dit.tools.verify.parity import compare
 
     rows = []
     for network, name in CLASSES.items():

@@ -30,8 +30,8 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
 from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import Asked
-from mindspeed_mm_dit.wings.scores.digits import digits_accuracy
+from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.tools.evaluate.digits import digits_accuracy
 
 LONG, SHORT, SCALE = 250, 20, 4.0
 
@@ -66,9 +66,9 @@ def time_samplers(args: Namespace, report: Report) -> None:
          f"{ratio(values, peer):.2f}" if peer else ""]
         for name, values in seconds.items()
     ]  # fmt: skip
-    report.say()
+    report.echo()
     report.table(["sampler", "median s", "images/s", "x the reference"], rows)
-    report.say(
+    report.echo(
         f"{args.images} images a batch, guidance {SCALE}, {args.clock} seconds; chains of {LONG} timed over "
         f"{args.timed_steps} steps and scaled (the raw figures above are not)."
     )
@@ -85,11 +85,11 @@ def score(args: Namespace, report: Report) -> None:
             [
                 sampler,
                 steps,
-                f"{digits_accuracy(generate(model, config, Asked({'label': labels.tolist()}), settings), labels):.1%}",
+                f"{digits_accuracy(generate(model, config, SampleRequest({'label': labels.tolist()}), settings), labels):.1%}",
             ]
         )
     report.table(["sampler", "steps", "read as the digit asked for"], rows)
-    report.say(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
+    report.echo(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
 
 
 def our_model(args: Namespace, precision: str) -> Any:
@@ -133,11 +133,11 @@ def reference_sampler(args: Namespace) -> Callable[[], Any]:
 
     def run() -> None:
         with torch.no_grad():
-            chain = diffusion.p_sample_loop_progressive(
+            trajectory = diffusion.p_sample_loop_progressive(
                 model.forward_with_cfg, (2 * len(z), *z.shape[1:]), torch.cat([z, z]), clip_denoised=False,
                 model_kwargs=arguments, device=device,
             )  # fmt: skip
-            for _ in itertools.islice(chain, args.timed_steps):
+            for _ in itertools.islice(trajectory, args.timed_steps):
                 pass
 
     return run

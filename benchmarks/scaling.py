@@ -33,16 +33,16 @@ def main() -> None:
     whole = found[args.ranks[0], "replicated"]["state"]
     rows = []
     for (ranks, kind), result in found.items():
-        report.say(f"    {ranks} {kind}: " + " ".join(f"{seconds:.3f}" for seconds in result["seconds"]))
+        report.echo(f"    {ranks} {kind}: " + " ".join(f"{seconds:.3f}" for seconds in result["seconds"]))
         median = statistics.median(result["seconds"])
         rows.append(
             [ranks, kind, f"{result['state'] / 1e6:.1f}", f"{result['state'] / whole:.3f}",
              f"{result['planned'] / 1e6:.1f}", f"{median:.3f}", f"{ranks * args.micro_batch / median:.2f}"]
         )  # fmt: skip
-    report.say()
+    report.echo()
     headings = ["ranks", "weights", "MB a rank", "of one rank's", "planned MB", "median s a step", "images/s"]
     report.table(headings, rows)
-    report.say(
+    report.echo(
         "MB: bytes of model, AdamW moments and moving average on rank 0, from its tensors; planned: mm-dit plan."
     )
     report.save()

@@ -22,7 +22,7 @@ from PIL import Image
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.shards import INDEX
 from mindspeed_mm_dit.data.sources import source_of
 
@@ -70,7 +70,7 @@ def look(folder: Path, kind: str) -> None:
     """Open the shards, read some pictures at random, and print what that took."""
     before, started = peak_mib(), (time.perf_counter(), time.process_time())
     param = DatasetParam(str(folder), PIXELS, dataset_type=kind)  # type: ignore[arg-type]
-    index = source_of(param).open(param, Wanted(param.items, CLASSES))
+    index = source_of(param).open(param, SourceRequest(param.items, CLASSES))
     wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
     memory = peak_mib() - before
     images = SampleOrder(len(index), seed=1).images(np.arange(DRAWN))

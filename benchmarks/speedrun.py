@@ -43,7 +43,7 @@ from PIL import Image
 from speedrun_contestants import Contestant, Entry, Plan, entries
 from torch import nn
 
-from mindspeed_mm_dit.wings.scores.metrics import (
+from mindspeed_mm_dit.tools.evaluate.metrics import (
     Gaussian,
     frechet_distance,
     gaussian_of,
@@ -215,7 +215,7 @@ def report(done: Lines, known: Mapping[str, Entry], args: Namespace) -> None:
     """Write a table for each budget, of medians over the seeds, and the curves."""
     page, curves = Report("speedrun", "The laptop speedrun: Fashion-MNIST"), {}
     page.path = args.output.with_suffix(".md")
-    page.say(f"![Distance over minutes]({page.path.stem}.png)\n")
+    page.echo(f"![Distance over minutes]({page.path.stem}.png)\n")
     real = done.of(contestant=REAL)
     for minutes in args.budgets:
         rows = [[REAL, *[""] * 5, *cells(real, real)]]
@@ -227,7 +227,7 @@ def report(done: Lines, known: Mapping[str, Entry], args: Namespace) -> None:
                     curves.setdefault((name, which), []).append((minutes, middle(own, "frechet")))
                     spent = [f"{middle(own, key):.0f}" for key in ("steps", "draw_s")]
                     rows.append([f"{name}, {which}", f"{lr:g}", batch, len(own), *spent, *cells(own, real)])
-        page.say(f"## {minutes:g} CPU minutes\n")
+        page.echo(f"## {minutes:g} CPU minutes\n")
         page.table(HEADS, sorted(rows, key=lambda row: float(row[6])))
     page.save()
     draw(page.path.with_suffix(".png"), curves, middle(real, "frechet"))

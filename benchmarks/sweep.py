@@ -28,12 +28,12 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.wings.lab.compare import Side, Sides, judge_pair, measuring
-from mindspeed_mm_dit.wings.lab.examples import draw_inputs, write_weights
-from mindspeed_mm_dit.wings.lab.processes import find_python
-from mindspeed_mm_dit.wings.lab.table import ASKED, FORWARD, Finding, judge, worst
-from mindspeed_mm_dit.wings.lab.task import Taken, Task
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.tools.verify.compare import Side, Sides, judge_pair, measuring
+from mindspeed_mm_dit.tools.verify.examples import draw_inputs, write_weights
+from mindspeed_mm_dit.tools.verify.processes import find_python
+from mindspeed_mm_dit.tools.verify.table import ASKED, FORWARD, Finding, judge, worst
+from mindspeed_mm_dit.tools.verify.task import Taken, Task
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 

@@ -31,9 +31,9 @@ import torch
 from common import Lines, Report, Training, interleave, reference_checkout
 
 from mindspeed_mm_dit.optimizers.muon import MuonConfig
-from mindspeed_mm_dit.wings.scores.demo.digits import read_digits
-from mindspeed_mm_dit.wings.scores.digits import real_digits
-from mindspeed_mm_dit.wings.scores.real_images import RealImages
+from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
+from mindspeed_mm_dit.tools.evaluate.digits import real_digits
+from mindspeed_mm_dit.tools.evaluate.real_images import RealImages
 
 BATCH, AVERAGED = 64, 7  # images of a step; the average is over the last seventh of the steps
 EVALUATIONS, SAMPLES_A_CLASS, TIMED = 20, 20, 15  # answers of the network for a sample; steps that are timed
@@ -206,7 +206,7 @@ def write(args: Namespace, data: Data, done: Lines, names: list[str]) -> None:
                      f"{took[name]:.0f}", f"{whole:.0f}", f"{published / whole:.2f}"])  # fmt: skip
     heads = ["recipe", "seeds", "learning rate", "CPU s a step", "steps", "Frechet then", "read as asked", "variety"]
     report.table([*heads, f"steps to {goal:.1f}", f"CPU s to {goal:.1f}", "times as fast"], rows)
-    report.say(f"Medians over seeds; {goal:.1f} is where {args.against} ends.\n")
+    report.echo(f"Medians over seeds; {goal:.1f} is where {args.against} ends.\n")
     report.save()
     draw(report.path.with_suffix(".png"), {name: chosen(done, name) for name in names}, seconds, goal)
 

@@ -55,11 +55,11 @@ def main() -> None:
     steps = {kind: Apart(SIDES[kind[1]], args, kind[0], batch[kind]) for kind in kinds}
     measured = interleave({" ".join(kind): step for kind, step in steps.items()}, args.rounds, args.warm_up, args.clock)
     report.raw(measured)
-    report.say()
+    report.echo()
     headings = ["step", "batch", "median s", "images/s", "TFLOP/s", "MFU", "peak GiB", "planned GiB", "ours is x"]
     seconds = {kind: measured[" ".join(kind)] for kind in kinds}
     report.table(headings, [row_of(args, kind, batch, seconds, steps[kind].peak_bytes()) for kind in kinds])
-    report.say(f"{args.clock} seconds a step, {order()}. x: images a second of ours / of it, median of rounds.")
+    report.echo(f"{args.clock} seconds a step, {order()}. x: images a second of ours / of it, median of rounds.")
     report.save()
 
 

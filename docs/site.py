@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.model import (
 from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.configs.strict import words_of_type
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import full_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"index.md": "README.md", "index.zh-CN.md": "README.zh-CN.md", "contributing.md": "CONTRIBUTING.md",
@@ -99,7 +99,7 @@ def flags_page() -> str:
     own = {row.word: row for row in rows()}
     text = ["# Flags of a run", "They follow the config of `mm-dit train`, or stand in its `train.args`. "
             "Megatron's flags have Megatron's meaning; those of the group DiT are this project's own.", ""]  # fmt: skip
-    for group in whole_parser()._action_groups:
+    for group in full_parser()._action_groups:
         actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
         if group.title and actions and actions[0].dest != "help":
             lines = [[*_row(action), _in_hosts(own.get(action.option_strings[0]))] for action in actions]

@@ -15,9 +15,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.api import create, load, prove, witness
+    from mindspeed_mm_dit.api import create, load, prove, record_trace
 
-__all__ = ["create", "load", "prove", "witness"]
+__all__ = ["create", "load", "prove", "record_trace"]
 
 if sys.version_info < (3, 10):  # noqa: UP036  # an older Python cannot even parse the other files
     print(f"error: Python 3.10 or newer is needed; {sys.executable} is {sys.version.split()[0]}", file=sys.stderr)

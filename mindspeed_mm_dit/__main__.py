@@ -6,7 +6,7 @@ import sys
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the line below is reached, Ctrl-C has no traceback either
 
-from mindspeed_mm_dit.framework.ending import raise_outside_imports
+from mindspeed_mm_dit.framework.exits import raise_outside_imports
 
 
 def main() -> int:

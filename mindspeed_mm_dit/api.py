@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
 from mindspeed_mm_dit.errors import names_arguments
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 Framework = Literal["pytorch", "mindspore"]
 
@@ -41,13 +41,13 @@ def load(
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
     >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
     """
-    from mindspeed_mm_dit.configs.limits import path_of, shown, switch
+    from mindspeed_mm_dit.configs.limits import path_of, short_repr, switch
     from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.framework import activate
 
     if not isinstance(weights, str) or weights not in ("ema", "model"):
         raise ConfigError(
-            f"weights = {shown(weights)}", "is neither 'ema' nor 'model'", "drop it for the moving average"
+            f"weights = {short_repr(weights)}", "is neither 'ema' nor 'model'", "drop it for the moving average"
         )
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
@@ -56,7 +56,7 @@ def load(
         try:
             return [path_of(name, one) for one in ([given] if isinstance(given, (str, bytes, os.PathLike)) else given)]
         except TypeError:
-            raise ConfigError(f"{name} = {shown(given)}", "is neither a path nor a list of paths") from None
+            raise ConfigError(f"{name} = {short_repr(given)}", "is neither a path nor a list of paths") from None
 
     return Pipeline.of_checkpoint(
         path_of("checkpoint", checkpoint),
@@ -123,18 +123,18 @@ def prove(
 
     Raises ConfigError for parameters that find no partner, which it lists, and names that name nothing.
     """
-    return Joined[Any]("function")["prove"](
+    return Registry[Any]("function")["prove"](
         mine, theirs, inputs, names=names, loss=loss, their_inputs=their_inputs, output=output,
         their_output=their_output, precision=precision,
     )  # fmt: skip
 
 
-def witness(
+def record_trace(
     model: Any, optimizer: Any, place: str | Path, *, average: Any = None, repeats: int = 3, steps: int = 2
 ) -> Any:
     """Record the first steps of your own training loop, to compare them with the same on another machine.
 
-    >>> with dit.witness(model, optimizer, "gpu.witness") as w:  # doctest: +SKIP
+    >>> with dit.record_trace(model, optimizer, "gpu.trace") as w:  # doctest: +SKIP
     ...     for batch in batches:
     ...         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
     ...         w.step(loss)
@@ -142,6 +142,6 @@ def witness(
     The first ``steps`` in the block are recorded into the folder ``place``; no number of the run changes. Before the
     optimizer steps, each is repeated ``repeats`` times with every number moved by its rounding, which measures how far
     two right machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
-    in PyNative mode. ``mm-dit compare gpu.witness npu.witness`` says where two machines part.
+    in PyNative mode. ``mm-dit compare gpu.trace npu.trace`` says where two machines part.
     """
-    return Joined[Any]("function")["witness"](model, optimizer, str(place), average, repeats, steps)
+    return Registry[Any]("function")["record_trace"](model, optimizer, str(place), average, repeats, steps)

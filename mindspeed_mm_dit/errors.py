@@ -40,7 +40,7 @@ class UserError(Exception):
         return type(self), (self.what, self.reason, self.cure)  # so that it passes from process to process
 
     @property
-    def told(self) -> str:
+    def formatted(self) -> str:
         """What a command prints: the kind of mistake before the rest, as a traceback has it."""
         return f"{type(self).__name__}: {self}"
 

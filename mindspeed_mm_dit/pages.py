@@ -1,4 +1,4 @@
-"""Writes HTML pages with their pictures embedded, from the folders ``templates/`` of the core and of each wing."""
+"""Writes HTML pages with their pictures embedded, from the folders ``templates/`` of the core and of each component."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _environment() -> Environment:
 
     here = Path(__file__).parent
     found = Environment(
-        loader=FileSystemLoader([here / "templates", *here.glob("wings/*/templates")]),
+        loader=FileSystemLoader([here / "templates", *here.glob("tools/*/templates")]),
         autoescape=lambda name: not str(name).endswith(".md"),
         keep_trailing_newline=True,
         undefined=StrictUndefined,

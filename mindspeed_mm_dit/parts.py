@@ -5,23 +5,23 @@ from __future__ import annotations
 _TEXTS = "mindspeed_mm_dit.models.text_encoders"
 _OBJECTIVES = "mindspeed_mm_dit.objectives"
 _SOURCES = "mindspeed_mm_dit.data.sources"
-_TRACKERS = "mindspeed_mm_dit.training.trackers"
-_WATCHERS = "mindspeed_mm_dit.training.watchers"
+_TRACKERS = "mindspeed_mm_dit.training.loggers"
+_WATCHERS = "mindspeed_mm_dit.training.callbacks"
 _CONDITION = "mindspeed_mm_dit.configs.condition"
 _CONDITIONS = "mindspeed_mm_dit.data.conditions"
 
-PARTS = {
+ENTRIES = {
     "command": {
         name: f"mindspeed_mm_dit.cli.commands:{name.upper().replace('-', '_')}"
         for name in ("train", "sample", "cache-latents", "convert", "ema")
     },
     "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
-    "tracker": {
+    "metrics_logger": {
         "tensorboard": f"{_TRACKERS}.tensorboard:KIND",
         "wandb": f"{_TRACKERS}.weights_and_biases:KIND",
         "swanlab": f"{_TRACKERS}.swanlab_board:KIND",
     },
-    "watcher": {
+    "callback": {
         name: f"{_WATCHERS}.{name}:KIND" for name in ("power_ema", "profile", "lines", "validation", "best", "grids")
     },
     "optimizer": {
@@ -56,7 +56,7 @@ PARTS = {
             "autoencoder_dc",
         )
     },
-    "text encoder": {
+    "text_encoder": {
         "umt5": f"{_TEXTS}:UMT5",
         "UMT5": f"{_TEXTS}:UMT5",
         "t5": f"{_TEXTS}:T5",
@@ -71,7 +71,7 @@ PARTS = {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
         "siglip": "mindspeed_mm_dit.models.teacher:SIGLIP",
     },
-    "data set": {
+    "data_source": {
         "image_folder": f"{_SOURCES}:IMAGE_FOLDER",
         "parquet": f"{_SOURCES}:SHARDS",
         "webdataset": f"{_SOURCES}:SHARDS",
@@ -88,10 +88,10 @@ PARTS = {
         "mindspeed_mm_dit.configs.joined_text.JoinedText": "mindspeed_mm_dit.models.joined_text:JOINED",
     },
     **{kind: {} for kind in (
-        "function", "published weights", "dialect of data.json", "built-in images", "built-in clips", "test of scores",
-        "judge of a report", "picture of a report",
+        "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips", "score_test",
+        "report_judge", "report_picture",
     )},
 }  # fmt: skip
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
-class, a section of model.json its ``model_id``; watchers are called in this order. Of the last kinds only wings and
+class, a section of model.json its ``model_id``; callbacks are called in this order. Of the last kinds only tools and integrations and
 plugins have any."""

@@ -1,14 +1,14 @@
-"""What is known by name: the parts of this package (``parts.py``), of its wings, and those that other packages bring.
+"""What is known by name: the parts of this package (``parts.py``), of its tools and integrations, and those that other packages bring.
 
-:func:`join` adds a part of a kind. In place of its record it may say where that is, "package.module:NAME": that module
-is imported when the part is first asked for. :class:`Joined` holds the parts of a kind.
+:func:`register` adds a part of a kind. In place of its record it may say where that is, "package.module:NAME": that module
+is imported when the part is first asked for. :class:`Registry` holds the parts of a kind.
 
 Another package declares a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
 
     [project.entry-points."mindspeed_mm_dit.plugins"]
     my_parts = "my_package:join"
 
-The function calls :func:`join`. Training, mm-dit and the processes that they start then all know its parts.
+The function calls :func:`register`. Training, mm-dit and the processes that they start then all know its parts.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, neare
 
 GROUP = "mindspeed_mm_dit.plugins"
 Record = TypeVar("Record")
-_JOINED: dict[str, dict[str, Any]] = {kind: dict(ours) for kind, ours in parts.PARTS.items()}
+_RECORDS: dict[str, dict[str, Any]] = {kind: dict(ours) for kind, ours in parts.ENTRIES.items()}
 """Kind -> name -> record, or where it is."""
 
 
-def join(kind: str, name: str, record: Any) -> None:
+def register(kind: str, name: str, record: Any) -> None:
     """Add a part: its record, or "package.module:NAME", where that is.
 
     Raises:
         ConfigError: there is no such kind, or another part of it has the name.
     """
-    if kind not in _JOINED:
-        cure = f"{nearest(kind, _JOINED)}The kinds are {', '.join(_JOINED)}"
-        raise ConfigError(f"join({kind!r}, {name!r}, ...)", "is of a kind that nobody asks for", cure)
+    if kind not in _RECORDS:
+        cure = f"{nearest(kind, _RECORDS)}The kinds are {', '.join(_RECORDS)}"
+        raise ConfigError(f"register({kind!r}, {name!r}, ...)", "is of a kind that nobody asks for", cure)
     if _found(kind, name, record) != record:
         cure = "choose another name, or uninstall one of the plugins"
         raise ConfigError(f"{kind} {name!r}", "is registered already", cure)
-    _JOINED[kind][name] = record
+    _RECORDS[kind][name] = record
 
 
 def imported(place: str, said: str) -> Any:
@@ -67,28 +67,30 @@ def _failed(said: str, error: Exception) -> PlatformError:
 
 def _found(kind: str, name: str, other: Any = None) -> Any:
     """Return the record of ``name``, imported if ``other``, with which it is compared, is no place."""
-    record = _JOINED[kind].get(name, other)
+    record = _RECORDS[kind].get(name, other)
     if isinstance(record, str) and not isinstance(other, str):
-        record = _JOINED[kind][name] = imported(record, f"{kind} {name!r}")
+        record = _RECORDS[kind][name] = imported(record, f"{kind} {name!r}")
     return record
 
 
 @lru_cache(maxsize=1)
-def load_wings() -> None:
-    """Let each wing that is installed join, once per process."""
-    for wing in pkgutil.iter_modules([str(Path(__file__).with_name("wings"))], "mindspeed_mm_dit.wings."):
-        importlib.import_module(wing.name).join()
+def load_components() -> None:
+    """Let each package below ``tools/`` and ``integrations/`` that is installed register its parts, once per process."""
+    for folder in ("tools", "integrations"):
+        path = [str(Path(__file__).with_name(folder))]
+        for component in pkgutil.iter_modules(path, f"{__package__}.{folder}."):
+            importlib.import_module(component.name).register()
 
 
 @lru_cache(maxsize=1)
 def load_plugins() -> tuple[str, ...]:
-    """Let every wing and every installed plugin join, once per process, and return the plugins' names.
+    """Let every component and every installed plugin register, once per process, and return the plugins' names.
 
     Raises:
-        ConfigError: two plugins join with the same name.
+        ConfigError: two plugins register the same name.
         PlatformError: a plugin cannot be imported, or fails.
     """
-    load_wings()
+    load_components()
     found = sorted(entry_points(group=GROUP))
     for point in found:
         try:
@@ -100,8 +102,8 @@ def load_plugins() -> tuple[str, ...]:
     return tuple(point.name for point in found)
 
 
-class Joined(MutableMapping[str, Record]):
-    """The parts of one kind by name: ours, those of wings, then those of plugins, which are loaded when needed."""
+class Registry(MutableMapping[str, Record]):
+    """The parts of one kind by name: ours, those of tools and integrations, then those of plugins, which are loaded when needed."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -113,36 +115,36 @@ class Joined(MutableMapping[str, Record]):
         return record
 
     def __contains__(self, name: object) -> bool:
-        known = _JOINED[self._kind]
-        for load in (load_wings, load_plugins):
+        known = _RECORDS[self._kind]
+        for load in (load_components, load_plugins):
             if name in known:
                 break
             load()
         return name in known
 
     def __setitem__(self, name: str, record: Record) -> None:
-        join(self._kind, name, record)
+        register(self._kind, name, record)
 
     def __delitem__(self, name: str) -> None:
-        del _JOINED[self._kind][name]
+        del _RECORDS[self._kind][name]
 
     def __iter__(self) -> Iterator[str]:
         load_plugins()
-        return iter(_JOINED[self._kind])
+        return iter(_RECORDS[self._kind])
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def brought(self) -> list[Record]:
-        """Return the parts that are not ours, but of wings and plugins."""
-        return [self[name] for name in self if name not in parts.PARTS[self._kind]]
+    def external(self) -> list[Record]:
+        """Return the parts that are not ours, but of tools and integrations and plugins."""
+        return [self[name] for name in self if name not in parts.ENTRIES[self._kind]]
 
 
 class Configs(Mapping[str, Any]):
     """The config classes of the parts of one kind, by name: field ``config`` of their records."""
 
     def __init__(self, kind: str) -> None:
-        self._parts = Joined[Any](kind)
+        self._parts = Registry[Any](kind)
 
     def __getitem__(self, name: str) -> Any:
         return self._parts[name].config

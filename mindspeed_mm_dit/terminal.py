@@ -23,7 +23,7 @@ def plain(text: Text) -> Text:
     return text.translate(_SHOWN)  # type: ignore[return-value]  # (a Markup stays one)
 
 
-def say(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
+def echo(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
     """Print ``text`` at once, to standard output or ``file``; what a terminal would obey, or lacks, is written out."""
     shown, stream = plain(str(text)), file or sys.stdout
     try:
@@ -34,16 +34,16 @@ def say(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
         )
 
 
-def tell(text: Any, file: TextIO | None = None) -> None:
-    """Print as ``say`` does; if the reader is gone, as of a pipe or a terminal, print nowhere and go on."""
+def echo_if_open(text: Any, file: TextIO | None = None) -> None:
+    """Print as ``echo`` does; if the reader is gone, as of a pipe or a terminal, print nowhere and go on."""
     try:
-        say(text, file)
+        echo(text, file)
     except OSError:
         print_nowhere((file or sys.stdout).fileno())
 
 
 @contextmanager
-def doing(what: str, report: Callable[[str], object] = tell) -> Iterator[None]:
+def doing(what: str, report: Callable[[str], object] = echo_if_open) -> Iterator[None]:
     """Report ``what`` once it has taken LONG_SECONDS: a log that stands still looks like a program that hangs."""
     timer = Timer(LONG_SECONDS, report, [f" {what} ... (for {LONG_SECONDS} s so far)"])
     timer.daemon = True
@@ -64,7 +64,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if text := text.strip():
-            tell(f" {text}", sys.stderr)
+            echo_if_open(f" {text}", sys.stderr)
 
     def flush(self) -> None:
         pass

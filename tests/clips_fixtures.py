@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.data.video_file import read_frames
-from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
 from tests.conftest import GOLDEN
 from tests.training.launch import Configs
 

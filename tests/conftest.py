@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import full_parser
 from tests.forked import DEVICE, GPUS, PATH, STARTED
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def run_config(**flags: Any) -> RunConfig:
     """Return a run with these flags, or other fields, and the defaults of all others."""
-    defaults = {action.dest: action.default for action in whole_parser()._actions if action.dest != "help"}
+    defaults = {action.dest: action.default for action in full_parser()._actions if action.dest != "help"}
     return RunConfig.of({**defaults, **flags})
 
 
@@ -128,7 +128,7 @@ def golden() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as an image folder."""
-    from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
+    from mindspeed_mm_dit.tools.evaluate.demo.digits import write_digits
 
     folder = tmp_path_factory.mktemp("data") / "digits"
     write_digits(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.order import split
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
@@ -14,7 +14,7 @@ def open_rows(param, num_classes=None, **wanted):
     """Return the rows of a section dataset_param, of their files or of the cache that it names."""
     if param.cache is not None:
         return source_of(param).as_listed(param, Cache(param.cache, param.cache_key).rows(param.data_folder))
-    return source_of(param).open(param, Wanted(param.items, num_classes, **wanted))
+    return source_of(param).open(param, SourceRequest(param.items, num_classes, **wanted))
 
 
 def split_rows(rows, valid_fraction, seed):

@@ -49,7 +49,7 @@ class Process(Protocol):
 
 
 ROOT = Path(__file__).resolve().parents[1]
-DEVICE = str(ROOT / "tests" / "device_apart")
+DEVICE = str(ROOT / "tests" / "mock_accelerator")
 GPUS = os.environ.get("MM_DIT_TEST_GPUS", "")
 """The GPUs that tests may use, as in CUDA_VISIBLE_DEVICES; none by default."""
 PATH = os.pathsep.join(
@@ -236,7 +236,7 @@ IN_RUNS = (
     "PIL.Image", "tensorboardX", *("mindspeed_mm_dit." + name for name in (
         "hosts.registry", "hosts.standalone", "models.composite", "models.dit", "models.video_transformer",
         "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning.arithmetic",
-        "sampling.grid", "training.batches", "training.report", "training.watchers.registry",
+        "sampling.grid", "training.batches", "training.report", "training.callbacks.registry",
     )),
 )  # fmt: skip
 """What a run imports sooner or later, on either framework."""

@@ -11,7 +11,7 @@ def write_random_weights(path):
     """Write them in the format before PyTorch 1.6, as the published file is; return ``path``."""
     import torch
 
-    from mindspeed_mm_dit.wings.scores import inception
+    from mindspeed_mm_dit.tools.evaluate import inception
 
     network_class, held = inception._network_class(), io.BytesIO()
     torch.save({}, held)

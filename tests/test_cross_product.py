@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import (
     AUTOENCODERS,
     OBJECTIVES,
@@ -38,9 +38,9 @@ from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
 from tests.conftest import FRAMEWORK, run_config
-from tests.outside import plugin
-from tests.outside.condition import ANGLE, Angle, TurnedConfig
-from tests.outside.source import TURNED, write_turned
+from tests.external import plugin
+from tests.external.condition import ANGLE, Angle, TurnedConfig
+from tests.external.source import TURNED, write_turned
 
 TABLES = (
     AUTOENCODERS,
@@ -61,7 +61,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums of some tens of terms, whos
 def place(tmp_path_factory, framework):
     """A folder with small data and encoders; the parts of another package stand beside ours."""
     before = [dict(table) for table in TABLES]
-    plugin.join()
+    plugin.register()
     register_source("turned", TURNED)
     register_condition(Angle, ANGLE)
     register_predictor(TurnedConfig)
@@ -338,10 +338,10 @@ def try_out(framework, engines, fit, optimizer):
 def samples_of(config, model, data):
     from mindspeed_mm_dit.objectives.guidance import Guidance
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-    from mindspeed_mm_dit.sampling.request import Asked
+    from mindspeed_mm_dit.sampling.request import SampleRequest
 
-    asked = Asked({item: values[:2] for item, values in data.examples().items()})
-    guidance = Guidance(1.5) if config.predictor.conditions.has_null else Guidance()
+    asked = SampleRequest({item: values[:2] for item, values in data.examples().items()})
+    guidance = Guidance(1.5) if config.predictor.conditions.has_unconditional else Guidance()
     settings = SampleSettings(objective_of(config.diffusion).quick_sampler, 2, guidance)
     assert generate(model, config, asked, settings).shape[:-1] == (len(asked), *config.sample_size)
 

@@ -18,7 +18,7 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main, parse
 from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
 from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.training.flags import whole_parser
+from mindspeed_mm_dit.training.flags import full_parser
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import FRAMEWORK, ROOT
 from tests.mindspore.launch import PYTHON, needs_mindspore
@@ -152,7 +152,7 @@ def record_witnesses(here: Path) -> None:
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(model.parameters())
-        with dit.witness(model, optimizer, f"{name}.witness") as watching:
+        with dit.record_trace(model, optimizer, f"{name}.trace") as watching:
             loss = model(torch.ones(4, 3)).square().mean()
             loss.backward()
             optimizer.step()
@@ -185,9 +185,9 @@ def read(words: list[str]) -> None:
         folder = config_folder("digits" if config.startswith("my_") else config)
         if "mindspeed-mm-native" not in flags:
             files = ["--mm-model", str(folder / "model.json"), "--mm-data", str(folder / "data.json")]
-            whole_parser().parse_strictly([*files, *read_train_args(folder / "train.args"), *flags])
+            full_parser().parse_strictly([*files, *read_train_args(folder / "train.args"), *flags])
     elif words[0] == "python":
-        whole_parser().parse_strictly(words[2:])
+        full_parser().parse_strictly(words[2:])
     else:
         assert parse(words[1:]).command == words[1]
 

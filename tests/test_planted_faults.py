@@ -79,8 +79,8 @@ FAULTS = {
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "contact sheet": Fault(
-        "wings/advice/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
-        "tests/wings/advice/test_data.py -k first_epoch",
+        "tools/planning/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
+        "tests/tools/planning/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
         "checkpoint/rules.py", "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
@@ -88,12 +88,12 @@ FAULTS = {
         "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
     "first of all": Fault(
-        "wings/lab/pytorch/probe.py", "self.not_finite is not None or ", "",
-        "tests/wings/lab/test_probe.py -k overflows",
+        "tools/verify/pytorch/probe.py", "self.not_finite is not None or ", "",
+        "tests/tools/verify/test_probe.py -k overflows",
     ),
     "evaluated images": Fault(
-        "wings/scores/shards.py", "first_number=int(numbers[0])", "first_number=0",
-        "tests/wings/scores/test_evaluate.py -k of_their_numbers",
+        "tools/evaluate/shards.py", "first_number=int(numbers[0])", "first_number=0",
+        "tests/tools/evaluate/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
         "configs/dit_adapting.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",
@@ -146,7 +146,7 @@ ON_A_DEVICE = {
         "tests/device/test_transport.py -k checkpoint",
     ),
     "a generator on another device": Fault(
-        "wings/lab/pytorch/modules.py", "generator=self._draw, ", "generator=self._draw, device=x.device, ",
+        "tools/verify/pytorch/modules.py", "generator=self._draw, ", "generator=self._draw, device=x.device, ",
         "tests/device/test_transport.py -k roundings",
     ),
 }  # fmt: skip
@@ -175,7 +175,7 @@ def test_a_planted_fault_is_caught(name, project):
 @pytest.mark.skipif(DEVICE not in PATH, reason="no device apart here: make test-device")
 @pytest.mark.parametrize("name", ON_A_DEVICE)
 def test_a_fault_that_no_cpu_sees_is_caught_on_a_device(name, project):
-    assert_is_caught(ON_A_DEVICE[name], project, f"{project}{os.pathsep}{project}/tests/device_apart")
+    assert_is_caught(ON_A_DEVICE[name], project, f"{project}{os.pathsep}{project}/tests/mock_accelerator")
 
 
 def assert_is_caught(fault, project, path):

@@ -9,44 +9,44 @@ import pytest
 
 from mindspeed_mm_dit import parts, registry
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.registry import Joined, join
+from mindspeed_mm_dit.registry import Registry, register
 
 
 @pytest.fixture
 def colours(monkeypatch):
     """A kind of part that nobody else has."""
-    monkeypatch.setitem(registry._JOINED, "colour", {})
-    monkeypatch.setitem(parts.PARTS, "colour", {})
-    return Joined[object]("colour")
+    monkeypatch.setitem(registry._RECORDS, "colour", {})
+    monkeypatch.setitem(parts.ENTRIES, "colour", {})
+    return Registry[object]("colour")
 
 
-@pytest.mark.parametrize("kind", parts.PARTS)
+@pytest.mark.parametrize("kind", parts.ENTRIES)
 def test_our_parts_are_where_we_say(kind):
-    for place in parts.PARTS[kind].values():
+    for place in parts.ENTRIES[kind].values():
         module, _, name = place.partition(":")
         assert hasattr(importlib.import_module(module), name), place
 
 
 def test_a_place_is_imported_when_the_part_is_first_asked_for(colours, monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    join("colour", "hue", "colorsys:rgb_to_hsv")
+    register("colour", "hue", "colorsys:rgb_to_hsv")
     assert list(colours) == ["hue"] and "hue" in colours and "colorsys" not in sys.modules
     assert colours["hue"] is importlib.import_module("colorsys").rgb_to_hsv
 
 
 def test_a_name_is_taken_once_and_the_same_part_may_join_again(colours):
     for _ in range(2):
-        join("colour", "hue", "colorsys:rgb_to_hsv")
-    join("colour", "hue", importlib.import_module("colorsys").rgb_to_hsv)
+        register("colour", "hue", "colorsys:rgb_to_hsv")
+    register("colour", "hue", importlib.import_module("colorsys").rgb_to_hsv)
     with pytest.raises(ConfigError, match="colour 'hue': is registered already"):
-        join("colour", "hue", "colorsys:hsv_to_rgb")
+        register("colour", "hue", "colorsys:hsv_to_rgb")
 
 
 def test_a_kind_that_nobody_asks_for_is_refused():
     with pytest.raises(
-        ConfigError, match=r"(?s)join\('predictr', 'mine', ...\): is of a kind .*Did you mean 'predictor'"
+        ConfigError, match=r"(?s)register\('predictr', 'mine', ...\): is of a kind .*Did you mean 'predictor'"
     ):
-        join("predictr", "mine", "my_package:MineConfig")
+        register("predictr", "mine", "my_package:MineConfig")
 
 
 def test_what_nobody_brings_is_not_there(colours):

@@ -11,7 +11,7 @@ import pytest
 
 from mindspeed_mm_dit import pages, terminal
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import plain, say
+from mindspeed_mm_dit.terminal import echo, plain
 from tests.conftest import FRAMEWORK, ROOT
 from tests.training.launch import Configs
 
@@ -20,9 +20,9 @@ SHOWN = r"cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac\udce9"
 
 
 def test_a_name_with_codes_of_a_terminal_is_shown_in_lines_errors_and_pages(tmp_path, capsys):
-    say(f"1 class: {ODD}\n\tall of it")
+    echo(f"1 class: {ODD}\n\tall of it")
     assert capsys.readouterr().out == f"1 class: {SHOWN}\n\tall of it\n"
-    assert ConfigError(ODD, ODD, ODD).told == f"ConfigError: {SHOWN}: {SHOWN}\n    Cure: {SHOWN}"
+    assert ConfigError(ODD, ODD, ODD).formatted == f"ConfigError: {SHOWN}: {SHOWN}\n    Cure: {SHOWN}"
     groups = {f"<b>{ODD}": [(1, b"")]}
     pages.write(tmp_path / "page.html", "gallery.html", title="", groups=groups, width=8, seed=0, settings={ODD: ODD})
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -31,9 +31,9 @@ def test_a_name_with_codes_of_a_terminal_is_shown_in_lines_errors_and_pages(tmp_
 
 CODE = """
 import os, subprocess, sys
-from mindspeed_mm_dit.terminal import open_streams, say, tell
+from mindspeed_mm_dit.terminal import open_streams, echo, echo_if_open
 open_streams()
-say("out"); say("err", sys.stderr); tell("\\udce9 more"); sys.stdin.read()
+echo("out"); echo("err", sys.stderr); echo_if_open("\\udce9 more"); sys.stdin.read()
 with open("own", "w") as own:
     assert own.fileno() > 2 and own.write("mine")
 

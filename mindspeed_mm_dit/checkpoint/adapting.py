@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
-from mindspeed_mm_dit.checkpoint.formats.contract import Room
+from mindspeed_mm_dit.checkpoint.formats.contract import StorageSupport
 from mindspeed_mm_dit.checkpoint.lora.source import is_adapter
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, described_by, predictor_of
@@ -22,17 +22,17 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.parameters import Parameter
-from mindspeed_mm_dit.configs.predictor import Begun, Offer, PredictorConfig
+from mindspeed_mm_dit.configs.predictor import AdaptedTensor, PredictorConfig, SourceTensor
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 _HEADS = ("num_heads", "num_attention_heads")
-"""Keys of the number of heads, which is compared by ``GivenWeights.num_heads`` if it is known."""
+"""Keys of the number of heads, which is compared by ``SourceWeights.num_heads`` if it is known."""
 
 
 @dataclass(frozen=True)
-class GivenWeights:
+class SourceWeights:
     """Existing weights to start from, and what is known about them."""
 
     path: Path
@@ -67,7 +67,7 @@ class Beginning(NamedTuple):
     """How the tensor of the source was changed; empty if it is unchanged."""
 
 
-def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
+def read_source(given: str | Path, here: PredictorConfig) -> SourceWeights:
     """Read weights of any format; check that they are complete and of the same kind of network as ``here``.
 
     Raises:
@@ -76,7 +76,7 @@ def read_source(given: str | Path, here: PredictorConfig) -> GivenWeights:
     """
     check_path("--init-from", str(given))
 
-    def read(path: Path) -> GivenWeights:
+    def read(path: Path) -> SourceWeights:
         if is_adapter(path):
             raise CheckpointError(
                 f"--init-from = {path}", "holds adapters (LoRA), and no whole network",
@@ -110,13 +110,13 @@ def _place(path: Path) -> Path:
 
 def _read(path: Path, kind: str) -> State:
     """Read one set of weights, and nothing else of a training checkpoint, which holds the optimizer's moments too."""
-    if FORMATS[kind].room is Room.TRAINING:
+    if FORMATS[kind].storage is StorageSupport.TRAINING:
         return State({"model": read_weights(path)}, read_facts(path))
     state = FORMATS[kind].read(path)
     return state.with_trees({"model": without_projectors(state.trees.get("ema", state.weights))})
 
 
-def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> GivenWeights:
+def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> SourceWeights:
     if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder, and no predictor", f"name weights of a {here.model_id!r}")
     shapes = {name: array.shape for name, array in state.weights.items()}
@@ -126,7 +126,7 @@ def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> Given
     predictor = described or _told_by(shapes, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
     names = _names(path, kind, state.facts)
-    return GivenWeights(
+    return SourceWeights(
         path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None, state.notes
     )
 
@@ -156,7 +156,7 @@ def _numbers(count: int) -> dict[str, int]:
     return {str(label): label for label in range(count)}
 
 
-def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
+def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
     """Return the initial value of each parameter of ``here``, trained or not, in the order of the network.
 
     classes: name of each label of this run. seed: decides the values that are drawn anew, as it does without a source.
@@ -166,8 +166,8 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
     """
     labels = same_labels(source, here, classes)
     found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in parameters_of(here).items()}
-    misfits = [name for name, begun in found.items() if begun is None]
-    misfits += [name for name in source.weights if name not in found and not here.may_lack(name)]
+    misfits = [name for name, adapted_starter in found.items() if adapted_starter is None]
+    misfits += [name for name in source.weights if name not in found and not here.is_optional(name)]
     differ = _differences(source, here)
     if misfits or (differ if source.is_described else "num_heads" in differ):  # (others are guessed from shapes)
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
@@ -175,7 +175,11 @@ def begin(source: GivenWeights, here: PredictorConfig, classes: Sequence[str], s
             source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
             f"only {', '.join(here.adaptable)} may differ",
         )  # fmt: skip
-    return [Beginning(name, np.asarray(begun.value, np.float32), begun.how) for name, begun in found.items() if begun]
+    return [
+        Beginning(name, np.asarray(adapted_starter.value, np.float32), adapted_starter.how)
+        for name, adapted_starter in found.items()
+        if adapted_starter
+    ]
 
 
 def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
@@ -188,16 +192,18 @@ def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def _begun(
-    source: GivenWeights, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
-) -> Begun | None:
+    source: SourceWeights, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
+) -> AdaptedTensor | None:
     draw = lambda: initial_value(name, wanted, seed)  # noqa: E731
     if name not in source.weights:
-        return Begun(draw(), "drawn anew: the given weights have none") if here.may_lack(name) else None
-    begun = here.begun_from(name, Offer(source.weights[name], source.predictor, wanted.shape, labels, draw))
-    return begun if begun is not None and begun.value.shape == wanted.shape else None
+        return AdaptedTensor(draw(), "drawn anew: the given weights have none") if here.is_optional(name) else None
+    adapted_starter = here.adapt_weight(
+        name, SourceTensor(source.weights[name], source.predictor, wanted.shape, labels, draw)
+    )
+    return adapted_starter if adapted_starter is not None and adapted_starter.value.shape == wanted.shape else None
 
 
-def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
+def same_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
     """Map labels here to labels there: by name if both have names, or the same ones; else by number.
 
     Without names both must have as many classes.
@@ -212,10 +218,12 @@ def same_labels(source: GivenWeights, here: PredictorConfig, classes: Sequence[s
         labels = {a: b for a, b in labels.items() if a < ours.num_classes and b < theirs.num_classes}
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}
-    return labels | ({ours.num_classes: theirs.num_classes} if ours.has_null and theirs.has_null else {})
+    return labels | (
+        {ours.num_classes: theirs.num_classes} if ours.has_unconditional and theirs.has_unconditional else {}
+    )
 
 
-def _differences(source: GivenWeights, here: PredictorConfig) -> dict[str, str]:
+def _differences(source: SourceWeights, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting that differs and cannot be adapted, by its name."""
     differ = settings_that_differ(source.predictor, here)
     if source.num_heads not in (None, here.num_heads):

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError
 
 
-class Kept(NamedTuple):
+class SavedEma(NamedTuple):
     """One power-function EMA in one checkpoint."""
 
     path: Path
@@ -27,10 +27,10 @@ class Kept(NamedTuple):
     profile: Profile
 
 
-class Made(NamedTuple):
+class EmaResult(NamedTuple):
     """What was written."""
 
-    kept: list[Kept]
+    kept: list[SavedEma]
     """The EMAs found in the checkpoints."""
     wanted: Profile
     error: float
@@ -47,7 +47,7 @@ def make(
     to: str | None = None,
     overwrite: bool = False,
     progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
-) -> Made:
+) -> EmaResult:
     """Make the EMA of width ``std`` and write it as ``target``.
 
     Args:
@@ -70,7 +70,7 @@ def make(
     )
 
 
-def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> Made:
+def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> EmaResult:
     kept, facts = averages_up_to(newest), read_facts(newest)
     wanted = Profile(kept[-1].profile.step, std)
     factors, error = power_ema.combination([one.profile for one in kept], wanted)
@@ -83,12 +83,12 @@ def _averaged(newest: Path, std: float, target: Path, target_format: str, overwr
     facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
     state = State({"model": _sum(progress(list(used.items())))}, facts)
     convert.check(state, str(newest))
-    state, notes = convert.fit(state, FORMATS[target_format].room, None)
+    state, notes = convert.fit(state, FORMATS[target_format].storage, None)
     convert.write(target, target_format, state)
-    return Made(kept, wanted, error, state.num_tensors, state.num_bytes, notes)
+    return EmaResult(kept, wanted, error, state.num_tensors, state.num_bytes, notes)
 
 
-def averages_up_to(newest: Path) -> list[Kept]:
+def averages_up_to(newest: Path) -> list[SavedEma]:
     """Return the EMAs in ``newest`` and in the earlier checkpoints of its run, ascending by step.
 
     Raises:
@@ -101,7 +101,7 @@ def averages_up_to(newest: Path) -> list[Kept]:
     for step in there:
         stds = read_facts(store.path(step)).get(power_ema.STDS, [])
         trees = power_ema.trees(len(stds))
-        kept += [Kept(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
+        kept += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
     if not kept or kept[-1].path != newest:
         raise CheckpointError(
             str(newest), "holds no power-function averages", "train with --power-ema-stds 0.05 0.1, which keeps them"

@@ -57,7 +57,7 @@ class SummedFile:
         return Checksum(self._bytes, f"{self._crc:08x}")
 
 
-class SummedBeside(SummedFile):
+class BackgroundSummedFile(SummedFile):
     """A :class:`SummedFile` that sums in a thread while the disk works; data must not change before :meth:`join`."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -87,7 +87,7 @@ def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
     Data passed to ``write`` must not change until then.
     """
     with open(path, "wb") as file:
-        summed = SummedBeside(file)
+        summed = BackgroundSummedFile(file)
         try:
             yield summed
             file.flush()

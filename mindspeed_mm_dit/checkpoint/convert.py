@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint import checksums, frequencies
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, Room, of_source, of_target
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, of_target
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
 from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 DIFFUSERS_CAVEAT = (
@@ -50,7 +50,7 @@ def convert(
     weights: str | None = None,
     description: dict[str, Any] | None = None,
     overwrite: bool = False,
-    say: Callable[[str], object] = lambda line: None,
+    echo: Callable[[str], object] = lambda line: None,
     loras: Sequence[str] = (),
 ) -> Summary:
     """Write the checkpoint ``source`` as ``target``.
@@ -70,20 +70,20 @@ def convert(
         ConfigError: no format fits, or the target cannot be written.
         PlatformError: a required framework is not installed.
     """
-    reads = lambda path: _convert(path, Path(target), to, weights, description, overwrite, say, loras)  # noqa: E731
+    reads = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras)  # noqa: E731
     return reads(Path(source)) if Path(source).is_file() else of_newest(source, "SOURCE", reads)
 
 
 def _convert(
     source: Path, target: Path, to: str | None, weights: str | None, description: dict[str, Any] | None,
-    overwrite: bool, say: Callable[[str], object], loras: Sequence[str],
+    overwrite: bool, echo: Callable[[str], object], loras: Sequence[str],
 ) -> Summary:  # fmt: skip
     if is_adapter(source) and not (of_run(source) and to in _OF_RUNS):
         if loras:
             raise ConfigError(
                 "--merge-lora", "SOURCE holds adapters itself", "name the weights of their base as SOURCE"
             )
-        return convert_adapter(source, target, to, weights != "model", description, overwrite, say)
+        return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in LORA_FORMATS and to not in FORMATS:
         raise ConfigError(f"--to = {to}", "is a form of adapters (LoRA), and SOURCE holds whole weights",
                           f"formats of these are: {', '.join(FORMATS)}")  # fmt: skip
@@ -91,25 +91,25 @@ def _convert(
     source_format = of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
-    say(f"reading {source} ({source_format})")
+    echo(f"reading {source} ({source_format})")
     state = FORMATS[source_format].read(source)
     notes = [*state.notes]
-    if FORMATS[target_format].room is not Room.TRAINING:
+    if FORMATS[target_format].storage is not StorageSupport.TRAINING:
         state, left_out = _without_projectors(state)
         notes += left_out
     if description is not None:
         state = _described(state, description)
     check(state, str(source))
     state, merging = _with(state, loras)
-    state, differences = fit(state, FORMATS[target_format].room, weights)
+    state, differences = fit(state, FORMATS[target_format].storage, weights)
     notes += [*merging, *differences]
-    if FORMATS[source_format].room is Room.TRAINING and not checksums.are_in(source):
+    if FORMATS[source_format].storage is StorageSupport.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums, so it could not be checked for damage")
     notes += _caveats(state, (source_format, target_format)) + _assumed(state, target_format)
     if state.is_autoencoder:
-        state, assumed = _with_config(state, target_format)
-        notes += assumed
-    say(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
+        state, defaults_for_missing = _with_config(state, target_format)
+        notes += defaults_for_missing
+    echo(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
     write(target, target_format, state)
     return Summary(source, source_format, target, target_format, tuple(state.trees), state.num_tensors,
                    state.num_bytes, tuple(notes))  # fmt: skip
@@ -130,7 +130,7 @@ def _assumed(state: State, target_format: str) -> list[str]:
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
     network = predictor_of(_shapes(state.weights), {})
-    said = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.assumed)
+    said = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.defaults_for_missing)
     return [f"config.json: assumed, as in the published networks: {said} (--model MODEL_JSON tells)"] if said else []
 
 
@@ -144,7 +144,7 @@ def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
     return state, []
 
 
-_OF_RUNS = tuple(name for name, known in FORMATS.items() if known.room is Room.TRAINING)
+_OF_RUNS = tuple(name for name, known in FORMATS.items() if known.storage is StorageSupport.TRAINING)
 
 
 def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
@@ -229,18 +229,20 @@ def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes
     }
 
 
-def fit(state: State, room: Room, weights: str | None) -> tuple[State, list[str]]:
+def fit(state: State, storage: StorageSupport, weights: str | None) -> tuple[State, list[str]]:
     """Return the part of ``state`` that the target can store, and a note for each difference."""
     trees, notes = dict(state.trees), []
-    if room is Room.TRAINING:
+    if storage is StorageSupport.TRAINING:
         return _for_training(state, weights)
     if weights is not None and weights not in trees:
         raise ConfigError(f"--weights = {weights}", f"SOURCE holds only {', '.join(trees)}")
-    if room is Room.ONE_TREE or weights is not None:
+    if storage is StorageSupport.ONE_TREE or weights is not None:
         chosen = weights or ("ema" if "ema" in trees else "model")
         kept = {chosen: trees[chosen]}
     else:
-        kept = {name: tree for name, tree in trees.items() if name in ("model", "ema") or room is Room.ANYTHING}
+        kept = {
+            name: tree for name, tree in trees.items() if name in ("model", "ema") or storage is StorageSupport.ANYTHING
+        }
     left = [name for name in trees if name not in kept]
     if left:
         notes.append(f"left out: {', '.join(left)}" + (f"; kept: {', '.join(kept)}" if len(kept) == 1 else ""))
@@ -276,7 +278,7 @@ def write(target: Path, target_format: str, state: State) -> None:
         state = replace(state, facts=without_places(state.facts))
 
     def make(aside: Path) -> None:
-        if known.room is not Room.TRAINING:
+        if known.storage is not StorageSupport.TRAINING:
             known.write(aside, state)
             return
         store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))

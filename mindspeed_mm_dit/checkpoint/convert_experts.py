@@ -22,7 +22,7 @@ def convert_experts(
     boundary: float,
     weights: str | None = None,
     overwrite: bool = False,
-    say: Callable[[str], object] = lambda line: None,
+    echo: Callable[[str], object] = lambda line: None,
 ) -> Summary:
     """Write ``target``: transformer/ and transformer_2/, each as :func:`convert` does, and model_index.json.
 
@@ -35,7 +35,7 @@ def convert_experts(
 
     def make(aside: Path) -> None:
         for source, part in ((high, FIRST), (low, SECOND)):
-            done.append(convert(source, aside / part, "diffusers", weights, say=say))
+            done.append(convert(source, aside / part, "diffusers", weights, echo=echo))
         network = read_json(aside / FIRST / "config.json", "SOURCE")
         from_image = network["in_channels"] > network["out_channels"]
         index = {"_class_name": FROM_IMAGE if from_image else FROM_TEXT, "boundary_ratio": boundary}

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.checkpoint.rules import REPEATED, STACKED, Arrays, Rule
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 _TIME, _LABEL = ("transformer_blocks.*.norm1.emb." + part for part in ("timestep_embedder", "class_embedder"))
@@ -62,8 +62,8 @@ def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: st
 def diffusers_shapes(config: DiTConfig) -> dict[str, Shape]:
     """Return the shapes of the same DiT by diffusers' names."""
     shapes = {name: shape for name, shape in parameters_of(config).shapes().items() if name != "pos_embed"}
-    hollow = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
-    return {name: array.shape for name, array in rules.to_diffusers(hollow, DIT_RULES).items()}
+    meta_arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
+    return {name: array.shape for name, array in rules.to_diffusers(meta_arrays, DIT_RULES).items()}
 
 
 def _positions(config: DiTConfig) -> np.ndarray:

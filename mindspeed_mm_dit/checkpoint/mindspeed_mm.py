@@ -20,7 +20,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import adam
 
 EMA = "model.ema."

@@ -60,7 +60,7 @@ def exponent(std: float) -> float:
     return max(0.0, float(roots.real.max()))
 
 
-def share(step: int, gamma: float) -> float:
+def decay_weight(step: int, gamma: float) -> float:
     """Return how far the EMA moves to the weights after step 1, 2, ...: 1 - (1 - 1 / step)^(gamma + 1)."""
     return 1.0 if step == 1 else -math.expm1((gamma + 1) * math.log1p(-1 / step))
 

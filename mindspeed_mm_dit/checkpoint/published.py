@@ -10,7 +10,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.checkpoint.quantized import check_are_floats
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
@@ -70,7 +70,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
-            raise CheckpointError(f"{path}: {shown(name)}", "is no tensor that is read here", "save weights alone")
+            raise CheckpointError(f"{path}: {short_repr(name)}", "is no tensor that is read here", "save weights alone")
     weights = {name: weights[name] for name in names_of_network(weights)}
     check_are_floats(weights, str(path))
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.low_precision import widened
 
@@ -70,9 +70,11 @@ def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], w
     for layer, entry in formats.items():
         stored_as = entry.get("format") if isinstance(entry, dict) else None
         if not isinstance(stored_as, str) or stored_as not in _DTYPES:
-            raise _refused(f"{what}: {layer}", f"is stored in the format {shown(stored_as)}, which is not read here")
+            raise _refused(
+                f"{what}: {layer}", f"is stored in the format {short_repr(stored_as)}, which is not read here"
+            )
         for key in entry.keys() - _WITHOUT_EFFECT - {"convrot"}:
-            reason = f"is stored in {stored_as} with the setting {shown(key)}, which is unknown"
+            reason = f"is stored in {stored_as} with the setting {short_repr(key)}, which is unknown"
             raise _refused(f"{what}: {layer}", reason)
     return formats
 
@@ -177,7 +179,7 @@ def _quantized(
     codes = widened(array, name) if dtype == "U8" else array
     rotation = entry.get("convrot_groupsize", 256) if entry.get("convrot") else 0
     if rotation and not _fits_rotation(rotation, codes.shape):
-        raise _refused(what, f"of shape {codes.shape} is rotated in groups of {shown(rotation)}, which do not fit")
+        raise _refused(what, f"of shape {codes.shape} is rotated in groups of {short_repr(rotation)}, which do not fit")
     return Quantized(codes, name, None if scale is None else _fitted(scale, codes.shape, what), rotation)
 
 

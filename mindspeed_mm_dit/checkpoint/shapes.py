@@ -8,7 +8,7 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.families import lacking
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_of
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.paper.binding import on_paper
+from mindspeed_mm_dit.framework.meta.binding import meta_reference
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.planning.fit import GIB, host_bytes
 
@@ -63,7 +63,7 @@ def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
         where = "" if error.what.startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:
-        reason = f"does not have the sizes of a {kind.diffusers_class}: {shown(str(error))}"
+        reason = f"does not have the sizes of a {kind.diffusers_class}: {short_repr(str(error))}"
         raise CheckpointError(what, reason, "copy or download the folder again") from None
 
 
@@ -104,7 +104,7 @@ def predictor_of(
 
 def vae_shapes(config: KLArchitecture) -> Shapes:
     """Return the shapes of an AutoencoderKL by diffusers' names."""
-    network = on_paper("mindspeed_mm_dit.models.autoencoder_kl.network:AutoencoderKLNetwork")(config)
+    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl.network:AutoencoderKLNetwork")(config)
     return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 

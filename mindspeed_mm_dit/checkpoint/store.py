@@ -26,7 +26,7 @@ from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.configs.files import how_to_fetch, nearest_to
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, shown
+from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, short_repr
 from mindspeed_mm_dit.configs.tuning import is_tuning
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 
@@ -257,7 +257,7 @@ def check_facts(facts: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
     if (key := bad_fact(facts)) is not None:
         raise CheckpointError(
-            f"{path}: {key} = {shown(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
+            f"{path}: {key} = {short_repr(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
         )
 
 

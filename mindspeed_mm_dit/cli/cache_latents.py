@@ -15,10 +15,10 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.models.data import check_sizes, fitted, made_by, open_data
+from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data, with_budget
 from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
-from mindspeed_mm_dit.terminal import progress, say
-from mindspeed_mm_dit.training.classes import say_notes
+from mindspeed_mm_dit.terminal import echo, progress
+from mindspeed_mm_dit.training.classes import log_notes
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to: images or videos with the VAE, captions with the text encoders.
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model_config(args.model)
     opened = _open(args, model)
     if runtime.rank() == 0:
-        say_notes(opened.rows, opened.param.noun)
+        log_notes(opened.rows, opened.param.noun)
     videos = len(model.sample_size) == 3
     shard_images = SHARD_CAPTIONED if model.text_encoders else SHARD_IMAGES
     settings = EncodeSettings(
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             writer.write(shard, *encoders(), bar.update)
     complete = writer.finish(lambda: encoders()[1])
     seconds = time.perf_counter() - started
-    say(
+    echo(
         f"{args.output}: {count} of {len(opened.rows)} {opened.param.noun}s encoded in {seconds:.1f} s, "
         f"{count / seconds:.2f} a second; " + ("complete" if complete else "other ranks are still at work")
     )
@@ -108,7 +108,7 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
     """Check everything that can be checked, and return the samples, read from their files and not from a cache."""
-    param = fitted(model, load_data_config(args.data, "--data").dataset_param).without_cache()
+    param = with_budget(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
     if folder in (output, *output.parents):
         raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mindspeed_mm_dit.errors import not_installed
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 
 class Command(NamedTuple):
@@ -29,7 +29,7 @@ class Command(NamedTuple):
                 raise not_installed(f"mm-dit {name}", package, self.extra)
 
 
-COMMANDS = Joined[Command]("command")
+COMMANDS = Registry[Command]("command")
 TRAIN = Command("train the model that a config folder describes", "mindspeed_mm_dit.cli.train")
 SAMPLE = Command("generate images or videos with a trained model", "mindspeed_mm_dit.cli.sample")
 CACHE_LATENTS = Command("encode a data set once, so that no training step has to", "mindspeed_mm_dit.cli.cache_latents")

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.convert_experts import convert_experts
 from mindspeed_mm_dit.checkpoint.targets import Summary
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.terminal import echo
 
 DESCRIPTION = """\
 Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what was done."""
     started = time.perf_counter()
-    aloud = lambda line: say(line, file=sys.stderr)  # noqa: E731
+    aloud = lambda line: echo(line, file=sys.stderr)  # noqa: E731
     if args.low_noise_checkpoint is not None:
         done = _convert_both(args, aloud)
     else:
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
             args.source, args.target, args.to, args.weights, description, args.overwrite, aloud, args.merge_lora
         )
     for note in done.notes:
-        say(f"note: {note}")
-    say(
+        echo(f"note: {note}")
+    echo(
         f"{done.source} ({done.source_format}) -> {done.target} ({done.target_format}): {', '.join(done.trees)}; "
         f"{done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
     )
@@ -101,7 +101,7 @@ def _convert_both(args: argparse.Namespace, aloud: Callable[[str], object]) -> S
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
-            raise ConfigError(f"{flag} = {shown(value)}", "does not go with --low-noise-checkpoint",
+            raise ConfigError(f"{flag} = {short_repr(value)}", "does not go with --low-noise-checkpoint",
                               "drop it, or convert one after the other")  # fmt: skip
     *_, boundary = describe_both(args.source, args.low_noise_checkpoint, args.model, args.boundary)
     return convert_experts(

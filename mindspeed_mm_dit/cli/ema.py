@@ -7,7 +7,7 @@ import argparse
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.averaging import make
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import progress, say
+from mindspeed_mm_dit.terminal import echo, progress
 
 DESCRIPTION = """\
 Make an EMA (moving average of the weights) of a width that the run did not keep: post-hoc EMA, Karras et al. 2024. So
@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
         progress=lambda used: progress("averaging", used, total=len(used), unit="checkpoint"),
     )  # fmt: skip
     for note in made.notes:
-        say(f"note: {note}")
+        echo(f"note: {note}")
     steps = sorted({one.profile.step for one in made.kept})
-    say(
+    echo(
         f"width {args.std:g} at iteration {made.wanted.step}, of {len(made.kept)} averages at iterations "
         f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}: what the steps count is met "
         f"to {made.error:.2%}"
     )
     if made.error > 0.05:
-        say("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
-    say(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
+        echo("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
+    echo(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
     return 0

@@ -12,8 +12,8 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
-from mindspeed_mm_dit.framework.ending import raise_outside_imports
-from mindspeed_mm_dit.terminal import open_streams, print_nowhere, say
+from mindspeed_mm_dit.framework.exits import raise_outside_imports
+from mindspeed_mm_dit.terminal import echo, open_streams, print_nowhere
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell: 128 + SIGINT."""
@@ -25,16 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run_command(argv)
     except UserError as error:
-        say(error.told, file=sys.stderr)
+        echo(error.formatted, file=sys.stderr)
         return 2
     except BrokenPipeError:  # the program that read our output has ended
         print_nowhere(sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
-        say(PlatformError(error.filename or "a file", error.strerror or str(error)).told, file=sys.stderr)
+        echo(PlatformError(error.filename or "a file", error.strerror or str(error)).formatted, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        say("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
+        echo("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
         return INTERRUPTED
 
 

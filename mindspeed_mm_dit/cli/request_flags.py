@@ -18,13 +18,13 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.sampling.request import (
     FLAGS,
-    Asked,
-    asked_images,
+    SampleRequest,
     check_amount,
-    check_asked,
     check_prompts_fit,
+    check_request,
     labels_of,
     read_prompts,
+    requested_images,
     split_classes,
     together,
 )
@@ -73,7 +73,7 @@ def add_size(parser: argparse.ArgumentParser) -> None:
 
 def asked_of(
     args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str] = ()
-) -> Asked:
+) -> SampleRequest:
     """Return the request that the flags make; ``names``, ``captions``: those that the checkpoint knows.
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
@@ -92,11 +92,11 @@ def asked_of(
     if "vector" in items:
         values["vector"] = _vectors(args)
     if frames:
-        values["image"] = asked_images(config, args.image, args.last_image)
+        values["image"] = requested_images(config, args.image, args.last_image)
     instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
-    asked = Asked(together(values), instead)
-    check_asked(asked, config)
+    asked = SampleRequest(together(values), instead)
+    check_request(asked, config)
     flag = "--num-per-prompt" if "caption" in items else "--num-per-class"
     check_amount(f"{flag} = {each}", len(asked) * each, config, Path(args.output))
     return asked.each(each)

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.lora.source import Strong
+from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.ending import found_by_all
+from mindspeed_mm_dit.framework.exits import collective_error
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.sampling.outputs import Output
-from mindspeed_mm_dit.sampling.request import Asked, resized
+from mindspeed_mm_dit.sampling.request import SampleRequest, resized
 from mindspeed_mm_dit.sampling.video_files import FPS
-from mindspeed_mm_dit.terminal import say
+from mindspeed_mm_dit.terminal import echo
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.experts import Experts
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     add_model(parser, required=True)
     add_request(parser)
-    add_chain(parser)
+    add_sampler_flags(parser)
     add_experts(parser).add_argument(
         "--low-noise-cfg-scale",
         type=float,
@@ -124,7 +124,7 @@ def add_drawing(parser: argparse.ArgumentParser) -> None:
     add_framework(parser)
 
 
-def add_chain(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
+def add_sampler_flags(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -> None:
     """Declare the sampler, its steps, and the guidance."""
     add_sampler(parser)
     parser.add_argument("--steps", type=int, help="steps of the sampler (default 250, for videos 50, for FLUX.1 28)")
@@ -189,7 +189,7 @@ def add_experts(parser: argparse.ArgumentParser) -> Any:
 def run(args: argparse.Namespace) -> int:
     """Generate the samples and write them."""
     end_with_launcher(os.environ)
-    with found_by_all():
+    with collective_error():
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
         from mindspeed_mm_dit.sampling.load import describe
@@ -205,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
     noun = "images" if samples.ndim == 4 else "videos"
     rate = f"{len(samples) / seconds:.2f} {noun}/s"
     default = "; the size is that of model.json (--size draws others)" if args.size is None else ""
-    say(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}{default}")
+    echo(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}{default}")
     return 0
 
 
@@ -215,12 +215,12 @@ class _Work:
 
     config: ModelConfig
     settings: SampleSettings
-    asked: Asked
+    asked: SampleRequest
     titles: Sequence[str]
     """What each sample should show."""
     output: Output
     ranks: int
-    adapters: Sequence[Strong]
+    adapters: Sequence[ScaledLora]
 
     @classmethod
     def of(cls, args: argparse.Namespace, found: Described) -> _Work:
@@ -231,19 +231,21 @@ class _Work:
         _, config, names, captions, words = found
         settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
         if settings.guidance.scale > USUAL_SCALE:
-            say(f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr)
+            echo(
+                f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr
+            )
         output = Output(args.output, FPS if args.fps is None else args.fps)
         asked = asked_of(args, config, names, captions)
         titles = asked.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
         if note := note_of_words(config, words, asked.values.get("caption", ())):
-            say(note, file=sys.stderr)
+            echo(note, file=sys.stderr)
         return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
 
 
 def load_asked(
-    args: argparse.Namespace, adapters: Sequence[Strong], checkpoint: Path | None = None
+    args: argparse.Namespace, adapters: Sequence[ScaledLora], checkpoint: Path | None = None
 ) -> tuple[Any, ModelConfig]:
     """Load the model that the flags name, or that in ``checkpoint``, with its ``adapters``."""
     from mindspeed_mm_dit.sampling.load import load_model
@@ -305,7 +307,7 @@ def settings_of(
     from mindspeed_mm_dit.sampling.generate import settings_for
     from mindspeed_mm_dit.sampling.load import weaker_network
 
-    config.predictor.told(args.guidance)
+    config.predictor.with_guidance(args.guidance)
     channels: GuidedChannels | None = args.cfg_channels
     weaker = None
     if args.guidance_checkpoint is not None:
@@ -340,7 +342,7 @@ def _experts_of(args: argparse.Namespace) -> Experts | None:
     if low is None:
         for flag in ("boundary", "low_noise_lora"):
             if getattr(args, flag) not in (None, []):
-                raise ConfigError(f"{flag_of(flag)} = {shown(getattr(args, flag))}", *ONE_NETWORK)
+                raise ConfigError(f"{flag_of(flag)} = {short_repr(getattr(args, flag))}", *ONE_NETWORK)
         return None
     if args.guidance_checkpoint is not None:
         raise ConfigError("--guidance-checkpoint", "does not go with --low-noise-checkpoint", "drop one of them")
@@ -353,5 +355,5 @@ def parse_interval(text: str) -> tuple[float, float]:
     try:
         low, high = (float(part) for part in text.split(","))
     except ValueError:
-        raise ConfigError(f"--cfg-interval = {shown(text)}", "is not two numbers", "write 0.2,0.8") from None
+        raise ConfigError(f"--cfg-interval = {short_repr(text)}", "is not two numbers", "write 0.2,0.8") from None
     return low, high

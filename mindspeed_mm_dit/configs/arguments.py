@@ -1,7 +1,7 @@
 """The command line of pretrain_dit.py: Megatron's flags with Megatron's meaning, and a few of our own.
 
 ``run.py`` lists the flags and what each means in each host. ``training/flags.py`` builds the full parser, including
-the flags of trackers and watchers.
+the flags of metrics loggers and callbacks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
 from mindspeed_mm_dit.configs.flag_combinations import check_given
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
-from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, shown
-from mindspeed_mm_dit.configs.run import MEGATRON, Own, RunConfig
+from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, short_repr
+from mindspeed_mm_dit.configs.run import MEGATRON, DiTArgs, RunConfig
 from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
@@ -75,7 +75,9 @@ class Parser(argparse.ArgumentParser):
             if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):
                 odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
                 cure = f"write {flag}, and an ordinary space after it"
-                raise ConfigError(f"command line: {shown(word)}", f"is not how a flag is written: {odd or word}", cure)
+                raise ConfigError(
+                    f"command line: {short_repr(word)}", f"is not how a flag is written: {odd or word}", cure
+                )
         return super().parse_known_args(args, namespace)
 
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -133,7 +135,7 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
 def dit_flags(parser: argparse.ArgumentParser, *of_parts: AddFlags) -> argparse.ArgumentParser:
     """Add this project's own flags, and those of ``of_parts``, to one group."""
     group = parser.add_argument_group("DiT")
-    adds: tuple[AddFlags, ...] = (*rows_of(Own), *of_parts)
+    adds: tuple[AddFlags, ...] = (*rows_of(DiTArgs), *of_parts)
     for add in adds:
         add(group)
     return parser

@@ -21,13 +21,13 @@ from mindspeed_mm_dit.configs.files import (
     weight_file_in,
 )
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
-from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
+from mindspeed_mm_dit.configs.limits import check_between, check_path, short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
 Facts = TypeVar("Facts")
-Told = int | float | tuple[float, ...]
+ImageCaptions = int | float | tuple[float, ...]
 """A setting read from config.json."""
 WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 """Names of diffusers' weight files."""
@@ -137,7 +137,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
 
     @classmethod
     @abstractmethod
-    def told_by(cls, path: Path, where: str) -> Mapping[str, Told]:
+    def settings_from_config(cls, path: Path, where: str) -> Mapping[str, ImageCaptions]:
         """Return the settings found in the config.json ``path``; raises ConfigError if it is of another class."""
 
     @classmethod
@@ -154,10 +154,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         check_path(f"{where}.from_pretrained", path)
         if not config_file(path).is_file():
             return given
-        for key, told in cls.told_by(config_file(path), where).items():
+        for key, told in cls.settings_from_config(config_file(path), where).items():
             if not _agree(given.setdefault(key, told), told):
                 raise ConfigError(
-                    f"{where}.{key} = {shown(given[key])}",
+                    f"{where}.{key} = {short_repr(given[key])}",
                     f"contradicts the autoencoder, whose {config_file(path)} makes it {told}",
                     f'write "{key}": {told}, or leave the key out',
                 )
@@ -226,14 +226,14 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
         raise ConfigError(
-            f"{where}.from_pretrained = {path}", f"is of {shown(kind)}, not of {diffusers_class}",
+            f"{where}.from_pretrained = {path}", f"is of {short_repr(kind)}, not of {diffusers_class}",
             "name the folder of such an autoencoder",
         )  # fmt: skip
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
 
-def _agree(given: Any, told: Told) -> bool:
+def _agree(given: Any, told: ImageCaptions) -> bool:
     if isinstance(told, tuple):
         return isinstance(given, (list, tuple)) and len(given) == len(told) and all(map(_agree, given, told))
     return isinstance(given, (int, float)) and math.isclose(given, told)
@@ -259,7 +259,8 @@ def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
             raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, and a latent has {channels} channels")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
             raise ConfigError(
-                f"ae.{name} = {shown(list(values))}", "must be finite numbers, and standard deviations must be positive"
+                f"ae.{name} = {short_repr(list(values))}",
+                "must be finite numbers, and standard deviations must be positive",
             )
 
 

@@ -127,7 +127,7 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         return f"{super().identity()}{tiles}"
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, int | float]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, int | float]:
         """Return channels and factors from config.json; raises ConfigError if its statistics are damaged."""
         return _read(path, where, cls.diffusers_class).settings()
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder import (
     SCALE,
+    ImageCaptions,
     LatentScale,
     PretrainedAutoencoderConfig,
     Shape,
-    Told,
     check_scale,
     check_statistics,
     config_file,
@@ -106,7 +106,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         return 2 if self.dtype == "bf16" else 4
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
         return read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
 
 
@@ -129,7 +129,7 @@ class LatentFacts:
     latents_std: tuple[float, ...] | None = None
     """Standard deviation of each channel, which latents are divided by."""
 
-    def settings(self) -> dict[str, Told]:
+    def settings(self) -> dict[str, ImageCaptions]:
         """Return the settings of section ``ae`` that config.json has, by their names in model.json."""
         widths = self.encoder_block_out_channels or self.block_out_channels
         told = {"downsample_factor": 2 ** (len(widths) - 1) if widths else None}
@@ -167,7 +167,7 @@ class Flux2VAEConfig(ImageAutoencoderConfig):
         return self.sample_posterior
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
         facts = read_facts(_Flux2Facts, path, where, cls.diffusers_class)
         return {"latent_channels": 4 * facts.latent_channels, "downsample_factor": 2 ** len(facts.block_out_channels)}
 
@@ -220,7 +220,7 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
         return LatentScale(self.shift_factor, self.scaling_factor)
 
     @classmethod
-    def told_by(cls, path: Path, where: str) -> dict[str, Told]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
         """Return the settings in config.json, with diffusers' defaults for those it does not have."""
         told = read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
         return {name: told.get(name, getattr(cls, name)) for name in cls.looked_up}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, short_repr
 from mindspeed_mm_dit.errors import ConfigError
 
 Size = tuple[int, int]
@@ -99,7 +99,7 @@ def check_buckets(buckets: Buckets, axes: int) -> None:
     for number, shape in enumerate(buckets):
         what = f"dataset_param.buckets[{number}]"
         if len(shape) != axes:
-            raise ConfigError(f"{what} = {shown(list(shape))}", f"is no {AXES[axes]}", f"write {axes} numbers")
+            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is no {AXES[axes]}", f"write {axes} numbers")
         for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
             check_between(what, side, 1, most)
         if shape in buckets[:number]:
@@ -107,7 +107,7 @@ def check_buckets(buckets: Buckets, axes: int) -> None:
 
 
 def _check_frames(frames: Sequence[int], axes: int) -> None:
-    what = f"dataset_param.buckets.frames = {shown(list(frames))}"
+    what = f"dataset_param.buckets.frames = {short_repr(list(frames))}"
     if axes == 2 and frames:
         raise ConfigError(what, "images have no frames", "drop it")
     if axes == 3 and (not frames or len(set(frames)) < len(frames)):

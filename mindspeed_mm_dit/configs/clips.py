@@ -69,7 +69,7 @@ class ClipsParam(SourceParam):
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
-    noun, cache_key, built_in = "clip", "dataset_param.features", "built-in clips"
+    noun, cache_key, built_in = "clip", "dataset_param.features", "builtin_clips"
     skip_key = "dataset_param.skip_bad_clips"
 
     def __post_init__(self) -> None:
@@ -117,7 +117,7 @@ class ClipsParam(SourceParam):
             return "dataset_param.buckets"
         return "dataset_param.num_frames, max_height, max_width = " + ", ".join(map(str, self.sample_size))
 
-    def pixels_made_by(self) -> str:
+    def pixel_cache_key(self) -> str:
         """Return frames, size, rate and crop, as text; raises ConfigError for clips with a random start."""
         if self.clip_start != "first":
             raise ConfigError(

@@ -34,32 +34,32 @@ class Condition(ABC):
         """Names of its arrays, each (B, ...), in the order of the network's arguments."""
 
     @property
-    def coin(self) -> str:
+    def dropout_key(self) -> str:
         """Name of the random draw that decides whether it is dropped; conditions with the same coin drop together."""
         return self.names[0]
 
     @property
-    def has_null(self) -> bool:
+    def has_unconditional(self) -> bool:
         """Whether a network trained with it learns the null condition, so that guidance works."""
         return self.dropout > 0
 
     @abstractmethod
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         """Return the null condition of ``count`` samples; raises ConfigError if only a text encoder can compute it."""
 
     @abstractmethod
     def examples(self, count: int) -> Arrays:
         """Return ``count`` example conditions to try a network with; the last is the null condition, if it has one."""
 
-    def hollow(self) -> Arrays:
+    def meta_arrays(self) -> Arrays:
         """Return arrays like those of one sample that take no memory, for their shape and dtype."""
         return self.examples(1)
 
     def dropped(self, given: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
         """Return the condition ``given``, replaced by the null condition where ``drops`` (B,) is true."""
-        null = self.null(len(drops))
+        unconditional = self.unconditional(len(drops))
         return {
-            name: np.where(drops.reshape(-1, *(1 for _ in given[name].shape[1:])), null[name], given[name])
+            name: np.where(drops.reshape(-1, *(1 for _ in given[name].shape[1:])), unconditional[name], given[name])
             for name in self.names
         }
 
@@ -72,7 +72,7 @@ class FloatCondition(Condition):
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Shape of each of its arrays for one sample, in the order of ``names``."""
 
-    def hollow(self) -> Arrays:
+    def meta_arrays(self) -> Arrays:
         return {n: np.broadcast_to(np.float32(0), (1, *shape)) for n, shape in zip(self.names, self.shapes)}
 
     def examples(self, count: int) -> Arrays:
@@ -90,15 +90,15 @@ class ClassLabel(Condition):
     item = "label"
     names = ("labels",)
 
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         return {"labels": np.full(count, self.num_classes, np.int64)}
 
-    def hollow(self) -> Arrays:
+    def meta_arrays(self) -> Arrays:
         return {"labels": np.zeros(1, np.int64)}
 
     def examples(self, count: int) -> Arrays:
         labels = np.arange(count) * 7 % self.num_classes
-        if self.has_null:
+        if self.has_unconditional:
             labels[-1] = self.num_classes
         return {"labels": labels}
 
@@ -113,7 +113,7 @@ class TextCondition(FloatCondition):
     name: str
     item = "caption"
     dropout = 0.0
-    has_null = True
+    has_unconditional = True
 
     @property
     @abstractmethod
@@ -147,7 +147,7 @@ class TextCondition(FloatCondition):
     def _taken(self) -> dict[str, int]:
         """Widths that the network takes, by the predictor's settings."""
 
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
         raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
 
@@ -162,7 +162,7 @@ class OneText(TextCondition):
     """Name of its array."""
     setting: str
     """Key of the predictor's section that holds ``width``."""
-    shared_coin: str = ""
+    shared_dropout_key: str = ""
     """Coin that it shares with other conditions; empty: its own."""
     as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Settings of the text encoder that it was published with."""
@@ -172,8 +172,8 @@ class OneText(TextCondition):
         return (self.name,)
 
     @property
-    def coin(self) -> str:
-        return self.shared_coin or self.name
+    def dropout_key(self) -> str:
+        return self.shared_dropout_key or self.name
 
     @property
     def parts(self) -> tuple[OneText, ...]:
@@ -242,7 +242,7 @@ class Vector(FloatCondition):
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         return {self.name: np.zeros((count, self.width), np.float32)}
 
     @property
@@ -251,7 +251,7 @@ class Vector(FloatCondition):
 
     def examples(self, count: int) -> Arrays:
         vectors = super().examples(count)
-        vectors[self.name][-1] *= not self.has_null
+        vectors[self.name][-1] *= not self.has_unconditional
         return vectors
 
 
@@ -260,9 +260,9 @@ class ImageCondition(FloatCondition):
 
     item = "image"
     dropout = 0.0
-    has_null = True
+    has_unconditional = True
 
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         """Return nothing: without the other conditions, these stay."""
         return {}
 
@@ -364,7 +364,7 @@ class Conditions(tuple[Condition, ...]):
         """Whether no sample can be drawn without a frame to begin with."""
         return self.frames is not None and self.frames.mask_channels > 1
 
-    def kept(self, beside: Collection[str]) -> tuple[str, ...]:
+    def cached_names(self, beside: Collection[str]) -> tuple[str, ...]:
         """Return the names of what a cache keeps of given frames; ``beside``: names of images beside the clips.
 
         Latents of a clip give its own first frame alone.
@@ -379,9 +379,9 @@ class Conditions(tuple[Condition, ...]):
         return self._of(ImageTokens)
 
     @property
-    def has_null(self) -> bool:
+    def has_unconditional(self) -> bool:
         """Whether all of them have a null value, so that guidance works."""
-        return bool(self) and all(condition.has_null for condition in self)
+        return bool(self) and all(condition.has_unconditional for condition in self)
 
     @property
     def label(self) -> ClassLabel | None:
@@ -391,18 +391,21 @@ class Conditions(tuple[Condition, ...]):
     def _of(self, kind: type[Kind]) -> Kind | None:
         return next((condition for condition in self if isinstance(condition, kind)), None)
 
-    def null(self, count: int) -> Arrays:
+    def unconditional(self, count: int) -> Arrays:
         """Return the null value of each for ``count`` samples."""
-        return {name: array for condition in self for name, array in condition.null(count).items()}
+        return {name: array for condition in self for name, array in condition.unconditional(count).items()}
 
     def examples(self, count: int) -> Arrays:
         """Return ``count`` examples of each, to try a network with."""
         return {name: array for condition in self for name, array in condition.examples(count).items()}
 
-    def hollow(self) -> Arrays:
+    def meta_arrays(self) -> Arrays:
         """Return arrays like those of one sample that take no memory, for their shapes and dtypes."""
-        return {name: array for condition in self for name, array in condition.hollow().items()}
+        return {name: array for condition in self for name, array in condition.meta_arrays().items()}
 
     def coins(self) -> dict[str, int]:
         """Return an index for each coin, by its name; conditions with the same coin are dropped together."""
-        return {coin: number for number, coin in enumerate(dict.fromkeys(condition.coin for condition in self))}
+        return {
+            dropout_key: number
+            for number, dropout_key in enumerate(dict.fromkeys(condition.dropout_key for condition in self))
+        }

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.limits import check_between, shown
+from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.mixed import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.registry import Configs, Joined
+from mindspeed_mm_dit.registry import Configs, Registry
 
-SOURCE_CONFIGS = Configs("data set")
+SOURCE_CONFIGS = Configs("data_source")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
-DIALECTS = Joined[Callable[[Mapping[str, Any], str], dict[str, Any]]]("dialect of data.json")
+DIALECTS = Registry[Callable[[Mapping[str, Any], str], dict[str, Any]]]("data_dialect")
 """(content of a data.json, its path) -> the same in our keys; raises ConfigError."""
 
 
@@ -67,7 +67,7 @@ def _samples(section: Any, where: str) -> SourceParam:
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
         raise ConfigError(
-            f"{where}.dataset_type = {shown(kind)}",
+            f"{where}.dataset_type = {short_repr(kind)}",
             "unknown kind of data set",
             f"{nearest(str(kind), SOURCE_CONFIGS)}Known here: {', '.join(SOURCE_CONFIGS)}",
         )

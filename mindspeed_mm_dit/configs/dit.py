@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.dit_adapting import RULES
 from mindspeed_mm_dit.configs.dit_settings import DiTSettings
 from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import Begun, Offer, check_shareable, count_of, shape_of
+from mindspeed_mm_dit.configs.predictor import AdaptedTensor, SourceTensor, check_shareable, count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
 
 _TABLE = "y_embedder.embedding_table.weight"
@@ -33,7 +33,7 @@ class DiTConfig(DiTSettings):
         }
         check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 
-    def narrowed(self) -> DiTConfig:
+    def reduced_width(self) -> DiTConfig:
         """Return the same network with at most 4 heads, of the same width, and at most 4 blocks."""
         heads, layers = min(self.num_heads, 4), min(self.num_layers, 4)
         start = self.in_context_start * layers // self.num_layers
@@ -42,15 +42,15 @@ class DiTConfig(DiTSettings):
             encoder_depth=min(self.encoder_depth, layers), projector_dim=min(self.projector_dim, 256),
         )  # fmt: skip
 
-    def begun_from(self, name: str, offer: Offer) -> Begun | None:
+    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
         """Return the initial ``name``, adapted from a DiT of other classes, size, patches, channels or variance."""
         rule = RULES.get(name)
         if rule is None:
-            return super().begun_from(name, offer)
+            return super().adapt_weight(name, offer)
         assert isinstance(offer.there, DiTConfig)
         return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
 
-    def may_lack(self, name: str) -> bool:
+    def is_optional(self, name: str) -> bool:
         """Return whether ``name`` belongs to a condition or teacher, in which DiTs may differ."""
         others = ("y_embedder.", "text_embedder.", "pooled_embedder.", "projectors.")
         return name.startswith(others) or ".cross_attn." in name

@@ -8,52 +8,52 @@ import numpy as np
 from einops import rearrange
 
 from mindspeed_mm_dit.configs.dit_settings import DiTSettings
-from mindspeed_mm_dit.configs.predictor import Begun, Offer
+from mindspeed_mm_dit.configs.predictor import AdaptedTensor, SourceTensor
 from mindspeed_mm_dit.configs.resampling import resized_input, resized_output
 
 
-def _positions(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+def _positions(here: DiTSettings, there: DiTSettings, offer: SourceTensor) -> AdaptedTensor:
     if offer.value.shape == offer.shape:
-        return Begun(offer.value)
+        return AdaptedTensor(offer.value)
     side = here.input_size // here.patch_size
-    return Begun(offer.draw(), f"computed anew for {side} x {side} patches")
+    return AdaptedTensor(offer.draw(), f"computed anew for {side} x {side} patches")
 
 
-def _class_table(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+def _class_table(here: DiTSettings, there: DiTSettings, offer: SourceTensor) -> AdaptedTensor:
     """Keep the rows of the classes that both networks have, and of the null class."""
     if offer.value.shape == offer.shape and list(offer.labels.items()) == [(i, i) for i in range(offer.shape[0])]:
-        return Begun(offer.value)
+        return AdaptedTensor(offer.value)
     table = offer.draw()
     for label, other in offer.labels.items():
         table[label] = offer.value[other]
     kept = sum(label < here.num_classes for label in offer.labels)
     done = [f"{kept} of {here.num_classes} classes kept"] if kept else []
     done += [f"{here.num_classes - kept} of {here.num_classes} classes drawn anew"] if kept < here.num_classes else []
-    if here.conditions.has_null:
+    if here.conditions.has_unconditional:
         done.append("the null class " + ("kept" if here.num_classes in offer.labels else "drawn anew"))
-    return Begun(table, ", ".join(done))
+    return AdaptedTensor(table, ", ".join(done))
 
 
-def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+def _patch_embedding(here: DiTSettings, there: DiTSettings, offer: SourceTensor) -> AdaptedTensor:
     """Resample patches; from grey to colour, split each weight over three equal channels; from colour to grey, sum."""
     value = offer.value  # (D, C, P, P)
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
-        return Begun(offer.draw(), _FOREIGN.format(*channels))
+        return AdaptedTensor(offer.draw(), _FOREIGN.format(*channels))
     if channels == (1, 3):
         value = np.repeat(value / 3, 3, axis=1)
     elif channels == (3, 1):
         value = value.sum(axis=1, keepdims=True)
     if there.patch_size != here.patch_size:
         value = resized_input(value, here.patch_size)
-    return Begun(value, _resampling(here, there))
+    return AdaptedTensor(value, _resampling(here, there))
 
 
-def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+def _last_layer(here: DiTSettings, there: DiTSettings, offer: SourceTensor) -> AdaptedTensor:
     """Resample patches, copy grey to each colour or average colours to grey, and drop or add the variance."""
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
-        return Begun(offer.draw(), _FOREIGN.format(*channels))
+        return AdaptedTensor(offer.draw(), _FOREIGN.format(*channels))
     P, parts = there.patch_size, 2 if there.learn_sigma else 1
     # The parts are the prediction and, if it is learned, the variance; the last axis is D, or 1 for the bias.
     value = rearrange(offer.value, "(p q parts c) ... -> p q parts c (...)", p=P, q=P, parts=parts)
@@ -68,13 +68,13 @@ def _last_layer(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
         value = value.mean(axis=3, keepdims=True)
     if there.patch_size != here.patch_size:
         value = resized_output(value, here.patch_size)
-    return Begun(value.reshape(offer.shape), ", ".join(filter(None, done)))
+    return AdaptedTensor(value.reshape(offer.shape), ", ".join(filter(None, done)))
 
 
-def _text_embedding(here: DiTSettings, there: DiTSettings, offer: Offer) -> Begun:
+def _text_embedding(here: DiTSettings, there: DiTSettings, offer: SourceTensor) -> AdaptedTensor:
     if offer.value.shape == offer.shape:
-        return Begun(offer.value)
-    return Begun(offer.draw(), f"drawn anew for texts of width {offer.shape[1]}")
+        return AdaptedTensor(offer.value)
+    return AdaptedTensor(offer.draw(), f"drawn anew for texts of width {offer.shape[1]}")
 
 
 _FOREIGN = "drawn anew: latents of {0} channels there and of {1} here have nothing in common"
@@ -94,7 +94,7 @@ def _resampling(here: DiTSettings, there: DiTSettings) -> str:
     return ", ".join(done)
 
 
-RULES: dict[str, Callable[[DiTSettings, DiTSettings, Offer], Begun]] = {
+RULES: dict[str, Callable[[DiTSettings, DiTSettings, SourceTensor], AdaptedTensor]] = {
     "pos_embed": _positions,
     "x_embedder.proj.weight": _patch_embedding,
     "x_embedder.proj1.weight": _patch_embedding,

@@ -210,8 +210,12 @@ class DiTSettings(PredictorConfig):
     def texts(self) -> tuple[Condition, ...]:
         """The text conditions, which are dropped together."""
         states = TextStates(self.text_length, self.text_dim) if self.text_dim else None
-        coin = states.coin if states else ""
-        pooled = PooledText(self.pooled_dim, encoder=self.pooled_encoder, shared_coin=coin) if self.pooled_dim else None
+        dropout_key = states.dropout_key if states else ""
+        pooled = (
+            PooledText(self.pooled_dim, encoder=self.pooled_encoder, shared_dropout_key=dropout_key)
+            if self.pooled_dim
+            else None
+        )
         return tuple(condition for condition in (states, pooled) if condition is not None)
 
     @property

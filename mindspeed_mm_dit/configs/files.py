@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError, DataError, nearest
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISDIR, "is a folder, not a file"),
@@ -96,7 +96,7 @@ def nearest_to(path: Path, *known: str) -> str:
 
 def how_to_fetch(path: str | Path) -> str:
     """Return the command that fetches the published weights whose folder is part of ``path``, or ""."""
-    published = Joined[Any]("published weights")
+    published = Registry[Any]("published_weights")
     for name in published:
         folders = {repo.rpartition("/")[2] for repo in published[name].repos.values() if "://" not in repo}
         if folders.intersection(Path(path).parts):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, shown
+from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, short_repr
 
 
 def number(kind: type, good: Callable[[Any], bool], wish: str) -> Callable[[str], Any]:
@@ -19,7 +19,7 @@ def number(kind: type, good: Callable[[Any], bool], wish: str) -> Callable[[str]
         except ValueError:  # (also of a number of thousands of digits)
             value = None
         if value is None or not good(value):
-            raise argparse.ArgumentTypeError(f"{shown(text)} is not {wish}")
+            raise argparse.ArgumentTypeError(f"{short_repr(text)} is not {wish}")
         return value
 
     return parse
@@ -39,7 +39,7 @@ def window(text: str) -> tuple[float, float]:
     try:
         low, high = map(float, text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not two numbers, such as 0.875,1") from None
+        raise argparse.ArgumentTypeError(f"{short_repr(text)} is not two numbers, such as 0.875,1") from None
     return low, high
 
 

@@ -192,7 +192,7 @@ class FlowMatchingConfig:
                 f"give the predictor {in_channels} output channels",
             )
 
-    kept_tensors = 6
+    saved_tensors = 6
     """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
 
     def train_interval(self) -> tuple[float, float]:

@@ -45,14 +45,14 @@ class FluxConfig(JointConfig):
         require_positive(self, "predictor", "pooled_projection_dim")
         check_between("predictor.num_single_layers", self.num_single_layers, 1, MOST_LAYERS)
         check_between("predictor.guidance", self.guidance, 0.0, MOST_EMBEDDED_GUIDANCE)
-        self.check_turned("axes_dims_rope", self.axes_dims_rope)
+        self.check_rotary_axes("axes_dims_rope", self.axes_dims_rope)
 
     @property
     def conditions(self) -> Conditions:
         """The states of the text, and its pooled vector, dropped together."""
-        width, number, coin = self.pooled_projection_dim, self.pooled_encoder, self.texts.coin
+        width, number, dropout_key = self.pooled_projection_dim, self.pooled_encoder, self.texts.dropout_key
         return Conditions(self.texts, PooledText(width, encoder=number, setting="pooled_projection_dim",
-                                                 shared_coin=coin))  # fmt: skip
+                                                 shared_dropout_key=dropout_key))  # fmt: skip
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> FluxConfig | None:
@@ -66,6 +66,6 @@ class FluxConfig(JointConfig):
             num_single_layers=count_of(shapes, "single_transformer_blocks"), attention_head_dim=head_dim,
             joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels // 4,
             pooled_projection_dim=shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight", 2)[1],
-            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+            axes_dims_rope=cls.published_rotary_axes(head_dim),  # type: ignore[arg-type]
             guidance_embeds="time_text_embed.guidance_embedder.linear_1.weight" in shapes,
         )  # fmt: skip

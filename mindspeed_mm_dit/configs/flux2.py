@@ -42,7 +42,7 @@ class Flux2Config(JointConfig):
     model_id: str = "flux2"
 
     network = "mindspeed_mm_dit.models.flux2:Flux2"
-    published_chain = ("euler", 50)
+    published_sampler = ("euler", 50)
     diffusers_class = "Flux2Transformer2DModel"
     patch_size = 1
     token_channels = 1
@@ -64,7 +64,7 @@ class Flux2Config(JointConfig):
         if self.timestep_guidance_channels % 2:
             what = f"predictor.timestep_guidance_channels = {self.timestep_guidance_channels}"
             raise ConfigError(what, "must be even: half of it is cosines, half sines")
-        self.check_turned("axes_dims_rope", self.axes_dims_rope)
+        self.check_rotary_axes("axes_dims_rope", self.axes_dims_rope)
 
     @property
     def mlp_width(self) -> int:
@@ -83,7 +83,7 @@ class Flux2Config(JointConfig):
             num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
             num_single_layers=count_of(shapes, "single_transformer_blocks"), attention_head_dim=head_dim,
             joint_attention_dim=shape_of(shapes, "context_embedder.weight", 2)[1], in_channels=channels,
-            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+            axes_dims_rope=cls.published_rotary_axes(head_dim),  # type: ignore[arg-type]
             mlp_ratio=shape_of(shapes, "transformer_blocks.0.ff.linear_out.weight", 2)[1] / D,
             timestep_guidance_channels=shape_of(shapes, embedder.format("timestep"), 2)[1],
             guidance_embeds=embedder.format("guidance") in shapes,

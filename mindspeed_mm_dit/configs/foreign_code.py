@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import read_any_json
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -28,7 +28,7 @@ def check_names_no_code(setting: str, folder: Path) -> None:
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _OWN:
                 raise ConfigError(
-                    f"{setting} = {file}: {key} = {shown(value)}", "names code, and none is run or fetched",
+                    f"{setting} = {file}: {key} = {short_repr(value)}", "names code, and none is run or fetched",
                     "remove the key if the folder works without it, or name another folder",
                 )  # fmt: skip
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mindspeed_mm_dit.configs.limits import check_between, shown
+from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -165,7 +165,7 @@ def numbers_in(inner: str, where: str, most: int) -> list[int]:
         if last < first:
             raise ConfigError(where, f"the range {part!r} runs backwards")
         if last - first >= most:
-            raise ConfigError(where, f"the range {shown(part)} is longer than the model, which has {most} modules")
+            raise ConfigError(where, f"the range {short_repr(part)} is longer than the model, which has {most} modules")
         numbers.extend(range(first, last + 1))
     return numbers
 

@@ -51,6 +51,6 @@ class GaussianDiffusionConfig:
             )
 
     @property
-    def kept_tensors(self) -> int:
+    def saved_tensors(self) -> int:
         """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
         return 24 if self.variance_type == "learned_range" else 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mindspeed_mm_dit.configs.buckets import Budget, size_words
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.source import ColorProfiles, SourceParam
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -71,7 +71,7 @@ class DatasetParam(SourceParam):
     color_profiles: ColorProfiles = "convert"
     """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
 
-    noun, cache_key, built_in = "image", "dataset_param.latents", "built-in images"
+    noun, cache_key, built_in = "image", "dataset_param.latents", "builtin_images"
     skip_key = "dataset_param.skip_bad_images"
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class DatasetParam(SourceParam):
 
     def _check_captions(self) -> None:
         endings = [place.startswith(".") for place in self.caption_places]
-        what = f"dataset_param.captions = {shown(self.captions)}"
+        what = f"dataset_param.captions = {short_repr(self.captions)}"
         if self.captions is not None and not all(self.caption_places or [""]):
             raise ConfigError(what, "names nothing", 'write a column, or an ending such as ".txt"')
         bare = [place for place in self.caption_places if place.partition(":")[0] == ".json" and place[5:] in ("", ":")]
@@ -135,6 +135,6 @@ class DatasetParam(SourceParam):
             return "dataset_param.buckets"
         return f"dataset_param.image_size = {self.image_size}"
 
-    def pixels_made_by(self) -> str:
+    def pixel_cache_key(self) -> str:
         least = f" with {self.bucket_group} images or more" if isinstance(self.buckets, Budget) else ""
         return f"{size_words(self.sizes)}{least}, {CROP}{self.profiles_words}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.condition import Conditions, TextStates
-from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive, shown
+from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive, short_repr
 from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
@@ -18,8 +18,8 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
     """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has none of its values there."""
     for key, values in fixed.items():
         if key in section and section[key] not in values:
-            words = " or ".join(map(shown, values))
-            raise ConfigError(f"{key} = {shown(section[key])}", f"is not supported, only {words}")
+            words = " or ".join(map(short_repr, values))
+            raise ConfigError(f"{key} = {short_repr(section[key])}", f"is not supported, only {words}")
     return {key: value for key, value in section.items() if key not in fixed}
 
 
@@ -52,7 +52,7 @@ class JointConfig(PredictorConfig):
     token_channels: ClassVar[int] = 4
     """Channels of a token in diffusers' config.json for each channel of the latents."""
     data_time = 0
-    published_chain = ("euler", 28)
+    published_sampler = ("euler", 28)
     patch_size = 2
     adaptable = ("text_length", "latent_size")
     rope_theta = 10000.0  # a key of some families
@@ -70,7 +70,7 @@ class JointConfig(PredictorConfig):
         if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
             raise ConfigError(what, f"height and width of latents must be positive multiples of {self.patch_size}")
 
-    def check_turned(self, key: str, widths: tuple[int, ...]) -> None:
+    def check_rotary_axes(self, key: str, widths: tuple[int, ...]) -> None:
         """Raise ConfigError unless ``widths``, the channels of a head that turn with each axis, fill it in pairs."""
         if min(widths, default=0) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
             raise ConfigError(
@@ -84,7 +84,7 @@ class JointConfig(PredictorConfig):
         self._check_latents(shape[1:], f"latents of shape {shape}")
         return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[arg-type]
 
-    def narrowed(self) -> JointConfig:
+    def reduced_width(self) -> JointConfig:
         """Return the same network with at most 4 heads of the same width, and at most 4 blocks of each kind."""
         layers = {name: min(getattr(self, name), 4) for name in self._counts_of_blocks()}
         return dataclasses.replace(self, num_attention_heads=min(self.num_attention_heads, 4), **layers)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ class JointConfig(PredictorConfig):
         return self.attention_head_dim
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def defaults_for_missing(self) -> tuple[str, ...]:
         turns = hasattr(self, "axes_dims_rope") and self.head_dim != type(self).attention_head_dim
         return ("axes_dims_rope",) if turns else ()
 
@@ -163,7 +163,7 @@ class JointConfig(PredictorConfig):
         }  # fmt: skip
 
     @classmethod
-    def turned_as_published(cls, head_dim: int) -> tuple[int, ...]:
+    def published_rotary_axes(cls, head_dim: int) -> tuple[int, ...]:
         """Return ``axes_dims_rope`` for heads of another width, in the published proportions."""
         published: tuple[int, ...] = cls.axes_dims_rope  # type: ignore[attr-defined]
         first = [max(2, head_dim * width // sum(published) // 2 * 2) for width in published[:-1]]

@@ -45,7 +45,7 @@ _shown = _Shown()
 _shown.maxstring = _shown.maxother = 120
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return ``value`` as shown in errors: its ``repr``, shortened if it is long or deeply nested."""
     return _shown.repr(value)
 
@@ -54,7 +54,7 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
     """Raise ConfigError unless ``low`` <= ``value`` <= ``high``; ``what`` names the setting, as in "ae.channels"."""
     if not low <= value <= high:
         reason = f"must be at least {low:,}" if value < low else f"must be a number of at most {high:,}"
-        raise ConfigError(f"{what} = {shown(value)}", reason, cure)
+        raise ConfigError(f"{what} = {short_repr(value)}", reason, cure)
 
 
 def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
@@ -67,7 +67,7 @@ def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
     except TypeError:
         found = None
     if found is None or isinstance(value, bool):
-        raise ConfigError(f"{what} = {shown(value)}", "must be a whole number")
+        raise ConfigError(f"{what} = {short_repr(value)}", "must be a whole number")
     check_between(what, found, low, high)
     return found
 
@@ -79,7 +79,7 @@ def number(what: str, value: Any, low: float, high: float) -> float:
     except (TypeError, ValueError, RuntimeError):  # (RuntimeError: tensors of several elements)
         found = None
     if found is None or isinstance(value, (bool, str, bytes)):
-        raise ConfigError(f"{what} = {shown(value)}", "must be a number")
+        raise ConfigError(f"{what} = {short_repr(value)}", "must be a number")
     check_between(what, found, low, high)
     return found
 
@@ -87,7 +87,7 @@ def number(what: str, value: Any, low: float, high: float) -> float:
 def switch(what: str, value: Any) -> bool:
     """Return ``value`` as a bool, also one of NumPy; raise ConfigError, naming ``what``, if it is none."""
     if type(value).__name__ not in ("bool", "bool_"):
-        raise ConfigError(f"{what} = {shown(value)}", "must be true or false")
+        raise ConfigError(f"{what} = {short_repr(value)}", "must be true or false")
     return bool(value)
 
 
@@ -105,7 +105,7 @@ def check_path(what: str, path: str) -> None:
     elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
         reason = "is longer than a path, or a name in it, can be"
     if reason:
-        raise ConfigError(f"{what} = {shown(path)}", reason, "correct the path")
+        raise ConfigError(f"{what} = {short_repr(path)}", reason, "correct the path")
 
 
 def path_of(what: str, path: Any) -> str:
@@ -113,7 +113,7 @@ def path_of(what: str, path: Any) -> str:
     try:
         found = os.path.expanduser(os.fsdecode(path))
     except TypeError:
-        raise ConfigError(f"{what} = {shown(path)}", "is no path") from None
+        raise ConfigError(f"{what} = {short_repr(path)}", "is no path") from None
     check_path(what, found)
     return found
 

@@ -39,7 +39,7 @@ class MeanFlowConfig:
     model_id: str = "mean_flow"
     """Names this objective."""
 
-    kept_tensors = 8
+    saved_tensors = 8
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -80,7 +80,7 @@ class MeanFlowConfig:
                 f"{' and '.join(predictor.conditions.items)}",
                 "use flow_matching",
             )
-        if self.is_guided and not predictor.conditions.has_null:
+        if self.is_guided and not predictor.conditions.has_unconditional:
             raise ConfigError(
                 f"diffusion.omega = {self.omega}, kappa = {self.kappa}",
                 "guide with what the network says of the null class, which this one does not learn",

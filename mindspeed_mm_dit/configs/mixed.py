@@ -99,6 +99,6 @@ class MixedParam(SourceParam):
         """Return the same data sets, skipping samples that cannot be used."""
         return replace(self, sources=tuple(source.without_bad() for source in self.sources))
 
-    def pixels_made_by(self) -> str:
+    def pixel_cache_key(self) -> str:
         """Raise ConfigError: a cache holds one data set."""
         raise ConfigError("dataset_param.sources", "are not cached together", "train without a cache")

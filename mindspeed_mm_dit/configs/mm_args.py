@@ -32,7 +32,7 @@ class MultiModalArguments:
     """Digest of the autoencoder's files; saved in every checkpoint."""
     valid_data: DataConfig | None = None
     """Validation data, if --mm-valid-data names it; otherwise ``data`` decides what is held out."""
-    kept_classes: tuple[str, ...] = ()
+    saved_classes: tuple[str, ...] = ()
     """Class names in the checkpoint of --load; the same set of names keeps its numbers."""
     base: str = ""
     """Digest of the weights that adapters belong to; saved in every checkpoint. Empty without adapters."""

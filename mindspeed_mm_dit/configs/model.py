@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.presets import PRESETS
@@ -21,11 +21,11 @@ from mindspeed_mm_dit.configs.teacher import TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
 from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
-from mindspeed_mm_dit.registry import Configs, Joined
+from mindspeed_mm_dit.registry import Configs, Registry
 
-PREDICTOR_CONFIGS = Joined[type[PredictorConfig]]("predictor")
+PREDICTOR_CONFIGS = Registry[type[PredictorConfig]]("predictor")
 DIFFUSION_CONFIGS, AE_CONFIGS = Configs("objective"), Configs("autoencoder")
-TEXT_ENCODER_CONFIGS, TEACHER_CONFIGS = Configs("text encoder"), Configs("teacher")
+TEXT_ENCODER_CONFIGS, TEACHER_CONFIGS = Configs("text_encoder"), Configs("teacher")
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
         named = read_json(config_file(path), where).get("_class_name")
         if named not in [*kinds]:
             raise ConfigError(
-                f"{where} = {path}", f"is no autoencoder that is known here: its config.json says {shown(named)}",
+                f"{where} = {path}", f"is no autoencoder that is known here: its config.json says {short_repr(named)}",
                 f"name one of {', '.join(kinds)}",
             )  # fmt: skip
         kind = kinds[named]
@@ -269,7 +269,7 @@ def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], w
 def _of_kind(section: Any, model_id: Any, kinds: Mapping[str, type], where: str) -> Any:
     if not isinstance(model_id, str) or model_id not in kinds:
         raise ConfigError(
-            f"{where}.model_id = {shown(model_id)}",
+            f"{where}.model_id = {short_repr(model_id)}",
             "unknown model_id",
             f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
         )
@@ -317,14 +317,14 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = given.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
-            f"{where}: predictor.preset = {shown(name)}",
+            f"{where}: predictor.preset = {short_repr(name)}",
             "unknown preset",
             f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}",
         )
     for key, value in PRESETS[name].items():
         if given.setdefault(key, value) != value:
             raise ConfigError(
-                f"{where}: predictor.{key} = {shown(given[key])}",
+                f"{where}: predictor.{key} = {short_repr(given[key])}",
                 f"preset {name} means {value}",
                 f"drop either the preset or {key}",
             )

@@ -83,13 +83,13 @@ class Parameters(Mapping[str, Parameter]):
         return count((p for p in self.values() if p.trained or not trained_only), shards)
 
     @property
-    def stems(self) -> tuple[str, ...]:
+    def block_prefixes(self) -> tuple[str, ...]:
         """Names of the lists of blocks: "blocks"; some networks have several."""
         return tuple(dict.fromkeys(block.rpartition(".")[0] for block in self.blocks))
 
     def block_of(self, name: str) -> str:
         """Return the name of the block that parameter ``name`` belongs to; empty if it is in none."""
-        stem = next((stem for stem in self.stems if name.startswith(f"{stem}.")), None)
+        stem = next((stem for stem in self.block_prefixes if name.startswith(f"{stem}.")), None)
         return f"{stem}.{name[len(stem) + 1 :].partition('.')[0]}" if stem else ""
 
     def by_block(self) -> dict[str, list[Parameter]]:

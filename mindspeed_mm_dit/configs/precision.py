@@ -12,7 +12,7 @@ from typing import Literal
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
-Way = Literal["autocast", "fsdp2"]
+ComputeMode = Literal["autocast", "fsdp2"]
 """How a step computes in bfloat16: each matrix product casts its inputs, or FSDP2 gathers the weights in bfloat16."""
 Dtype = Literal["fp32", "bf16"]
 
@@ -25,7 +25,7 @@ class Precision:
 
     compute: Dtype = "fp32"
     """Precision of the matrix products, forward and backward."""
-    way: Way | None = None
+    way: ComputeMode | None = None
     """How ``compute`` is achieved; None: it is the precision of the weights."""
     reduce: Dtype = "fp32"
     """Precision of the gradients while they are averaged over ranks."""
@@ -44,7 +44,7 @@ SHARDED_BF16 = Precision("bf16", "fsdp2")
 """The precision for ``param_dtype: bf16`` with ``reduce_dtype: fp32``."""
 
 
-def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[Way], where: str) -> Precision:
+def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[ComputeMode], where: str) -> Precision:
     """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) ask for.
 
     offered: the ways to bfloat16 that a training step supports here; where: framework and device, for errors.
@@ -61,7 +61,7 @@ def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[Way], wher
             f"contradicts fsdp2.yaml, whose param_dtype is {param_dtype or 'null'}: training would be in float32",
             "set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml, or drop --bf16",
         )
-    wanted: Way | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
+    wanted: ComputeMode | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
     if wanted is not None and wanted not in offered:
         raise PlatformError(
             "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}",

@@ -1,7 +1,7 @@
 """The interface of a predictor's config: what a user sets, and what follows from that without the network.
 
 A predictor is a config class with this interface, which needs no framework, and the network that it names. Plans,
-checkpoints and initial weights ask the network itself, on paper (``models/on_paper.py``).
+checkpoints and initial weights ask the network itself, on the meta backend (``models/meta.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True)
-class Offer:
+class SourceTensor:
     """A tensor of another network of the same kind, offered to the parameter of the same name in this one."""
 
     value: np.ndarray
@@ -35,7 +35,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Begun:
+class AdaptedTensor:
     """The initial value of a parameter when fine-tuning from another network's weights."""
 
     value: np.ndarray
@@ -59,7 +59,7 @@ class PredictorConfig(ABC):
     data_time: int | None = None  # time of clean data that it was published with, of flow matching; None: any objective
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # without patches, for latents of clips
-    published_chain: tuple[str, int] | None = None  # sampler and steps that it was published with
+    published_sampler: tuple[str, int] | None = None  # sampler and steps that it was published with
     frame_rate: float | None = None  # frames per second of its videos, if it was published with a rate
     guidance_embeds: bool = False  # whether it takes the strength of guidance as an input, ``guidance``
     adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings in which the source of ``begun_from`` may differ
@@ -90,7 +90,7 @@ class PredictorConfig(ABC):
         """Sequence length N."""
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def defaults_for_missing(self) -> tuple[str, ...]:
         """Settings for diffusers' config.json that :meth:`of_shapes` takes as published, as no shape shows them."""
         return ()
 
@@ -103,7 +103,7 @@ class PredictorConfig(ABC):
             )  # fmt: skip
         return self
 
-    def told(self, guidance: float | None) -> PredictorConfig:
+    def with_guidance(self, guidance: float | None) -> PredictorConfig:
         """Return the same network, told this strength of ``guidance``; ConfigError if it takes none. None: as it is."""
         if guidance is None:
             return self
@@ -118,7 +118,7 @@ class PredictorConfig(ABC):
         """Return ``wanted``, the usual scale of classifier-free guidance; 1 for a network that is guided already."""
         return 1.0 if self.guidance_embeds else wanted
 
-    def narrowed(self) -> PredictorConfig:
+    def reduced_width(self) -> PredictorConfig:
         """Return a smaller, faster network of the same kind, with fewer and narrower blocks; or itself."""
         return self
 
@@ -129,11 +129,11 @@ class PredictorConfig(ABC):
                 f"--context-parallel-size = {ranks}", "this predictor cannot split a sample over ranks", "use 1"
             )
 
-    def begun_from(self, name: str, offer: Offer) -> Begun | None:
+    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
         """Return the initial value of parameter ``name``, adapted from another network's; None if impossible."""
-        return Begun(offer.value) if offer.value.shape == offer.shape else None
+        return AdaptedTensor(offer.value) if offer.value.shape == offer.shape else None
 
-    def may_lack(self, name: str) -> bool:
+    def is_optional(self, name: str) -> bool:
         """Return whether another network of this kind may lack the parameter ``name``.
 
         It is then initialised afresh here, or left out there.

@@ -24,7 +24,7 @@ class QwenImageConfig(JointConfig):
     model_id: str = "qwen_image"
 
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
-    published_chain = ("euler", 50)
+    published_sampler = ("euler", 50)
     diffusers_class = "QwenImageTransformer2DModel"
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "patch_size": (2,), "guidance_embeds": (False,), "zero_cond_t": (False,), "use_layer3d_rope": (False,),
@@ -33,7 +33,7 @@ class QwenImageConfig(JointConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_turned("axes_dims_rope", self.axes_dims_rope)
+        self.check_rotary_axes("axes_dims_rope", self.axes_dims_rope)
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,5 +53,5 @@ class QwenImageConfig(JointConfig):
         return cls(
             num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
             attention_head_dim=head_dim, joint_attention_dim=shape_of(shapes, "txt_in.weight", 2)[1],
-            in_channels=channels // 4, axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+            in_channels=channels // 4, axes_dims_rope=cls.published_rotary_axes(head_dim),  # type: ignore[arg-type]
         )  # fmt: skip

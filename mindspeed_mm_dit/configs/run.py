@@ -2,8 +2,8 @@
 
 A row (``flag.Flag``) describes each field: its name, the values it takes, and its meaning in each host. Everything that
 lists flags reads the rows: the parsers and ``--help``, the yaml of the native engine, the flags a host ignores, the
-comparison of a resumed run with its checkpoint, and runs that write nothing. The flags of optimizers and trackers are
-fields of their own configs, and watchers add more; a run keeps all of these in ``parts``.
+comparison of a resumed run with its checkpoint, and runs that write nothing. The flags of optimizers and metrics loggers are
+fields of their own configs, and callbacks add more; a run keeps all of these in ``parts``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _one() -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WhatToTrain:
+class ModelArgs:
     """Model, data and framework."""
 
     mm_model: str = flag(
@@ -88,7 +88,7 @@ class WhatToTrain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class BatchArgs:
     """Batch sizes, number of steps, seed and workers."""
 
     micro_batch_size: int = flag(
@@ -198,7 +198,7 @@ class Distribution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class CheckpointArgs:
     """Checkpoints, validation, logging and profiling."""
 
     save: str | None = flag(
@@ -258,7 +258,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accepted:
+class IgnoredArgs:
     """Flags that are accepted so that scripts written for Megatron-LM run."""
 
     no_gradient_accumulation_fusion: bool = _ignored()
@@ -275,7 +275,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Own:
+class DiTArgs:
     """This project's own flags; MindSpeed-MM's parser gets them too."""
 
     host: str = flag(
@@ -393,16 +393,16 @@ class Own:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(WhatToTrain, Length, Optimization, FineTuning, Distribution, Keeping, Accepted, Own):
+class RunConfig(ModelArgs, BatchArgs, Optimization, FineTuning, Distribution, CheckpointArgs, IgnoredArgs, DiTArgs):
     """A run: its typed flags, and what is known about it. Frozen: code that learns more returns a new record."""
 
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of optimizers, trackers and watchers, by name; in MindSpeed-MM also all of its own flags."""
+    """Flags of optimizers, metrics loggers and callbacks, by name; in MindSpeed-MM also all of its own flags."""
     mm: MultiModalArguments = None  # type: ignore[assignment]
     """The config files; None until they are read."""
     consumed_train_samples: int = 0
     """Samples consumed before the next step."""
-    begun_at: int = 0
+    start_iteration: int = 0
     """Steps completed before this process started."""
 
     @classmethod
@@ -427,17 +427,17 @@ def _load_base_model(group: Any) -> None:
 
 
 MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
-    "what to train": (WhatToTrain, ()),
-    "batches and length": (Length, ()),
+    "what to train": (ModelArgs, ()),
+    "batches and length": (BatchArgs, ()),
     "optimizer": (Optimization, (optimizer_settings,)),
     "fine-tuning": (FineTuning, (_load_base_model,)),
     "distribution": (Distribution, ()),
-    "saving and logging": (Keeping, ()),
-    "accepted, for scripts written for Megatron-LM": (Accepted, ()),
+    "saving and logging": (CheckpointArgs, ()),
+    "accepted, for scripts written for Megatron-LM": (IgnoredArgs, ()),
 }
 """Megatron's flags that the standalone host understands, with Megatron's meaning, by their group in --help."""
 
 
 def rows() -> list[Flag]:
     """Return the rows of all flags, in the order of --help."""
-    return [row for group in (*(group for group, _ in MEGATRON.values()), Own) for row in rows_of(group)]
+    return [row for group in (*(group for group, _ in MEGATRON.values()), DiTArgs) for row in rows_of(group)]

@@ -66,14 +66,14 @@ class SD3Config(JointConfig):
                 what, f"are more than predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side"
             )
 
-    def narrowed(self) -> SD3Config:
+    def reduced_width(self) -> SD3Config:
         """Return the same network with at most 4 heads and blocks; of the blocks, the same share has two attentions."""
         layers = min(self.num_layers, 4)
         dual = tuple(sorted({number * layers // self.num_layers for number in self.dual_attention_layers}))
-        return JointConfig.narrowed(replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
+        return JointConfig.reduced_width(replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def defaults_for_missing(self) -> tuple[str, ...]:
         return () if self.qk_norm else ("num_attention_heads", "attention_head_dim")
 
     @property

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.buckets import Buckets, Budget, Shape, check_buckets, size_words
-from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, check_path, shown
+from mindspeed_mm_dit.configs.limits import MOST_SAMPLES, check_between, check_path, short_repr
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -105,7 +105,7 @@ class SourceParam(ABC):
         """The setting that decides their size, as shown in errors."""
 
     @abstractmethod
-    def pixels_made_by(self) -> str:
+    def pixel_cache_key(self) -> str:
         """Return how files become pixels, as text; a cache made in another way is refused.
 
         Raises ConfigError if a sample's pixels are random, so that it cannot be cached.
@@ -152,10 +152,12 @@ class SourceParam(ABC):
             check_path(f"dataset_param.{name}", getattr(self, name))
         if self.cache is not None:
             check_path(self.cache_key, self.cache)
-        known = Joined[Any](self.built_in)
+        known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
             cure = f"{nearest(self.source, known)}Known here: {', '.join(known) or 'none'}"
-            raise ConfigError(f"dataset_param.source = {shown(self.source)}", f"is none of the {self.built_in}", cure)
+            raise ConfigError(
+                f"dataset_param.source = {short_repr(self.source)}", f"is none of the {self.built_in}", cure
+            )
         if not 0.0 <= self.valid_fraction < 1.0:
             raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
         check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mindspeed_mm_dit.configs.limits import LARGEST, shown
+from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"{where}: {_key(key)} = {shown(mapping[key])}",
+                f"{where}: {_key(key)} = {short_repr(mapping[key])}",
                 "unknown key",
                 f"{nearest(str(key), known)}Known keys are: {', '.join(known)}",
             )
@@ -80,15 +80,15 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
     _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value
-    raise ConfigError(f"{where} = {shown(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
+    raise ConfigError(f"{where} = {short_repr(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
 
 
 def _refuse_extremes(value: Any, where: str) -> None:
     """Raise ConfigError for numbers and characters that are never valid and would fail much later."""
     if type(value) is int and abs(value) > LARGEST:
-        raise ConfigError(f"{where} = {shown(value)}", "is too large a number: at most 2**63 - 1")
+        raise ConfigError(f"{where} = {short_repr(value)}", "is too large a number: at most 2**63 - 1")
     if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
-        raise ConfigError(f"{where} = {shown(value)}", "contains a character that is not allowed in names or text")
+        raise ConfigError(f"{where} = {short_repr(value)}", "contains a character that is not allowed in names or text")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -125,7 +125,7 @@ def _words(kinds: Iterable[Any]) -> str:
 
 def _key(key: Any) -> str:
     """Return a key as shown in errors."""
-    return key if isinstance(key, str) and len(key) < 80 else shown(key)
+    return key if isinstance(key, str) and len(key) < 80 else short_repr(key)
 
 
 def _cure(value: Any, kinds: Iterable[Any]) -> str:
@@ -174,7 +174,7 @@ def read_any_json(path: str | Path, flag: str) -> Any:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise ConfigError(what, f"the key {shown(key)} stands twice in one object", "drop one of them")
+                raise ConfigError(what, f"the key {short_repr(key)} stands twice in one object", "drop one of them")
         return dict(pairs)
 
     try:

@@ -71,8 +71,8 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "--log-interval": "logging-steps log-every log-every-n-steps log-steps print-freq logging-interval",
         "--tensorboard-dir": "logging-dir log-dir logdir tb-dir",
         "--tensorboard-dir or --wandb-project": "report-to log-with logger",
-        "--wandb-project": "tracker-project-name project-name project wandb-project-name log-tracker-name",
-        "--wandb-exp-name": "wandb-run-name wandb-name tracker-run-name run-name exp-name",
+        "--wandb-project": "tracker-project-name project-name project wandb-project-name log-metrics logger-name",
+        "--wandb-exp-name": "wandb-run-name wandb-name metrics logger-run-name run-name exp-name",
         "--exit-duration-in-mins": "max-time max-duration time-limit",
         # devices
         "--world-size": "num-gpus gpus num-devices devices num-processes nproc-per-node",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
-from mindspeed_mm_dit.configs.limits import check_between, check_path, shown
+from mindspeed_mm_dit.configs.limits import check_between, check_path, short_repr
 from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -309,7 +309,7 @@ class LanguageModelConfig(TransformersTextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_template is not None and self.prompt_template.count("{}") != 1:
-            raise ConfigError(f"text_encoder.prompt_template = {shown(self.prompt_template)}",
+            raise ConfigError(f"text_encoder.prompt_template = {short_repr(self.prompt_template)}",
                               "must contain {} once, where the caption stands")  # fmt: skip
         check_between("text_encoder.cut_tokens", self.cut_tokens, 0, 4096)
         if self.layers == ():

@@ -32,7 +32,7 @@ _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
 
-class Beside(NamedTuple):
+class LoraSpec(NamedTuple):
     """The adapter of one layer."""
 
     rank: int
@@ -59,9 +59,9 @@ class Tuning:
             raise ConfigError(f"--lora-alpha = {self.alpha}", "must be a positive number", "write 16")
 
     @property
-    def beside(self) -> Beside:
+    def beside(self) -> LoraSpec:
         """The adapter of every adapted layer."""
-        return Beside(self.rank, self.alpha / self.rank)
+        return LoraSpec(self.rank, self.alpha / self.rank)
 
     def spelled_out(self, parameters: Parameters) -> Tuning:
         """Return this tuning with patterns in place of the names of SETS; raises ConfigError for one without layers."""

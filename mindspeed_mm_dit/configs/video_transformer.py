@@ -119,7 +119,7 @@ class VideoTransformerConfig(PredictorConfig):
         self.check_latents(shape)
         return dataclasses.replace(self, latent_size=shape[1:])  # type: ignore[arg-type]
 
-    def narrowed(self) -> VideoTransformerConfig:
+    def reduced_width(self) -> VideoTransformerConfig:
         """Return the same network with at most 4 heads of the same width, MLP in proportion, and at most 4 blocks."""
         heads = min(self.num_heads, 4)
         sizes: dict[str, Any] = {self.heads_key: heads, "ffn_dim": self.ffn_dim * heads // self.num_heads}

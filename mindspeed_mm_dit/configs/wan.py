@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, ImageTokens
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import Begun, Offer
+from mindspeed_mm_dit.configs.predictor import AdaptedTensor, SourceTensor
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -137,7 +137,7 @@ class WanConfig(VideoTransformerConfig):
 
     @property
     def adaptable(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Settings in which the source of ``begun_from`` may differ: it may be a network from a text."""
+        """Settings in which the source of ``adapt_weight`` may differ: it may be a network from a text."""
         of_images = ("in_channels", "image_dim", "added_kv_proj_dim", "pos_embed_seq_len", *OURS[1:4])
         return (*VideoTransformerConfig.adaptable, *(of_images if self.mask_channels else ()))
 
@@ -152,16 +152,18 @@ class WanConfig(VideoTransformerConfig):
         features = (ImageTokens(tokens, self.image_dim, self.last_frame),) if self.image_dim else ()
         return Conditions(*super().conditions, *frames, *features)
 
-    def begun_from(self, name: str, offer: Offer) -> Begun | None:
+    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
         """Widen the patch embedding of a network from a text with zeros for what an image adds."""
         missing = offer.shape[1] - offer.value.shape[1] if name == _EMBEDDER else 0
         if missing != self.in_channels - self.latent_channels or not missing:
-            return super().begun_from(name, offer)
+            return super().adapt_weight(name, offer)
         zeros = np.zeros((len(offer.value), missing, *offer.shape[2:]), offer.value.dtype)
-        return Begun(np.concatenate([offer.value, zeros], 1), f"zeros for the {missing} channels of the given frames")
+        return AdaptedTensor(
+            np.concatenate([offer.value, zeros], 1), f"zeros for the {missing} channels of the given frames"
+        )
 
     @property
-    def assumed(self) -> tuple[str, ...]:
+    def defaults_for_missing(self) -> tuple[str, ...]:
         return self.heads_key, self.head_dim_key
 
     @classmethod
@@ -178,7 +180,7 @@ class WanConfig(VideoTransformerConfig):
     def settings_of_width(self, width: int) -> dict[str, Any]:
         return {"added_kv_proj_dim": width} if self.image_dim else {}
 
-    def may_lack(self, name: str) -> bool:
+    def is_optional(self, name: str) -> bool:
         """Return whether ``name`` belongs to CLIP's features, which a network from a text does not take."""
         return name.startswith(f"{_IMAGE}.") or any(f".attn2.{own}" in name for own in ("add_", "norm_added"))
 

@@ -44,7 +44,7 @@ class WanFlowConfig:
     model_id: str = "wan_flow_match_scheduler"
     """Names this objective."""
 
-    kept_tensors = 4
+    saved_tensors = 4
     """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
 
     def __post_init__(self) -> None:

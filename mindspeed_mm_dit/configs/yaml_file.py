@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import check_depth, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -18,10 +18,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            text = key.value if isinstance(key.value, str) else shown(key.value)
+            text = key.value if isinstance(key.value, str) else short_repr(key.value)
             if text in seen or key.tag == "tag:yaml.org,2002:merge":
                 reason = "stands twice" if text in seen else "is not understood here"
-                raise yaml.constructor.ConstructorError(None, None, f"key {shown(text)} {reason}", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"key {short_repr(text)} {reason}", key.start_mark)
             seen.add(text)
         return super().construct_mapping(node, deep)
 

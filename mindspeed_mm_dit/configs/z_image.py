@@ -41,7 +41,7 @@ class ZImageConfig(JointConfig):
     model_id: str = "z_image"
 
     network = "mindspeed_mm_dit.models.z_image:ZImage"
-    published_chain = ("euler", 50)
+    published_sampler = ("euler", 50)
     diffusers_class = "ZImageTransformer2DModel"
     data_time = 1
     token_channels = 1
@@ -54,7 +54,7 @@ class ZImageConfig(JointConfig):
         super().__post_init__()
         check_between("predictor.num_refiner_layers", self.num_refiner_layers, 1, 1000)
         check_between("predictor.rope_theta", self.rope_theta, 1.0, 1e9)
-        self.check_turned("axes_dims_rope", self.axes_dims_rope)
+        self.check_rotary_axes("axes_dims_rope", self.axes_dims_rope)
 
     @property
     def time_width(self) -> int:
@@ -95,5 +95,5 @@ class ZImageConfig(JointConfig):
             num_layers=count_of(shapes, "layers"), num_refiner_layers=count_of(shapes, "noise_refiner"),
             num_attention_heads=D // head_dim, attention_head_dim=head_dim, in_channels=channels // 4,
             joint_attention_dim=shape_of(shapes, "cap_embedder.1.weight", 2)[1],
-            axes_dims_rope=cls.turned_as_published(head_dim),  # type: ignore[arg-type]
+            axes_dims_rope=cls.published_rotary_axes(head_dim),  # type: ignore[arg-type]
         )  # fmt: skip

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.data.labels import ANY_CLASSES
 from mindspeed_mm_dit.errors import DataError
 
@@ -83,7 +83,7 @@ def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -
     """
     content = line.content
     if not isinstance(content, dict):
-        raise UnusableEntry(f"is not an object with path and cap, but {shown(content)}")
+        raise UnusableEntry(f"is not an object with path and cap, but {short_repr(content)}")
     for key in CUTTING_KEYS:
         if content.get(key) is not None:
             raise UnusableEntry(f"has the key {key}, which selects part of a video: drop it, and cut the file instead")
@@ -144,7 +144,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {shown(twice)} stands twice in one object")
+        raise ValueError(f"the key {short_repr(twice)} stands twice in one object")
     return content
 
 
@@ -172,7 +172,9 @@ def _not_json(path: Path, line: int, error: Exception, around: str) -> DataError
 def _path_of(content: dict[str, Any], key: str = "path") -> str:
     path = content.get(key)
     if not isinstance(path, str) or not path.strip():
-        raise UnusableEntry(f"has no {key}" if path in (None, "") else f"has the {key} {shown(path)}, which is none")
+        raise UnusableEntry(
+            f"has no {key}" if path in (None, "") else f"has the {key} {short_repr(path)}, which is none"
+        )
     short = posixpath.normpath(path)
     if short.startswith(("/", "../")) or short in ("..", "."):
         raise UnusableEntry(f"names {path}, which leaves dataset_param.data_folder")
@@ -181,12 +183,12 @@ def _path_of(content: dict[str, Any], key: str = "path") -> str:
 
 def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
     if "cap" not in content:
-        raise UnusableEntry(f"has no caption, which is its key cap; its keys are {shown(list(content))}")
+        raise UnusableEntry(f"has no caption, which is its key cap; its keys are {short_repr(list(content))}")
     given = content["cap"]
     captions = tuple(given) if isinstance(given, list) else (given,)
     if not captions or any(not isinstance(caption, str) or not caption.strip() for caption in captions):
         raise UnusableEntry(
-            "has no caption" if given in (None, "", []) else f"has the caption {shown(given)}, which is none"
+            "has no caption" if given in (None, "", []) else f"has the caption {short_repr(given)}, which is none"
         )
     return captions
 
@@ -194,21 +196,21 @@ def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
 def _label_of(content: dict[str, Any], key: str) -> int | str:
     value = content.get(key)
     if not (isinstance(value, str) and value.strip()) and not (type(value) is int and 0 <= value < ANY_CLASSES):
-        raise UnusableEntry(f"has {key} = {shown(value)}: a label is a number from 0 on, or a name")
+        raise UnusableEntry(f"has {key} = {short_repr(value)}: a label is a number from 0 on, or a name")
     return value
 
 
 def _whole_number(content: dict[str, Any], key: str) -> int | None:
     value = content.get(key)
     if value is not None and (type(value) is not int or value < 1):
-        raise UnusableEntry(f"has {key} = {shown(value)}, which is not a positive whole number")
+        raise UnusableEntry(f"has {key} = {short_repr(value)}, which is not a positive whole number")
     return value
 
 
 def _rate_of(content: dict[str, Any]) -> float | None:
     value = content.get("fps")
     if value is not None and (type(value) not in (int, float) or not 0 < value < 1e6):
-        raise UnusableEntry(f"has fps = {shown(value)}, which is not a positive number")
+        raise UnusableEntry(f"has fps = {short_repr(value)}, which is not a positive number")
     return value
 
 
@@ -219,6 +221,6 @@ def _size_of(resolution: Any) -> tuple[int, int] | None:
     pair = (resolution.get("height"), resolution.get("width")) if isinstance(resolution, dict) else resolution
     if not isinstance(pair, (list, tuple)) or len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise UnusableEntry(
-            f"has the resolution {shown(resolution)}: write [height, width], or an object with height and width"
+            f"has the resolution {short_repr(resolution)}: write [height, width], or an object with height and width"
         )
     return pair[0], pair[1]

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
-def part_kept(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+def fraction_after_crop(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     """Return the fraction of each sample of ``sizes`` (..., 2 or 3) left after a cut to ``shapes`` (..., 2 or 3)."""
     ratio = (sizes[..., -2] * shapes[..., -1]) / (sizes[..., -1] * shapes[..., -2])  # of the two aspect ratios
     return np.minimum(ratio, 1 / ratio) * (shapes[..., :-2] / sizes[..., :-2]).prod(-1)
@@ -41,7 +41,7 @@ def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     Among shapes that keep the same fraction, take the largest that does not enlarge the sample, else the smallest.
     Shapes that the sample is too short for come last.
     """
-    part, volume = part_kept(sizes[:, None], shapes).round(9), shapes.prod(1)
+    part, volume = fraction_after_crop(sizes[:, None], shapes).round(9), shapes.prod(1)
     part = np.where(fits(sizes, shapes), part, 0)
     enlarges = (shapes > sizes[:, None]).any(-1)
     return np.lexsort((np.where(enlarges, volume, -volume), enlarges, -part), axis=-1)[:, 0]

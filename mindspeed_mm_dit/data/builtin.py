@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from mindspeed_mm_dit.configs.files import is_folder, reason_of
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 
 class BuiltinData(NamedTuple):
@@ -42,7 +42,7 @@ def written_aside(folder: Path) -> Iterator[Path]:
 
 _written: list[tuple[Path, list[Path]]] = []
 """Built-in data written by this process, each with the parent folders that had to be made."""
-IMAGES, CLIPS = Joined[BuiltinData]("built-in images"), Joined[BuiltinData]("built-in clips")
+IMAGES, CLIPS = Registry[BuiltinData]("builtin_images"), Registry[BuiltinData]("builtin_clips")
 """The built-in data sets by name, which is a value of ``dataset_param.source``."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, read_bytes
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.cache_before import CLIPS_BEFORE, index_of_before
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -21,7 +21,7 @@ GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
 
 
 @dataclass(frozen=True)
-class KeptText:
+class CachedText:
     """How the cache stores the texts of one condition."""
 
     length: int = 0
@@ -49,7 +49,7 @@ class CacheIndex:
     with_std: bool = False
     """Whether the posterior's standard deviation is kept beside its mean."""
     texts: dict = field(default_factory=dict)
-    """``KeptText`` by the condition's name."""
+    """``CachedText`` by the condition's name."""
     skipped: int = 0
     """Rows of the data set that could not be used and are not in the cache."""
     classes: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
         content = index_of_before(content, where)
         texts = content.get("texts")
         if isinstance(texts, dict):
-            content["texts"] = {name: from_mapping(KeptText, kept, f"{where}: texts") for name, kept in texts.items()}
+            content["texts"] = {name: from_mapping(CachedText, kept, f"{where}: texts") for name, kept in texts.items()}
     return from_mapping(CacheIndex, content, where)
 
 
@@ -131,7 +131,7 @@ def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) 
         if there != here:
             kind = "teacher" if key.startswith("features") else key.partition("[")[0]
             words = _WORDS.get(kind, f"another {kind}")
-            a, b = (shown(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
+            a, b = (short_repr(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
             raise ConfigError(
                 where, f"was made with {words}: {a} there and {b} here",
                 "make the cache again, in another folder: mm-dit cache-latents --model ... --data ... --output ...",

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.data.cache_before import names_of_before
-from mindspeed_mm_dit.data.cache_index import CacheIndex, KeptText
+from mindspeed_mm_dit.data.cache_index import CachedText, CacheIndex
 from mindspeed_mm_dit.errors import DataError
 
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
@@ -55,7 +55,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 class Texts:
     """The encoded captions of some rows, one caption after another."""
 
-    def __init__(self, path: Path, kept: Mapping[str, KeptText], rows: int) -> None:
+    def __init__(self, path: Path, kept: Mapping[str, CachedText], rows: int) -> None:
         self._kept, tensors = kept, names_of_before(map_tensors(path))
         self.counts = np.asarray(tensors.get("captions", np.ones(rows, np.int64)))
         self._first = np.cumsum(self.counts) - self.counts

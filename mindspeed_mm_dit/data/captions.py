@@ -13,7 +13,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
-from mindspeed_mm_dit.configs.limits import LARGEST, shown
+from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
@@ -139,11 +139,11 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
     problems = []
     for caption, length in zip(captions, tokenizer.lengths(captions)):
         if not any(character.isalnum() for character in html.unescape(html.unescape(caption))):
-            problems.append(f"has the caption {shown(caption)}, which has no words")
+            problems.append(f"has the caption {short_repr(caption)}, which has no words")
         elif length > most:
             problems.append(
                 f"has a caption of {length} tokens, and text_encoder.max_length is {most} (text_encoder.truncate cuts "
-                f"longer ones): {shown(caption)}"
+                f"longer ones): {short_repr(caption)}"
             )
         else:
             problems.append("")

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.labels import check_labels, composed, labels_of, named_to_the_last
-from mindspeed_mm_dit.data.rows import Rows, Wanted
+from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats, still_size
 from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
 from mindspeed_mm_dit.errors import DataError
@@ -91,7 +91,7 @@ class _Look(NamedTuple):
     colours: Colours = Colours.SRGB
 
 
-def open_clips(param: ClipsParam, wanted: Wanted) -> Rows:
+def open_clips(param: ClipsParam, wanted: SourceRequest) -> Rows:
     """Read the annotation and check every clip: its captions or label, its file, and that the file fits the annotation.
 
     Raises:
@@ -176,7 +176,7 @@ def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
 
 
 def _items(
-    param: ClipsParam, clips: tuple[Clip, ...], wanted: Wanted
+    param: ClipsParam, clips: tuple[Clip, ...], wanted: SourceRequest
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Return the items of each clip besides its video, the class names, and notes on them."""
     items: dict[str, Any] = {"caption": tuple(clip.entry.captions for clip in clips)}

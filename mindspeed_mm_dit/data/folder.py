@@ -18,10 +18,10 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.buckets import shapes_of
 from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
 from mindspeed_mm_dit.data.folder_repeats import repeats_of
-from mindspeed_mm_dit.data.image_captions import Told, checked
+from mindspeed_mm_dit.data.image_captions import ImageCaptions, checked
 from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last
 from mindspeed_mm_dit.data.listing import list_images
-from mindspeed_mm_dit.data.rows import Rows, Wanted
+from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.shards import list_shards, shard_files
 from mindspeed_mm_dit.errors import DataError
 
@@ -29,7 +29,7 @@ DECODE_CHECK_LIMIT = 20_000
 """Up to this many images, a run checks every byte and searches for copies; beyond, it checks only the headers."""
 
 
-def open_folder(param: DatasetParam, wanted: Wanted) -> Rows:
+def open_folder(param: DatasetParam, wanted: SourceRequest) -> Rows:
     """List the images of ``param`` and check that each is there, can be decoded, and has a label in range.
 
     Raises:
@@ -85,24 +85,24 @@ def _shapes(
     return sizes, shapes_of(sizes[entries], param)[np.unique(entries, return_index=True)[1]]
 
 
-def wants_labels(param: DatasetParam, wanted: Wanted) -> bool:
+def wants_labels(param: DatasetParam, wanted: SourceRequest) -> bool:
     """Return whether labels are read; a data set of captions may have none."""
     return "label" in wanted.items or param.captions is None
 
 
-def _items(labels: np.ndarray | None, told: Sequence[Told]) -> dict[str, Any]:
+def _items(labels: np.ndarray | None, told: Sequence[ImageCaptions]) -> dict[str, Any]:
     items: dict[str, Any] = {} if labels is None else {"label": labels}
     return items | ({"caption": tuple(own.captions for own in told)} if told else {})
 
 
-def _sorted_out(looks: Sequence[Look], told: Sequence[Told]) -> tuple[list[int], dict[int, str]]:
+def _sorted_out(looks: Sequence[Look], told: Sequence[ImageCaptions]) -> tuple[list[int], dict[int, str]]:
     """Return the usable rows, and the reason for each of the others; ``looks`` or ``told`` may be empty."""
     found = list(zip_longest((look.problem for look in looks), (own.problem for own in told)))
     wrong = {number: problem for number, pair in enumerate(found) if (problem := pair[0] or pair[1])}
     return [number for number in range(len(found)) if number not in wrong], wrong
 
 
-def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
+def open_shards(param: DatasetParam, wanted: SourceRequest) -> Rows:
     """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is drawn."""
     labelled = wants_labels(param, wanted)
     rows, labels, classes, notes, digest, told = list_shards(param, labelled, wanted.classes)
@@ -132,7 +132,7 @@ def open_shards(param: DatasetParam, wanted: Wanted) -> Rows:
     return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=notes, shapes=shapes, sizes=sizes)
 
 
-def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[Told]) -> str:
+def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[ImageCaptions]) -> str:
     """Return a cheap fingerprint of the data set: image count, and a digest of names, labels, sizes and captions."""
     said = ["".join(f"\0{caption}" for caption in own.captions) for own in told] or [""] * len(rows)
     lines = sorted(f"{path}\0{label}\0{size}{own}\n" for (path, label), size, own in zip(rows, sizes, said))
@@ -173,7 +173,7 @@ def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
     return dataclasses.replace(rows, files=tuple(map(str, shard_files(folder, param)))) if is_folder(folder) else rows
 
 
-def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, Told]) -> None:
+def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, ImageCaptions]) -> None:
     """Raise DataError if the captions of a cache differ from ``told``, by the path of the image."""
     for path, captions in zip(rows.paths, rows.captions) if told else ():
         if told[os.path.relpath(path, param.data_folder)].captions != captions:

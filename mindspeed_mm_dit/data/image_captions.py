@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.threads import in_threads
@@ -26,7 +26,7 @@ SAVE_AS_UTF_8 = "(save it as UTF-8)"
 """The end of each problem with a caption in another encoding."""
 
 
-class Told(NamedTuple):
+class ImageCaptions(NamedTuple):
     """The captions of one image."""
 
     captions: tuple[str, ...] = ()
@@ -39,17 +39,21 @@ class Told(NamedTuple):
         return self.problem.endswith(SAVE_AS_UTF_8)
 
 
-def joined(found: Sequence[Told], places: Sequence[str]) -> Told:
+def joined(found: Sequence[ImageCaptions], places: Sequence[str]) -> ImageCaptions:
     """Join the captions of one image: ``found`` has those of the ``places`` that exist."""
     problem = next((told.problem for told in found if told.problem), "")
     captions = tuple(caption for told in found for caption in told.captions)
-    return Told(captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(places)}"))
+    return ImageCaptions(
+        captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(places)}")
+    )
 
 
-def checked(told: Sequence[Told], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[Told]:
+def checked(
+    told: Sequence[ImageCaptions], checks: Sequence[Callable[[Sequence[str]], list[str]]]
+) -> list[ImageCaptions]:
     """Return ``told`` with the problems that the text encoders' ``checks`` (``captions.caption_problems``) find."""
     problems = first_problems([own.captions for own in told], checks)
-    return [own if own.problem else Told(own.captions, problem) for own, problem in zip(told, problems)]
+    return [own if own.problem else ImageCaptions(own.captions, problem) for own, problem in zip(told, problems)]
 
 
 def endings_of(places: Sequence[str]) -> set[str]:
@@ -57,7 +61,7 @@ def endings_of(places: Sequence[str]) -> set[str]:
     return {place.partition(":")[0] for place in places if place.startswith(".")}
 
 
-def captions_beside(images: Sequence[Path], places: Sequence[str]) -> list[Told]:
+def read_sidecar_captions(images: Sequence[Path], places: Sequence[str]) -> list[ImageCaptions]:
     """Return the captions of each of ``images`` from the files beside it, named like the image but for the ending.
 
     If there is no such file, one counts whose name is written with other Unicode characters that look the same, whose
@@ -92,24 +96,24 @@ def _as_shown(name: str) -> str:
     return composed([name])[0]
 
 
-def _beside(image: Path, places: Sequence[str], names: _NamesIn) -> Told:
+def _beside(image: Path, places: Sequence[str], names: _NamesIn) -> ImageCaptions:
     found = []
     for place in places:
         ending = place.partition(":")[0]
         own = names.of(image.stem, ending) or names.of(image.name, ending)
         if len(own) > 1:
-            found.append(Told(problem=f"has captions in {' and in '.join(own)}: keep one"))
+            found.append(ImageCaptions(problem=f"has captions in {' and in '.join(own)}: keep one"))
         elif own and image.with_name(own[0]).is_file():
             found.append(_read_beside(image.with_name(own[0]), place))
     return joined(found, [image.stem + place for place in places])
 
 
-def _read_beside(path: Path, place: str) -> Told:
+def _read_beside(path: Path, place: str) -> ImageCaptions:
     try:
         check_size(path.name, check_file(path))
-        return told_by(path.name, read_bytes(path), place)
+        return parse_caption_file(path.name, read_bytes(path), place)
     except UnusableFile as problem:
-        return Told(problem=f"has a caption in {path.name}, which {problem}")
+        return ImageCaptions(problem=f"has a caption in {path.name}, which {problem}")
 
 
 def check_size(name: str, size: int) -> None:
@@ -118,22 +122,22 @@ def check_size(name: str, size: int) -> None:
         raise UnusableFile(f"has {size:,} bytes: those are no captions ({name})")
 
 
-def told_by(name: str, content: bytes, place: str) -> Told:
+def parse_caption_file(name: str, content: bytes, place: str) -> ImageCaptions:
     """Return the captions in a file called ``name``; ``place``: its ending and, for JSON, the key."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         where = f"{name}, line {line}, byte {content[error.start]:#04x}"
-        return Told(problem=f"has a caption that is not UTF-8: {where} {SAVE_AS_UTF_8}")
+        return ImageCaptions(problem=f"has a caption that is not UTF-8: {where} {SAVE_AS_UTF_8}")
     key = place.partition(":")[2]
     captions = _in_json(text, key) if key else [line.strip() for line in lines_of(text)]
     if captions is None:
-        return Told(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
+        return ImageCaptions(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
     captions = [caption for caption in captions if caption.strip()]
     if any("\0" in caption for caption in captions):
-        return Told(problem=f"has a caption that is no text: {name} holds a NUL byte {SAVE_AS_UTF_8}")
-    return Told(tuple(captions), "" if captions else f"has no caption: {name} is empty")
+        return ImageCaptions(problem=f"has a caption that is no text: {name} holds a NUL byte {SAVE_AS_UTF_8}")
+    return ImageCaptions(tuple(captions), "" if captions else f"has no caption: {name} is empty")
 
 
 def _in_json(text: str, key: str) -> list[str] | None:
@@ -153,9 +157,9 @@ def texts_of(value: Any) -> list[str] | None:
     return values if all(isinstance(own, str) for own in values) else None
 
 
-def said_to_be(value: Any, where: str) -> Told:
+def parse_captions(value: Any, where: str) -> ImageCaptions:
     """Return the captions in ``value``, the field ``where`` of a table."""
     texts = texts_of(value)
     if texts is None:
-        return Told(problem=f"has a {where} that is no text: {shown(value)}")
-    return Told(tuple(text for text in texts if text.strip()))
+        return ImageCaptions(problem=f"has a {where} that is no text: {short_repr(value)}")
+    return ImageCaptions(tuple(text for text in texts if text.strip()))

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 CACHE_BYTES = 256 * 2**20
 """Data sets whose pixels fit in this are decoded once and kept."""
@@ -106,7 +106,7 @@ class ImageReader:
         with self._bad_changes:
             if self.skip_bad and image not in self._bad:
                 path = self._rows.paths[image]
-                tell(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
+                echo_if_open(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
             self._bad[image] = problem
 
 

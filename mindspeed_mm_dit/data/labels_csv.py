@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
-from mindspeed_mm_dit.data.image_captions import Told, texts_of
+from mindspeed_mm_dit.data.image_captions import ImageCaptions, texts_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.errors import DataError
 
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
     """Name of every label; empty if the labels are plain numbers."""
     notes: tuple[str, ...] = ()
     """Lines for the user that begin with "note: " or "warning: "."""
-    told: Sequence[Told] = ()
+    told: Sequence[ImageCaptions] = ()
     """Captions of each image; empty if captions are not requested."""
 
 
@@ -78,10 +78,10 @@ def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = (
     return found._replace(told=told)
 
 
-def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> Told:
+def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> ImageCaptions:
     captions = tuple(caption for row in rows for caption in row.captions)
     where = f"{path.name}, line {rows[0].line}"
-    return Told(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
+    return ImageCaptions(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
 
 
 def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Listing:

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
 from mindspeed_mm_dit.data.folder_repeats import split_names
-from mindspeed_mm_dit.data.image_captions import captions_beside, endings_of
+from mindspeed_mm_dit.data.image_captions import endings_of, read_sidecar_captions
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
 from mindspeed_mm_dit.data.rows import note_of_left_out
@@ -43,7 +43,7 @@ def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     listing = _listing(folder, param, labelled, kept)
     if endings_of(param.caption_places):
         paths = [folder / path for path, _ in listing.rows]
-        listing = listing._replace(told=captions_beside(paths, param.caption_places))
+        listing = listing._replace(told=read_sidecar_captions(paths, param.caption_places))
     if not listing.rows:
         left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         raise DataError(

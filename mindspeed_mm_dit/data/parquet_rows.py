@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, reason_of
-from mindspeed_mm_dit.data.image_captions import Told, joined, said_to_be
+from mindspeed_mm_dit.data.image_captions import ImageCaptions, joined, parse_captions
 from mindspeed_mm_dit.data.labels import composed
-from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
+from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
 from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
@@ -23,7 +23,7 @@ OPEN_FILES = 16
 """Files that a thread keeps open."""
 
 
-def scan(path: Path, sought: Sought) -> Scanned:
+def scan(path: Path, sought: ShardQuery) -> Scanned:
     """Return labels, captions and places (row group, row in it) of the rows of a file. No image is read.
 
     Raises:
@@ -40,7 +40,7 @@ def scan(path: Path, sought: Sought) -> Scanned:
         raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
 
 
-def _scan(path: Path, sought: Sought) -> Scanned:
+def _scan(path: Path, sought: ShardQuery) -> Scanned:
     parquet = _open(path)
     _image_column(path, parquet.schema_arrow)
     labels, names = _labels_in(path, parquet, sought.label) if sought.label else ([], ())
@@ -70,10 +70,12 @@ def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[st
     raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
 
 
-def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[Told]:
+def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[ImageCaptions]:
     """Return the captions of each row from the columns ``names``, of texts or lists of texts."""
     columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
-    return [joined([said_to_be(value, name) for name, value in zip(names, values)], names) for values in zip(*columns)]
+    return [
+        joined([parse_captions(value, name) for name, value in zip(names, values)], names) for values in zip(*columns)
+    ]
 
 
 def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:

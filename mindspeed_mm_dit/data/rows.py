@@ -115,7 +115,7 @@ class Visuals(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SourceRequest:
     """A request to a source."""
 
     items: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data import draws
 from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
-from mindspeed_mm_dit.data.conditions.contract import Fed, Feed
+from mindspeed_mm_dit.data.conditions.contract import ConditionBatch, ConditionCollator
 from mindspeed_mm_dit.data.conditions.registry import kind_of
 from mindspeed_mm_dit.data.draws import Stream
 from mindspeed_mm_dit.data.mixed import order_of
@@ -26,12 +26,12 @@ Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
 
 
 @dataclass(frozen=True)
-class Samples:
+class SampleReader:
     """The samples of a run, by sample index; safe to call from several threads."""
 
     visuals: Visuals
     """Reads images or videos, or their latents."""
-    feeds: Sequence[Feed]
+    feeds: Sequence[ConditionCollator]
     """Makes the arrays of each condition."""
     order: Order
     """Maps sample indices to rows."""
@@ -79,13 +79,13 @@ class Opened:
     """One per text encoder; empty if a cache is read."""
     cache: Cache | None = None
 
-    def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw, held_out: bool = False) -> Samples:
+    def samples(self, rows: Rows, seed: int, shuffle: bool, draw: Draw, held_out: bool = False) -> SampleReader:
         """Return the samples of a run on ``rows``, a subset of ``self.rows``; ``draw``: the objective's draws.
 
         held_out: whether they are for validation, which leaves no row out.
         """
         order, sampled = self.order(rows, seed, shuffle, held_out), self.model.ae.samples_posterior
-        return Samples(self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self._latent_shape, sampled)
+        return SampleReader(self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self._latent_shape, sampled)
 
     def order(self, rows: Rows, seed: int, shuffle: bool, held_out: bool = False) -> Order:
         """Return the order of ``rows``."""
@@ -108,16 +108,17 @@ class Opened:
         of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return of_files
-        others = (*self.model.feature_shapes, *self.model.predictor.conditions.kept(self.param.beside))
+        others = (*self.model.feature_shapes, *self.model.predictor.conditions.cached_names(self.param.beside))
         return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, others)
 
-    def feeds(self, rows: Rows, seed: int) -> list[Feed]:
+    def feeds(self, rows: Rows, seed: int) -> list[ConditionCollator]:
         """Return the feed of each of the predictor's conditions."""
         conditions: Conditions = self.model.predictor.conditions
         coins, dropout = conditions.coins(), self.param.caption_dropout_prob
         return [
             kind_of(condition).feed(
-                condition, Fed(rows, seed, coins[condition.coin], dropout, self.tokenizers, self.cache)
+                condition,
+                ConditionBatch(rows, seed, coins[condition.dropout_key], dropout, self.tokenizers, self.cache),
             )
             for condition in conditions
         ]

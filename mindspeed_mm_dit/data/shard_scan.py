@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.data.image_captions import ImageCaptions
 
 
-class Sought(NamedTuple):
+class ShardQuery(NamedTuple):
     """What to find for each row besides its image."""
 
     label: str | None = "label"
@@ -33,5 +33,5 @@ class Scanned(NamedTuple):
     """Number of files that are left out, by kind."""
     read_bytes: int = 0
     """Largest number of bytes read for one random image, if more than the image itself; else 0."""
-    told: Sequence[Told] = ()
+    told: Sequence[ImageCaptions] = ()
     """Captions of each row; empty if captions are not needed."""

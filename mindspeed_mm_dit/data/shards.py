@@ -22,10 +22,10 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data import parquet_rows, tar_rows
-from mindspeed_mm_dit.data.image_captions import Told
+from mindspeed_mm_dit.data.image_captions import ImageCaptions
 from mindspeed_mm_dit.data.labels import Labels, labels_of
 from mindspeed_mm_dit.data.rows import note_of_left_out
-from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
+from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
@@ -52,7 +52,7 @@ class Kind(NamedTuple):
     """A file format of shards."""
 
     suffix: str
-    scan: Callable[[Path, Sought], Scanned]
+    scan: Callable[[Path, ShardQuery], Scanned]
     reader: Callable[[], ShardImageReader]
 
 
@@ -109,7 +109,7 @@ class ShardListing(NamedTuple):
     notes: tuple[str, ...]
     images: str
     """Fingerprint of the data set: image count, and a digest of the shards' names and sizes, labels and captions."""
-    told: Sequence[Told] = ()
+    told: Sequence[ImageCaptions] = ()
     """Captions of each image; empty if captions are not requested."""
 
 
@@ -124,7 +124,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     folder, kind = Path(param.data_folder), KINDS[param.dataset_type]
     files = _files_of(folder, kind, param)
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
-    sought = Sought(param.label_column if labelled else None, param.caption_places)
+    sought = ShardQuery(param.label_column if labelled else None, param.caption_places)
     fingerprint = json.dumps([VERSION, param.dataset_type, sought.label, facts, *sought.captions])
     place = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX)
     arrays, notes = _kept(place, fingerprint)
@@ -149,7 +149,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     said = arrays["told"].tobytes() if sought.captions else b""
     names = json.dumps([fact[:2] for fact in facts]).encode()
     digest = hashlib.sha256(names + labels.numbers.tobytes() + said).hexdigest()
-    told = [Told(tuple(captions), problem) for captions, problem in json.loads(said)] if said else []
+    told = [ImageCaptions(tuple(captions), problem) for captions, problem in json.loads(said)] if said else []
     images = f"{len(rows):,} images, {digest[:12]}"
     return ShardListing(rows, labels.numbers, labels.classes, (*notes, *labels.notes), images, told)
 
@@ -191,7 +191,7 @@ def _size_of(file: Path) -> int:
         raise DataError(str(file), str(problem), "fetch it again, or remove it") from None
 
 
-def _look_through(files: Sequence[Path], kind: Kind, sought: Sought) -> dict[str, np.ndarray]:
+def _look_through(files: Sequence[Path], kind: Kind, sought: ShardQuery) -> dict[str, np.ndarray]:
     found = [kind.scan(file, sought) for file in progress("shards", files, total=len(files), unit="shard", delay=2)]
     words = {word: number for number, word in enumerate(sorted({word for own in found for word in own.labels}))}
     return {

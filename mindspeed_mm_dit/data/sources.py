@@ -14,8 +14,8 @@ from mindspeed_mm_dit.data.clips import clips_as_listed, open_clips, provide_cli
 from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards, shards_as_listed
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of
-from mindspeed_mm_dit.data.rows import Rows, Visuals, Wanted
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.data.rows import Rows, SourceRequest, Visuals
+from mindspeed_mm_dit.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Source:
 
     config: type
     """Class of section ``dataset_param`` (``configs/source.py``)."""
-    open: Callable[[Any, Wanted], Rows]
+    open: Callable[[Any, SourceRequest], Rows]
     """(section, request) -> the rows, every one checked; raises DataError."""
     visuals: Callable[[Rows, Any, int], Visuals]
     """(rows, section, channels of an image or a frame) -> the reader of their pixels."""
@@ -39,7 +39,7 @@ def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
     return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, flip_prob, param.color_profiles)
 
 
-def _open_mixed(param: MixedParam, wanted: Wanted) -> Rows:
+def _open_mixed(param: MixedParam, wanted: SourceRequest) -> Rows:
     return joined(param, wanted.items or param.items, [source_of(own).open(own, wanted) for own in param.sources])
 
 
@@ -58,7 +58,7 @@ IMAGE_FOLDER = Source(DatasetParam, open_folder, _images, as_listed=as_listed)
 SHARDS = Source(DatasetParam, open_shards, _images, as_listed=shards_as_listed)
 CLIPS = Source(ClipsParam, open_clips, ClipReader, provide_clips, clips_as_listed)
 MIXED = Source(MixedParam, _open_mixed, _mixed, _provide_mixed)
-SOURCES = Joined[Source]("data set")
+SOURCES = Registry[Source]("data_source")
 
 
 def register_source(dataset_type: str, source: Source) -> None:

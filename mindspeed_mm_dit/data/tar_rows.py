@@ -18,9 +18,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
-from mindspeed_mm_dit.configs.limits import shown
-from mindspeed_mm_dit.data.image_captions import Told, check_size, endings_of, joined, told_by
-from mindspeed_mm_dit.data.shard_scan import Scanned, Sought
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.data.image_captions import ImageCaptions, check_size, endings_of, joined, parse_caption_file
+from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError
 
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     size: int
 
 
-def scan(path: Path, sought: Sought) -> Scanned:
+def scan(path: Path, sought: ShardQuery) -> Scanned:
     """Return labels, captions and places (offset, bytes) of the samples of a file. No image is read.
 
     Raises:
@@ -47,7 +47,7 @@ def scan(path: Path, sought: Sought) -> Scanned:
     """
     labels: list[str] = []
     where: list[tuple[int, int]] = []
-    told: list[Told] = []
+    told: list[ImageCaptions] = []
     left_out: Counter[str] = Counter()
     needed = {LABEL} if sought.label else set()
     used = needed | {ending.lower() for ending in endings_of(sought.captions)}
@@ -179,10 +179,10 @@ def _label(path: Path, file: BinaryIO, member: Member) -> str:
         if len(content) <= MOST_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
             return label
     cure = "write a number or a name, in one line"
-    raise DataError(f"{path}: {member.name}", f"holds {shown(content)}, which is no label", cure)
+    raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is no label", cure)
 
 
-def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> Told:
+def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> ImageCaptions:
     """Return the captions of a sample from its files at ``places``."""
     found = []
     for place in places:
@@ -190,7 +190,7 @@ def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tupl
         if member is not None:
             check_size(member.name, member.size)
             file.seek(member.offset)
-            found.append(told_by(member.name, file.read(member.size), place))
+            found.append(parse_caption_file(member.name, file.read(member.size), place))
     stem = image.name.rpartition("/")[2].partition(".")[0]
     return joined(found, [stem + place for place in places])
 

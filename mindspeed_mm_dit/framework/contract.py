@@ -1,7 +1,7 @@
 """What ``nn``, ``ops``, ``runtime`` and ``optim`` must provide in every framework; a test checks each entry.
 
 Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans. What a layer declares of its
-weights (``configs/parameters.py``), ``init`` and ``matrices``, is read on paper; biases start at zero, norms at one.
+weights (``configs/parameters.py``), ``init`` and ``matrices``, is read on the meta backend; biases start at zero, norms at one.
 """
 
 NN = {

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.ending import end, end_in_a_line_when_interrupted
+from mindspeed_mm_dit.framework.exits import end, print_one_line_on_sigint
 from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
 from mindspeed_mm_dit.hosts.contract import Host, HostKind
-from mindspeed_mm_dit.hosts.registry import hosts, wanted_framework
-from mindspeed_mm_dit.terminal import is_reporting_rank, open_streams, tell
+from mindspeed_mm_dit.hosts.registry import hosts, requested_framework
+from mindspeed_mm_dit.terminal import echo_if_open, is_reporting_rank, open_streams
 
 AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 
@@ -30,16 +30,16 @@ def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     again.
     """
     open_streams()
-    end_in_a_line_when_interrupted()
+    print_one_line_on_sigint()
     end_with_launcher(os.environ)
     try:
-        check_launched(os.environ, wanted_framework(argv))
+        check_launched(os.environ, requested_framework(argv))
     except UserError as error:
         end(error)
     try:
         return find_host(argv, add_flags)
     except UserError as error:
-        end(error, found_by_all=True)
+        end(error, collective_error=True)
 
 
 def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
@@ -74,9 +74,9 @@ def named(name: str) -> HostKind:
 def _recognised() -> HostKind:
     """Return the first host that --host auto takes here; print the notes of the hosts up to it."""
     for kind in hosts():
-        is_taken, note = kind.recognised()
+        is_selected, note = kind.recognised()
         if note and is_reporting_rank():
-            tell(f"note: {note}", file=sys.stderr)
-        if is_taken:
+            echo_if_open(f"note: {note}", file=sys.stderr)
+        if is_selected:
             return kind
     raise AssertionError("the standalone host is always taken")

@@ -65,7 +65,7 @@ class Host(Protocol):
 class Recognised(NamedTuple):
     """Whether --host auto takes a host, and what to print about it."""
 
-    is_taken: bool
+    is_selected: bool
     note: str = ""
     """A note to print on the first rank; empty: none."""
 

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping, spelled_out
 from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
-from mindspeed_mm_dit.configs.precision import Way, decide
+from mindspeed_mm_dit.configs.precision import ComputeMode, decide
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.strict import read_json
@@ -32,19 +32,19 @@ from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.models.data import check_sizes, dearest, fitted, models_of
-from mindspeed_mm_dit.models.on_paper import tuned
+from mindspeed_mm_dit.models.data import check_sizes, models_of, most_expensive_shape, with_budget
+from mindspeed_mm_dit.models.meta import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, tight_step
+from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
-from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.changes import check_kept
+from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.training.callbacks.registry import check_callbacks, check_places
+from mindspeed_mm_dit.training.changes import check_restorable
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.trackers.registry import check_trackers
-from mindspeed_mm_dit.training.watchers.registry import check_places, check_watchers
+from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 
 MOST_PROMPTS = 100
 """Prompts of --sample-prompts: each is sampled in every grid."""
@@ -58,11 +58,11 @@ class HostFacts:
     """Name of the host in errors: "pytorch on cpu", "MindSpeed-MM"."""
     rank: int
     world_size: int
-    machine: Place
+    machine: MemoryLimit
     """Where the model is built."""
-    device: Place | None
+    device: MemoryLimit | None
     """Where a rank computes; None if unknown."""
-    ways_to_bf16: Collection[Way] | None
+    bf16_modes: Collection[ComputeMode] | None
     """How a step may compute in bfloat16; None: flags of the host decide the precision of a step."""
     check_sharding: Callable[[MultiModalArguments], None]
     """Raises ConfigError if something in fsdp2.yaml does not fit the model, or is not supported."""
@@ -83,17 +83,17 @@ def preflight(args: RunConfig) -> RunConfig:
     host = host_facts()
     args = checked(args, host.world_size)
     args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
-    check_kept(args)
+    check_restorable(args)
     args = with_report(args, args.mm.model)
-    check_watchers(args, host.world_size)
+    check_callbacks(args, host.world_size)
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
         check_places(args)
-        check_trackers(args)
-        say_data_set(args, args.mm)
+        check_metrics_loggers(args)
+        log_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
-            tell(note, file=sys.stderr)
+            echo_if_open(note, file=sys.stderr)
     return args
 
 
@@ -101,23 +101,23 @@ def host_facts() -> HostFacts:
     """Return the facts about this host that the shared checks need."""
     world_size, machine = runtime.world_size(), _machine()
     num_bytes = runtime.device_memory_bytes()
-    device = Place(runtime.device_name(), num_bytes) if num_bytes is not None else None
+    device = MemoryLimit(runtime.device_name(), num_bytes) if num_bytes is not None else None
     return HostFacts(
         name=f"{active()} on {runtime.device_type()}",
         rank=runtime.rank(),
         world_size=world_size,
         machine=machine,
         device=machine if runtime.device_type() == "cpu" else device,
-        ways_to_bf16=runtime.WAYS_TO_BF16,
+        bf16_modes=runtime.WAYS_TO_BF16,
         shares_sequences=runtime.SHARES_SEQUENCES,
         check_sharding=engine_module().check_sharding,
     )
 
 
-def _machine() -> Place:
+def _machine() -> MemoryLimit:
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
-    return Place("this machine", host_memory_bytes(), sharers)
+    return MemoryLimit("this machine", host_memory_bytes(), sharers)
 
 
 def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
@@ -173,11 +173,11 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
                               f"{args.mm_model}, which learns all noise levels", "leave it out")  # fmt: skip
         model_json |= {"diffusion": {**model_json["diffusion"], "timestep_window": list(args.timestep_window)}}
         model = model_config_from_mapping(model_json, args.mm_model)
-    ways, valid = host.ways_to_bf16, args.mm_valid_data
+    ways, valid = host.bf16_modes, args.mm_valid_data
 
     def data_of(path: str, flag: str) -> DataConfig:
         found = load_data_config(path, flag)
-        return replace(found, dataset_param=fitted(model, found.dataset_param))
+        return replace(found, dataset_param=with_budget(model, found.dataset_param))
 
     return MultiModalArguments(
         model=model,
@@ -185,7 +185,7 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
         fsdp2=fsdp2,
         model_json=model_json,
         valid_data=data_of(valid, "--mm-valid-data") if valid else None,
-        kept_classes=classes_in(args.load),
+        saved_classes=classes_in(args.load),
         precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
     )
 
@@ -209,10 +209,10 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
     ).sharded_by(mm.fsdp2)  # fmt: skip
     check_state_fits(mm.model, placement, host.device)
     warning = tight_step(
-        dearest(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
+        most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
-        tell(warning, file=sys.stderr)
+        echo_if_open(warning, file=sys.stderr)
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
@@ -254,22 +254,22 @@ def check_outputs(args: RunConfig) -> None:
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.parts["tensorboard_dir"]:
-                tell(
+                echo_if_open(
                     "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
                     file=sys.stderr,
                 )
 
 
-def say_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
+def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     """Print what data the run trains on, and warn if --eval-interval is given and nothing is held out."""
     data = open_data_set(mm, args.seed)
-    data.say()
+    data.echo()
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:
         graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
-        tell(f"compiled  {graphs} up to {shapes} shapes")
+        echo_if_open(f"compiled  {graphs} up to {shapes} shapes")
     if args.eval_interval and not data.num_valid:
-        tell(
+        echo_if_open(
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
             f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
             file=sys.stderr,

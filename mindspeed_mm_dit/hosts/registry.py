@@ -9,11 +9,11 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.framework.lazy_imports import later
 from mindspeed_mm_dit.hosts.contract import HostKind, Recognised
-from mindspeed_mm_dit.registry import Joined, join
+from mindspeed_mm_dit.registry import Registry, register
 from mindspeed_mm_dit.training.flags import standalone_parser
 
 
-def wanted_framework(argv: Sequence[str]) -> str:
+def requested_framework(argv: Sequence[str]) -> str:
     """Return the framework that --ai-framework names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--ai-framework", default="pytorch", choices=FRAMEWORKS)
@@ -24,10 +24,10 @@ STANDALONE = HostKind(
     "standalone",
     lambda argv: later("mindspeed_mm_dit.hosts.standalone").Standalone(),
     lambda: Recognised(True),
-    framework=wanted_framework,
+    framework=requested_framework,
     parser=standalone_parser,
 )
-HOSTS = Joined[HostKind]("host")
+HOSTS = Registry[HostKind]("host")
 
 
 def register_host(kind: HostKind) -> None:
@@ -38,7 +38,7 @@ def register_host(kind: HostKind) -> None:
     """
     if kind.name == "auto":
         raise ConfigError("host auto", "means the first host that is recognised", "choose another name")
-    join("host", kind.name, kind)
+    register("host", kind.name, kind)
 
 
 def hosts() -> list[HostKind]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.claim import Claim
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.framework.ending import end, leave_for_launcher, say
+from mindspeed_mm_dit.framework.exits import end, report_error, report_to_launcher
 from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, ModelType
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models import registry
@@ -73,10 +73,10 @@ class Standalone:
                 extra_args_provider(parser)
             args = self._args = preflight(parse(sys.argv[1:], parser))
         except UserError as error:
-            end(error, found_by_all=True)
+            end(error, collective_error=True)
         try:
             if args.dry_run:
-                _say_what_would_run(args)
+                _report_dry_run(args)
                 sys.exit(0)
             ended = self._run(train_valid_test_dataset_provider, model_provider, forward_step_func)
         except UserError as error:
@@ -107,7 +107,7 @@ class Standalone:
         model_provider: Callable[..., Any],
         forward_step: Callable[..., Any],
         stop: StopRequest,
-        claim: Claim | None,
+        claim: FolderLock | None,
     ) -> Stop | None:
         args, started = self.get_args(), time.monotonic()
         module = engine_module()
@@ -118,24 +118,24 @@ class Standalone:
         engine = build_engine(args, module, model_provider, first)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
         progress = open_progress(args, engine, module.checkpoints, claim, start)
-        self._args = replace(args, consumed_train_samples=progress.consumed_samples, begun_at=progress.iteration)
+        self._args = replace(args, consumed_train_samples=progress.consumed_samples, start_iteration=progress.iteration)
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         try:
             ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
         except UserError:
             progress.let_the_write_end()
             if stop.error:  # the reason why the run was stopped
-                say(stop.error)
+                report_error(stop.error)
             raise
         if ended and ended.error:
-            leave_for_launcher(ended.error)
-            say(ended.error)
+            report_to_launcher(ended.error)
+            report_error(ended.error)
         if ended:
             print_rank_0(how_to_resume(args, progress.iteration))
         return ended
 
 
-def _say_what_would_run(args: RunConfig) -> None:
+def _report_dry_run(args: RunConfig) -> None:
     """Let the ranks meet, find where they would start, and print what they would do. Leaves no files behind.
 
     Raises:

@@ -14,9 +14,9 @@ from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.frames import features_of_frames, given_frames
+from mindspeed_mm_dit.models.frames import features_of_frames, frame_conditions
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
 from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.models.text_encoder import TextEncoder
@@ -44,8 +44,8 @@ class DiTModel(nn.Module):
         self.text_encoders = tuple(text_encoders)
         objective = objective_of(config.diffusion)
         self.diffusion = objective.build(config.diffusion)
-        self.asks = objective.asks
-        self._null = int(config.predictor.conditions.null(1)["labels"][0]) if objective.asks else None
+        self.calls_model = objective.calls_model
+        self._null = int(config.predictor.conditions.unconditional(1)["labels"][0]) if objective.calls_model else None
         self.predictor = build_predictor(config)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
@@ -89,7 +89,7 @@ class DiTModel(nn.Module):
         by its ``draw_names``; from a cache the features of teachers; optionally loss_weights (B,) float32, which
         multiply the losses. Other entries are ignored.
         """
-        losses = self.losses(self.latents(batch), *self.given(batch))
+        losses = self.losses(self.latents(batch), *self.loss_inputs(batch))
         return losses * batch["loss_weights"] if "loss_weights" in batch else losses
 
     def latents(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -99,7 +99,7 @@ class DiTModel(nn.Module):
             return self.encode(batch["pixels"], noise)
         return draw_latents(batch["latent_mean"], batch.get("latent_std"), noise, self.ae.scaled)
 
-    def given(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def loss_inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of ``losses`` besides latents: encoded conditions, the objective's draws, features."""
         conditions = encoded(self._conditions, batch, self)
         return *conditions, *(batch[name] for name in self.diffusion.draw_names), *self.features(batch)
@@ -112,8 +112,8 @@ class DiTModel(nn.Module):
         return tuple(teacher(images) for teacher in self._teachers)
 
     def frames(self, condition: FirstFrame, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.given_frames``."""
-        return given_frames(condition, batch, self)
+        """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.frame_conditions``."""
+        return frame_conditions(condition, batch, self)
 
     def image_features(self, condition: ImageTokens, batch: Mapping[str, Tensor]) -> Tensor:
         """Return CLIP's features (B, L, width) of the frames that a batch gives, computed now or from a cache."""
@@ -126,7 +126,7 @@ class DiTModel(nn.Module):
     def losses(self, latents: Tensor, *given: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, ...).
 
-        given: the result of :meth:`given`, in the order of ``loss_names``.
+        given: the result of :meth:`loss_inputs`, in the order of ``loss_names``.
         """
         condition, rest = given[: self._condition_arrays], given[self._condition_arrays :]
         draws, features = rest[: self._draws], rest[self._draws :]

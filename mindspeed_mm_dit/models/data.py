@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.cache_sources import check_sources
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.labels import check_labels
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError
@@ -51,7 +51,7 @@ def open_data(
     num_classes = conditions.label.num_classes if conditions.label else None
     check_feature_widths(model)
     rate = model.predictor.frame_rate
-    rows = source.open(param, Wanted(conditions.items, num_classes, problems, decode_all, classes, rate))
+    rows = source.open(param, SourceRequest(conditions.items, num_classes, problems, decode_all, classes, rate))
     return _checked(Opened(model, param, rows, tokenizers))
 
 
@@ -80,7 +80,7 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
         )  # fmt: skip
 
 
-def fitted(model: ModelConfig, param: SourceParam) -> SourceParam:
+def with_budget(model: ModelConfig, param: SourceParam) -> SourceParam:
     """Return ``param`` with a budget of videos whose sides are multiples of what ``model`` takes too.
 
     MindSpeed-MM's data.json has one for all its Wan, and the autoencoder of TI2V-5B divides sides by twice as much.
@@ -90,7 +90,7 @@ def fitted(model: ModelConfig, param: SourceParam) -> SourceParam:
     for times in (1, 2, 4):
         side = times * param.buckets.multiple_of
         try:
-            sized(model, (param.buckets.shapes[0][0], side, side))
+            with_size(model, (param.buckets.shapes[0][0], side, side))
         except ConfigError:
             continue
         if side**2 <= param.buckets.area:
@@ -98,17 +98,17 @@ def fitted(model: ModelConfig, param: SourceParam) -> SourceParam:
     return param
 
 
-def sized(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
+def with_size(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
     """Return ``model`` for samples of ``size``, (H, W) or (F, H, W) in pixels; no weight depends on the size."""
     return replace(model, predictor=model.predictor.resized(model.ae.latent_shape(size)))
 
 
 def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
     """Return ``model`` for each sample shape of data.json."""
-    return [model] if param.buckets is None else [sized(model, size) for size in param.sizes]
+    return [model] if param.buckets is None else [with_size(model, size) for size in param.sizes]
 
 
-def dearest(model: ModelConfig, param: SourceParam) -> ModelConfig:
+def most_expensive_shape(model: ModelConfig, param: SourceParam) -> ModelConfig:
     """Return ``model`` for the sample shape of data.json that takes the most arithmetic."""
     return max(models_of(model, param), key=lambda each: each.predictor.num_tokens)
 
@@ -120,7 +120,7 @@ def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
                           "drop section teacher and predictor.z_dims, or use image_size")  # fmt: skip
     for size in param.sizes:
         try:
-            sized(model, size)
+            with_size(model, size)
         except ConfigError as error:
             raise ConfigError(f"data.json: {param.size_setting}: {' x '.join(map(str, size))}",
                               f"{error.what}: {error.reason}", error.cure) from None  # fmt: skip
@@ -159,12 +159,12 @@ def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
             "there is nothing to cache: this autoencoder has no latents, a model trains on the images themselves",
             f"train without a cache, and without {param.cache_key} in data.json",
         )
-    found = {"pixels": param.pixels_made_by(), "autoencoder": model.ae.identity()}
+    found = {"pixels": param.pixel_cache_key(), "autoencoder": model.ae.identity()}
     for number, section in enumerate(model.text_encoders if texts else ()):
         suffix = f"[{number}]" if number else ""
         found[f"text_encoder{suffix}"] = section.identity()
         found[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
-    if model.predictor.conditions.kept(param.beside):
+    if model.predictor.conditions.cached_names(param.beside):
         last, own = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
         words = [f"beside clips ({param.beside[n]})" if n in param.beside else "their own" for n in own[: 1 + last]]
         found["frames"] = ", ".join(words)

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.data.cache import NULL, ROWS
-from mindspeed_mm_dit.data.cache_index import INDEX, CacheIndex, KeptText, check_same
+from mindspeed_mm_dit.data.cache_index import INDEX, CachedText, CacheIndex, check_same
 from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
 from mindspeed_mm_dit.data.cache_sources import SOURCES, digest_of_sources, source_files, sources_json
 from mindspeed_mm_dit.data.loader import load_batches
@@ -82,7 +82,7 @@ class CacheWriter:
         sources = digest_of_sources(self._sources)
         found = {**made_by(opened.model, opened.param), "rows": rows.digest, "sources": sources}
         self._conditions = opened.model.predictor.conditions
-        names = self._conditions.kept(opened.param.beside)
+        names = self._conditions.cached_names(opened.param.beside)
         frames, tokens = ([name for name in names if (name == "frame_mean") is of] for of in (True, False))
         self.index = CacheIndex(
             found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
@@ -271,8 +271,8 @@ class CacheWriter:
         if not all(self.index.shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
         if self._texts and not self._is_there(self.folder / NULL):
-            null = self._encoded([""], text_encoders())
-            replace_file(self.folder / NULL, lambda aside: save_file(null, aside, self._metadata))
+            unconditional = self._encoded([""], text_encoders())
+            replace_file(self.folder / NULL, lambda aside: save_file(unconditional, aside, self._metadata))
         lines = "".join(json.dumps(row) + "\n" for row in self._rows())
         replace_file(self.folder / ROWS, lambda aside: aside.write_text(lines, encoding="utf-8"))
         replace_file(self.folder / SOURCES, lambda aside: aside.write_text(sources_json(self._sources)))
@@ -307,8 +307,8 @@ def _ragged(parts: dict[str, list[np.ndarray]], order: np.ndarray) -> Arrays:
     return {**found, "latent_shape": np.array([rows["mean"][n].shape[1:] for n in order.tolist()], np.int64)}
 
 
-def _kept_text(condition: Any, section: Any) -> KeptText:
-    return KeptText(section.max_length, section.zero_padding) if isinstance(condition, TextStates) else KeptText()
+def _kept_text(condition: Any, section: Any) -> CachedText:
+    return CachedText(section.max_length, section.zero_padding) if isinstance(condition, TextStates) else CachedText()
 
 
 def encode_moments(autoencoder: Any, pixels: np.ndarray) -> Arrays:

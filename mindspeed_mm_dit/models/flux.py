@@ -20,13 +20,13 @@ from mindspeed_mm_dit.models.joint import (
     JointBlock,
     ModulatedNorm,
     ScaledNorm,
-    evened,
+    concat_tokens,
     gated,
     image_in,
-    joined,
     pack,
+    pad_to_multiple,
+    padding_mask,
     unpack,
-    without_spare,
 )
 from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
 
@@ -87,9 +87,9 @@ class Flux(nn.Module):
         of ``config.guidance``. Returns (B, C, H, W) in the dtype of the weights.
         """
         h, w = x.shape[2] // 2, x.shape[3] // 2
-        L, text = text.shape[1], evened(text)
+        L, text = text.shape[1], pad_to_multiple(text)
         cos, sin = self.positions(text.shape[1], h, w)  # 2 x (L + N, d / 2)
-        mask = without_spare(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
+        mask = padding_mask(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
         return unpack(self.tokens(pack(x), t, text, pooled, cos, sin, guidance, mask), h, w)  # (B, C, H, W)
 
     def positions(self, L: int, h: int, w: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ class Flux(nn.Module):
         text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
             text, x = block(text, x, c, cos, sin, mask)  # (B, L, D), (B, N, D)
-        x = joined(text, x)  # (B, L + N, D)
+        x = concat_tokens(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
             x = block(x, c, cos, sin, mask)  # (B, L + N, D)
         return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, 4 C)

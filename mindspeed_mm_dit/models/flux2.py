@@ -19,13 +19,13 @@ from mindspeed_mm_dit.models.joint import (
     Conditions,
     JointAttention,
     ScaledNorm,
-    answered,
-    evened,
+    add_residual,
+    concat_tokens,
     gated,
     image_in,
-    joined,
+    pad_to_multiple,
+    padding_mask,
     plain_norm,
-    without_spare,
 )
 from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
 from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
@@ -97,8 +97,8 @@ class Flux2Block(nn.Module):
         image, words = ops.chunk(of_image, 6, 1), ops.chunk(of_text, 6, 1)  # 6 x (B, D): shift, scale, gate, ...
         normed = modulate(self.norm1(x), image[0], image[1])  # (B, N, D)
         attended, read = self.attn(normed, modulate(self.norm1_context(text), words[0], words[1]), cos, sin, mask)
-        x = answered(x, attended, image, self.norm2, self.ff)  # (B, N, D)
-        return answered(text, read, words, self.norm2_context, self.ff_context), x
+        x = add_residual(x, attended, image, self.norm2, self.ff)  # (B, N, D)
+        return add_residual(text, read, words, self.norm2_context, self.ff_context), x
 
 
 class ParallelAttention(nn.Module):
@@ -163,10 +163,10 @@ class Flux2(nn.Module):
         with attention to all states; guidance: (B,), instead of ``config.guidance``. Returns (B, C, h, w) in the dtype
         of the weights.
         """
-        (_, C, h, w), L, text = x.shape, text.shape[1], evened(text)
+        (_, C, h, w), L, text = x.shape, text.shape[1], pad_to_multiple(text)
         i, j, k, m = self.config.axes_dims_rope
         tables = rotary_positions(i, j, k, m, self.config.rope_theta, text.shape[1], h, w)  # (2, L + N, d / 2)
-        mask = without_spare(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
+        mask = padding_mask(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
         x = self.tokens(as_tokens(x), t, text, tables[0], tables[1], guidance, mask)  # (B, N, C)
         return ops.reshape(ops.permute(x, (0, 2, 1)), (-1, C, h, w))  # (B, C, h, w)
 
@@ -189,7 +189,7 @@ class Flux2(nn.Module):
         text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
             text, x = block(text, x, of_text, of_image, cos, sin, mask)  # (B, L, D), (B, N, D)
-        x = joined(text, x)  # (B, L + N, D)
+        x = concat_tokens(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
             x = block(x, of_both, cos, sin, mask)  # (B, L + N, D)
         return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, C)

@@ -41,7 +41,7 @@ def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
     return ops.cat([mask, ops.cat([latents, *rest], 2)], 1)
 
 
-def given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
+def frame_conditions(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
     """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives, zeros where it keeps none.
 
     batch: images that were asked for or lie beside clips, ``first_image`` and perhaps ``last_image`` (B, 3 or 1, H, W);
@@ -69,7 +69,7 @@ def _given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any
 def mean_of_frames(condition: FirstFrame, batch: Mapping[str, Tensor], autoencoder: Any) -> Tensor:
     """Return the raw latents (B, C, f, h, w) of given frames: in a clip that is grey else, or of one alone.
 
-    batch: as in :func:`given_frames`, images or clips.
+    batch: as in :func:`frame_conditions`, images or clips.
     """
     images = images_in(batch, condition.with_last)
     if condition.mask_channels == 1:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.joined_text import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
-from mindspeed_mm_dit.data.conditions.text import CaptionFeed
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionBatch, ConditionKind
+from mindspeed_mm_dit.data.conditions.text import CaptionCollator
 from mindspeed_mm_dit.data.draws import Stream, coins
 
 Tensor = Any
@@ -17,10 +17,10 @@ KEPT = "text_kept"
 """Name of the encoders that each sample keeps, (B, 3) float32: 1, or 0 for one whose output becomes zeros."""
 
 
-class JoinedFeed(CaptionFeed):
+class JoinedTextCollator(CaptionCollator):
     """Feeds one caption of each row to all encoders, and says which of them it loses."""
 
-    def __init__(self, condition: JoinedText, fed: Fed) -> None:
+    def __init__(self, condition: JoinedText, fed: ConditionBatch) -> None:
         super().__init__(condition, fed, asked)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
@@ -64,8 +64,8 @@ def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoder
 
 
 JOINED = ConditionKind(
-    JoinedFeed,
+    JoinedTextCollator,
     asked,
-    null=lambda condition, instead, tokenizers: asked(condition, [instead or ""], tokenizers),
+    unconditional=lambda condition, instead, tokenizers: asked(condition, [instead or ""], tokenizers),
     encode=lambda condition, batch, model: joined_text(condition, batch, model.text_encoders),
 )

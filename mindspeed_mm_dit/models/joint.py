@@ -43,7 +43,7 @@ def unpack(x: Tensor, h: int, w: int) -> Tensor:
     return ops.reshape(ops.permute(x, (0, 3, 1, 4, 2, 5)), (x.shape[0], -1, 2 * h, 2 * w))  # (B, C, H, W)
 
 
-def seen(text: Tensor) -> Tensor:
+def nonzero_mask(text: Tensor) -> Tensor:
     """Return which states of a text (B, L, D) are not all zeros, (B, L) bool."""
     (B, L, D), squares = text.shape, ops.stop_gradient(text * text)
     return ops.reshape(ops.mean_per_sample(ops.reshape(squares, (B * L, D))), (B, L)) > 0
@@ -55,18 +55,18 @@ def first_of(count: int, of: int) -> np.ndarray:
     return (np.arange(of) < count)[None]
 
 
-def evened(text: Tensor) -> Tensor:
+def pad_to_multiple(text: Tensor) -> Tensor:
     """Add zeros to a text (B, L, D) until its tokens can be split over the ranks that share a sample."""
     spare = -text.shape[1] % ops.sample_ranks()
     return ops.pad(text, (0, 0, 0, spare)) if spare else text
 
 
-def without_spare(L: int, whole: int, N: int) -> Tensor | None:
+def padding_mask(L: int, whole: int, N: int) -> Tensor | None:
     """Return the mask (1, 1, 1, whole + N) of a text of L tokens, evened to ``whole``, then an image; or None."""
     return None if whole == L else ops.cat([first_of(L, whole), first_of(N, N)], 1)[:, None, None]
 
 
-def joined(first: Tensor, second: Tensor) -> Tensor:
+def concat_tokens(first: Tensor, second: Tensor) -> Tensor:
     """Return a rank's tokens (B, L, D) and (B, N, D), of text and image, as those of one sequence (B, L + N, D)."""
     return ops.split_tokens(ops.cat([ops.gather_tokens(first), ops.gather_tokens(second)], 1))
 
@@ -81,7 +81,7 @@ def gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
     return ops.addcmul(x, gate[:, None], change)
 
 
-def answered(x: Tensor, attended: Tensor, parts: tuple[Tensor, ...], norm: Any, mlp: Any) -> Tensor:
+def add_residual(x: Tensor, attended: Tensor, parts: tuple[Tensor, ...], norm: Any, mlp: Any) -> Tensor:
     """Add to tokens (B, N, D) what they ``attended`` to, then an MLP of both; parts: six (B, D), the last four are
     gate, shift, scale, gate."""
     x = gated(x, parts[2], attended)  # (B, N, D)

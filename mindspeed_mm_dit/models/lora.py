@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.configs.tuning import Beside
+from mindspeed_mm_dit.configs.tuning import LoraSpec
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import nn, ops
 
@@ -15,7 +15,7 @@ Tensor = Any  # a tensor of the active framework
 class LoraLinear(nn.Module):
     """A linear layer, whose names stay, with an adapter: x W^T + b + scale (x A^T) B^T (Hu et al. 2021, eq. 3)."""
 
-    def __init__(self, layer: Any, beside: Beside) -> None:
+    def __init__(self, layer: Any, beside: LoraSpec) -> None:
         super().__init__()
         out_features, in_features = layer.weight.shape
         self.scale = beside.scale
@@ -29,7 +29,7 @@ class LoraLinear(nn.Module):
         return ops.linear(x, self.weight, self.bias) + self.scale * change  # (..., out)
 
 
-def with_adapters(network: Any, adapters: Mapping[str, Beside]) -> Any:
+def with_adapters(network: Any, adapters: Mapping[str, LoraSpec]) -> Any:
     """Put an adapter beside each layer that ``adapters`` names, in place; the values come later.
 
     Raises ConfigError for a layer that is not a linear layer of the framework.

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.files import (
     weight_file_in,
 )
 from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
@@ -54,7 +54,7 @@ def check_weights(setting: str, folder: Path) -> None:
         num_tensors += len(tensors)
         for name, dtype in ((name, str(entry.get("dtype", "F32"))) for name, entry in tensors.items()):
             if name.endswith(".weight") and not dtype.startswith(("F", "BF")):
-                reason = f"weight {name} is stored in {shown(dtype)}, which is not read here"
+                reason = f"weight {name} is stored in {short_repr(dtype)}, which is not read here"
                 raise CheckpointError(f"{setting} = {file}", reason, "use a folder in bfloat16")
     _check_sizes(setting, folder / "config.json", num_tensors)
 
@@ -100,7 +100,7 @@ def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:
         most = num_tensors if key.endswith("_layers") and num_tensors else MOST_WIDE
         if value is not None and not (type(value) is int and 0 < value <= most):
             reason = "is no size of the network whose weights lie beside it"
-            raise CheckpointError(f"{setting} = {file}: {key} = {shown(value)}", reason, "copy it again")
+            raise CheckpointError(f"{setting} = {file}: {key} = {short_repr(value)}", reason, "copy it again")
 
 
 def weights_of_transformers(setting: str, folder: Path) -> WeightFile:

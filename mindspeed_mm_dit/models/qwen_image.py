@@ -19,12 +19,12 @@ from mindspeed_mm_dit.models.joint import (
     Conditions,
     JointAttention,
     ScaledNorm,
-    answered,
-    evened,
+    add_residual,
     first_of,
+    nonzero_mask,
     pack,
+    pad_to_multiple,
     plain_norm,
-    seen,
     unpack,
 )
 from mindspeed_mm_dit.models.layers import FeedForward, modulate
@@ -76,8 +76,8 @@ class QwenImageBlock(nn.Module):
         normed = modulate(self.img_norm1(x), image[0], image[1])  # (B, N, D)
         of_text = modulate(self.txt_norm1(text), words[0], words[1])  # (B, L, D)
         attended, of_text = self.attn(normed, of_text, cos, sin, mask)  # (B, N, D), (B, L, D)
-        x = answered(x, attended, image, self.img_norm2, self.img_mlp)  # (B, N, D)
-        return answered(text, of_text, words, self.txt_norm2, self.txt_mlp), x
+        x = add_residual(x, attended, image, self.img_norm2, self.img_mlp)  # (B, N, D)
+        return add_residual(text, of_text, words, self.txt_norm2, self.txt_mlp), x
 
 
 class QwenImage(nn.Module):
@@ -102,10 +102,10 @@ class QwenImage(nn.Module):
         joint_attention_dim); mask: (B, L) bool, false for states to leave out, instead of those that are all zeros.
         Returns (B, C, H, W) in the dtype of the weights.
         """
-        text, h, w = evened(text), x.shape[2] // 2, x.shape[3] // 2
+        text, h, w = pad_to_multiple(text), x.shape[2] // 2, x.shape[3] // 2
         i, j, k = self.config.axes_dims_rope
         tables = rotary_positions(i, j, k, text.shape[1], h, w)  # (2, L + N, d / 2)
-        mask = seen(text) if mask is None else mask
+        mask = nonzero_mask(text) if mask is None else mask
         return unpack(self.tokens(pack(x), t, text, mask, tables[0], tables[1]), h, w)  # (B, C, H, W)
 
     def tokens(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,19 +21,19 @@ from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
-from mindspeed_mm_dit.models.on_paper import adapters_of
+from mindspeed_mm_dit.models.meta import adapters_of
 from mindspeed_mm_dit.models.teacher import TeacherKind, check_vision_files
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
-from mindspeed_mm_dit.registry import Joined, imported
+from mindspeed_mm_dit.registry import Registry, imported
 
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
 
-AUTOENCODERS = Joined[AutoencoderKind]("autoencoder")
-TEXT_ENCODERS = Joined[TextEncoderKind]("text encoder")
-TEACHERS = Joined[TeacherKind]("teacher")
+AUTOENCODERS = Registry[AutoencoderKind]("autoencoder")
+TEXT_ENCODERS = Registry[TextEncoderKind]("text_encoder")
+TEACHERS = Registry[TeacherKind]("teacher")
 
 
 def network_class(kind: type[PredictorConfig]) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.parameters import ZEROS
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, evened, without_spare
+from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, pad_to_multiple, padding_mask
 from mindspeed_mm_dit.models.layers import as_tokens, unpatchify
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
@@ -73,8 +73,8 @@ class SD3(nn.Module):
         h, w = x.shape[2] // P, x.shape[3] // P
         x = ops.split_tokens(self.pos_embed(x))  # (B, N, D)
         c = self.time_text_embed(t, pooled)  # (B, D)
-        L, text = text.shape[1], evened(text)
-        mask = without_spare(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
+        L, text = text.shape[1], pad_to_multiple(text)
+        mask = padding_mask(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
         text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
             text, x = block(text, x, c, mask=mask)  # (B, L, D), (B, N, D)

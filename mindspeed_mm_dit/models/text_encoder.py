@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
 from mindspeed_mm_dit.errors import ConfigError
@@ -66,7 +66,7 @@ def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> 
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
     for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:
-            raise ConfigError(f"{flag} = {shown(caption)}", problem, "write it shorter, in words")
+            raise ConfigError(f"{flag} = {short_repr(caption)}", problem, "write it shorter, in words")
 
 
 def check_files(config: TransformersTextConfig) -> None:
@@ -74,7 +74,7 @@ def check_files(config: TransformersTextConfig) -> None:
     check_weights("text_encoder.from_pretrained", config.folder)
 
 
-def own_tokenizer(
+def folder_tokenizer(
     config: TransformersTextConfig, model_type: str, cure: str, ids: Sequence[str], positions: str
 ) -> CaptionTokenizer:
     """Return the tokenizer of an encoder in a transformers folder, after checking that both belong together.

@@ -21,7 +21,7 @@ _OTHER_HALF = ("text_model.", "logit_")
 """Prefixes of weights outside the vision half, if a folder holds both halves."""
 CUT_TO = 32
 """Captions are cut to multiples of this many tokens: devices like these, and kernels see few sizes."""
-Ask = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+ModelFn = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
 
 
@@ -34,7 +34,7 @@ class TransformersEncoder:
     """
 
     def __init__(
-        self, config: TransformersTextConfig, module: str, ask: Ask, spare: tuple[str, ...] = (), part: str = "",
+        self, config: TransformersTextConfig, module: str, ask: ModelFn, spare: tuple[str, ...] = (), part: str = "",
         **settings: bool,
     ) -> None:  # fmt: skip
         self.config, self._ask = config, ask

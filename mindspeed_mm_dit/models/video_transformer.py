@@ -234,10 +234,10 @@ class Wan(VideoTransformer):
             given, image = given[:-1], self.condition_embedder.image_embedder(given[-1])  # (B, L, D)
         if self.config.mask_channels:
             given, frames = given[:-1], given[-1]
-            x, t = self.begun(x, t, frames) if self.config.expand_timesteps else (ops.cat([x, frames], 1), t)
+            x, t = self.adapted_starter(x, t, frames) if self.config.expand_timesteps else (ops.cat([x, frames], 1), t)
         return self.predict(x, t, given, image)
 
-    def begun(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+    def adapted_starter(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Return latents (B, C, F, H, W) with the given frames in place, and times (B, N) of tokens, 0 for theirs."""
         mask, (p, q, r) = frames[:, :1], self.config.patch_size  # (B, 1, F, H, W)
         of_tokens = ops.reshape(mask[:, 0, ::p, ::q, ::r], (mask.shape[0], -1))  # (B, N)

@@ -15,7 +15,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import TIMES, Attention, first_of, joined, plain_norm, seen
+from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, first_of, nonzero_mask, plain_norm
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
 from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
 
@@ -142,7 +142,7 @@ class ZImage(nn.Module):
         text = ops.cast_like(
             ops.pad(text, (0, 0, 0, spare)), self.cap_embedder[1].weight
         )  # (B, L, joint_attention_dim)
-        is_word = seen(text)  # (B, L)
+        is_word = nonzero_mask(text)  # (B, L)
         kept = self.kept(is_word)  # (B, L / 32)
         (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
         c = self.t_embedder(TIMES * t)  # (B, T)
@@ -158,7 +158,7 @@ class ZImage(nn.Module):
         )  # (B, L, D)
         for block in self.context_refiner:
             text = block(text, None, cos[:, :, N:], sin[:, :, N:], mask)  # (B, L, D)
-        x = joined(x, text)  # (B, N + L, D)
+        x = concat_tokens(x, text)  # (B, N + L, D)
         of_image = ops.broadcast_to(ops.reshape(first_of(N, N), (1, 1, 1, N)), (B, 1, 1, N))  # true
         mask = ops.cat([of_image, mask], 3)  # (B, 1, 1, N + L)
         for block in self.layers:
@@ -176,9 +176,9 @@ class ZImage(nn.Module):
     @staticmethod
     def kept(is_word: Tensor) -> Tensor:
         """Return which units of a text have words, the first in any case, (B, L / 32) bool."""
-        begun = is_word[:, ::UNIT]  # (B, L / 32)
-        first = ops.broadcast_to(first_of(1, begun.shape[1]), begun.shape)  # (B, L / 32)
-        return ops.where(first, first, begun)
+        adapted_starter = is_word[:, ::UNIT]  # (B, L / 32)
+        first = ops.broadcast_to(first_of(1, adapted_starter.shape[1]), adapted_starter.shape)  # (B, L / 32)
+        return ops.where(first, first, adapted_starter)
 
     def positions(self, kept: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, (B, 1, N + L, d / 2), of an image behind the ``kept`` units of a text, and it."""

@@ -6,7 +6,7 @@ An objective is one record. Its process, a module of the active framework, is bu
   noise,
 - ``noised(latents, *draws)`` -> x_t, the latents mixed with noise,
 - ``loss(output, latents, x_t, *draws)`` -> (B,) float32, with ``output`` the network's output at x_t, float32. An
-  objective that ``asks`` the network itself has ``losses(network, null label, latents, labels, *draws)`` instead.
+  objective that ``calls_model`` the network itself has ``losses(network, null label, latents, labels, *draws)`` instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.limits import MOST_STEPS, check_between
 
 Tensor = Any
 Arrays = dict[str, np.ndarray]
-Ask = Callable[[Tensor, Tensor, Any], Tensor]
+ModelFn = Callable[[Tensor, Tensor, Any], Tensor]
 """(x (B, C, ...), the network's time input (B,), noise level of x: a number, or an array (B,)) -> the network's output
 for the condition of the chain, float32; guided if the noise level lies in the guided interval."""
 NoiseAt = Callable[[int], Tensor]
@@ -40,7 +40,7 @@ def check_steps(config: Any, steps: int, options: Any) -> None:
 class Sampler(NamedTuple):
     """A sampler: turns noise into latents."""
 
-    chain: Callable[..., Iterator[Tensor]]
+    trajectory: Callable[..., Iterator[Tensor]]
     """(process, Ask, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
     options: type
     """Frozen dataclass of further settings; each field is a flag of mm-dit sample (:func:`option`)."""
@@ -52,7 +52,7 @@ class Objective(NamedTuple):
     """An objective, selected by ``model_id`` in section ``diffusion`` of model.json."""
 
     config: type
-    """Frozen dataclass of the section. It has ``check_output(in_channels, out_channels)`` and ``kept_tensors``."""
+    """Frozen dataclass of the section. It has ``check_output(in_channels, out_channels)`` and ``saved_tensors``."""
     build: Callable[[Any], Any]
     """(config) -> the process."""
     draws: Callable[[Any, int, np.ndarray, tuple[int, ...]], Arrays]
@@ -63,7 +63,7 @@ class Objective(NamedTuple):
     """By name; the first is the published one."""
     quick_sampler: str
     """Name of a deterministic sampler, for images to look at."""
-    asks: bool = False
+    calls_model: bool = False
     """Whether its loss needs more than one output of the network; so far only for networks conditioned on a label."""
 
 
@@ -77,6 +77,9 @@ def option(default: Any, words: str) -> Any:
     return field(default=default, metadata={"help": words})
 
 
-def without_noise(chain: Callable[[Any, Ask, Tensor, int], Iterator[Tensor]]) -> Sampler:
-    """Return the sampler of a ``chain`` (process, ask, start, steps) that takes neither noise nor options."""
-    return Sampler(lambda process, ask, start, noise_at, steps, options: chain(process, ask, start, steps), NoOptions)
+def without_noise(trajectory: Callable[[Any, ModelFn, Tensor, int], Iterator[Tensor]]) -> Sampler:
+    """Return the sampler of a ``trajectory`` (process, ask, start, steps) that takes neither noise nor options."""
+    return Sampler(
+        lambda process, model_fn, start, noise_at, steps, options: trajectory(process, model_fn, start, steps),
+        NoOptions,
+    )

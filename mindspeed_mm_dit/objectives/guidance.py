@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import BYTES, MOST_GUIDANCE, number, shown
+from mindspeed_mm_dit.configs.limits import BYTES, MOST_GUIDANCE, number, short_repr
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.contract import Ask
+from mindspeed_mm_dit.objectives.contract import ModelFn
 
 Tensor = Any
 Network = Callable[..., Tensor]
@@ -46,9 +46,9 @@ class Guidance:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE))
         if not isinstance(self.channels, str) or self.channels not in get_args(GuidedChannels):
-            raise ConfigError(f"--cfg-channels = {shown(self.channels)}", "must be '3' or 'all'")
+            raise ConfigError(f"--cfg-channels = {short_repr(self.channels)}", "must be '3' or 'all'")
         if self.rescale is not None and self.rescale not in get_args(Rescale):
-            raise ConfigError(f"--cfg-rescale = {shown(self.rescale)}", "must be 'token' or 'sample'")
+            raise ConfigError(f"--cfg-rescale = {short_repr(self.rescale)}", "must be 'token' or 'sample'")
         try:
             low, high = (
                 number("--cfg-interval", end, 0.0, 1.0) for end in self.interval if not isinstance(self.interval, BYTES)
@@ -56,7 +56,7 @@ class Guidance:
         except (TypeError, ValueError, ConfigError):
             low, high = 1.0, 0.0
         if low > high:
-            what = f"--cfg-interval = {shown(self.interval)}"
+            what = f"--cfg-interval = {short_repr(self.interval)}"
             raise ConfigError(what, "must be two numbers with 0 <= low <= high <= 1")
         object.__setattr__(self, "interval", (low, high))
 
@@ -98,16 +98,16 @@ def _rescaled(x: Tensor, like: Tensor, by: Rescale) -> Tensor:
 def guided_network(
     network: Network,
     condition: Sequence[Tensor],
-    null: Sequence[Tensor],
+    unconditional: Sequence[Tensor],
     guidance: Guidance,
     weaker: Network | None = None,
-) -> Ask:
+) -> ModelFn:
     """Return ask(x_t, t, noise): the guided output for ``condition``; one network runs both halves in one batch.
 
     condition, null: tensors (B, ...) as the network takes them. ``noise`` is the noise level of x_t: a number, or an
-    array (B,) if the samples' times differ. weaker: a network to call with the condition, instead of using ``null``.
+    array (B,) if the samples' times differ. weaker: a network to call with the condition, instead of using ``unconditional``.
     """
-    both = [ops.cat([given, without], 0) for given, without in zip(condition, null)]
+    both = [ops.cat([given, without], 0) for given, without in zip(condition, unconditional)]
 
     def of_both(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if weaker is not None:
@@ -116,7 +116,7 @@ def guided_network(
         labelled, unlabelled = ops.chunk(output, 2, 0)
         return labelled, unlabelled
 
-    def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
+    def model_fn(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
         guided = np.array([guidance.applies_at(share) for share in np.atleast_1d(noise).tolist()])
         if not guided.any():
             return ops.to_float32(network(x_t, t, *condition))
@@ -126,13 +126,13 @@ def guided_network(
             return combined
         return ops.where(ops.tensor(guided.reshape(-1, *(1 for _ in x_t.shape[1:]))), combined, labelled)
 
-    return ask
+    return model_fn
 
 
-def by_noise_level(boundary: float, high: Ask, low: Ask) -> Ask:
-    """Return the ``Ask`` of two experts: at noise levels from ``boundary`` on ``high`` answers, below it ``low``."""
+def by_noise_level(boundary: float, high: ModelFn, low: ModelFn) -> ModelFn:
+    """Return the ``ModelFn`` of two experts: at noise levels from ``boundary`` on ``high`` answers, below it ``low``."""
 
-    def ask(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
+    def model_fn(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
         return (high if np.min(noise) >= boundary else low)(x_t, t, noise)
 
-    return ask
+    return model_fn

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, evenly_spread, normals
 from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL, Arrays, Objective, Sampler
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
-OBJECTIVES = Joined[Objective]("objective")
+OBJECTIVES = Registry[Objective]("objective")
 
 
 def register_objective(model_id: str, objective: Objective) -> None:
@@ -65,7 +65,9 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
     """
     samplers = objective_of(config).samplers
     if not isinstance(name, str):
-        raise ConfigError(f"{flag} = {shown(name)}", "is no name of a sampler", f"use one of {', '.join(samplers)}")
+        raise ConfigError(
+            f"{flag} = {short_repr(name)}", "is no name of a sampler", f"use one of {', '.join(samplers)}"
+        )
     if name not in samplers:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
         reason = f"is for {' and '.join(others)}, and this model learned {config.model_id}"
@@ -81,7 +83,7 @@ def sampler_options(config: Any, name: str, given: Mapping[str, Any]) -> Any:
     for key, value in given.items():
         if key not in known:
             raise ConfigError(
-                f"{flag_of(str(key))} = {shown(value)}",
+                f"{flag_of(str(key))} = {short_repr(value)}",
                 f"means nothing to the sampler {name!r}",
                 f"it has {', '.join(map(flag_of, known))}" if known else "leave it out",
             )

@@ -41,7 +41,7 @@ class Rule(NamedTuple):
     """(config, gradient, state, numbers) -> (amount to subtract from the weights, *new state); elementwise."""
     numbers: Callable[[Any, float, int], tuple[float, ...]] = lambda config, lr, step: (lr,)
     """(config, lr, number of the step: 1, 2, ...) -> the ``numbers`` of a step, computed on the host in float64."""
-    of_matrices: Callable[[Any, Tensor, tuple[Any, ...]], Tensor] | None = None
+    update_matrices: Callable[[Any, Tensor, tuple[Any, ...]], Tensor] | None = None
     """(config, change (n, rows, columns) of n whole matrices, numbers) -> amount to subtract from weights instead."""
     pytorch: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
     """(config) -> name and settings of the optimizer in ``torch.optim`` with this rule, if PyTorch has a faster one.

@@ -72,13 +72,13 @@ def scale_of(mode: Scale, rows: int, columns: int) -> float:
     return max(1.0, rows / columns) ** 0.5 if mode == "original" else 0.2 * max(rows, columns) ** 0.5
 
 
-def of_matrices(config: MuonConfig, x: Tensor, numbers: tuple[Any, ...]) -> Tensor:
+def update_matrices(config: MuonConfig, x: Tensor, numbers: tuple[Any, ...]) -> Tensor:
     """Return the amount to subtract from matrices with momentum x (n, rows, columns)."""
     (lr,) = numbers
     return lr * scale_of(config.muon_scale_mode, *x.shape[-2:]) * orthogonalised(x, config.muon_num_ns_steps)
 
 
-RULE = Rule(("momentum_buffer",), change, of_matrices=of_matrices)
+RULE = Rule(("momentum_buffer",), change, update_matrices=update_matrices)
 
 
 def rule_of(config: MuonConfig, parameter: Parameter) -> Rule:

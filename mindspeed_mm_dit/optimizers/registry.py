@@ -10,10 +10,10 @@ from typing import Any
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, nearest
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import Chosen, Optimizer
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
 DEFAULT = "adam"
-OPTIMIZERS = Joined[Optimizer]("optimizer")
+OPTIMIZERS = Registry[Optimizer]("optimizer")
 
 ADAMW = Chosen(DEFAULT, ADAM.config(), ADAM)
 """The optimizer of a run that does not choose one."""
@@ -55,7 +55,7 @@ def check_flags(name: str, given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{flag_of(setting)} = {value}", reason, cure)
 
 
-def kept_facts(chosen: Chosen) -> dict[str, Any]:
+def optimizer_facts(chosen: Chosen) -> dict[str, Any]:
     """Return the flags and values that run.json saves for an optimizer."""
     own = {flag_of(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
     return {"--optimizer": chosen.name, **own}
@@ -64,7 +64,7 @@ def kept_facts(chosen: Chosen) -> dict[str, Any]:
 def chosen_in(settings: Any, path: object) -> Chosen:
     """Return the optimizer named by ``settings``, from the run.json of ``path``; AdamW if they name none.
 
-    The settings come from :func:`kept_facts` or another program.
+    The settings come from :func:`optimizer_facts` or another program.
 
     Raises:
         CheckpointError: the optimizer belongs to a package that is not installed.

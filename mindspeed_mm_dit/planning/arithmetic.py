@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.models.on_paper import multiply_adds
+from mindspeed_mm_dit.models.meta import multiply_adds
 
 
 def train_flop(predictor: PredictorConfig) -> int:

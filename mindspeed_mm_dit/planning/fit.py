@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import Memory, Placement, memory
 
 GIB = 2**30
@@ -19,7 +19,7 @@ BLOCK_BYTES = 36_000
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryLimit:
     """A memory that a model must fit into."""
 
     name: str
@@ -30,13 +30,13 @@ class Place:
     """Number of ranks that share it."""
 
 
-def check_model_fits(model: ModelConfig, place: Place) -> None:
+def check_model_fits(model: ModelConfig, place: MemoryLimit) -> None:
     """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``place``."""
     need = place.sharers * host_bytes(model.predictor)
     _check(model.predictor, need, "the weights of {} parameters need {}", place)
 
 
-def check_state_fits(model: ModelConfig, placement: Placement, place: Place) -> None:
+def check_state_fits(model: ModelConfig, placement: Placement, place: MemoryLimit) -> None:
     """Raise ConfigError unless weights, gradients, optimizer state and EMA of all ranks fit into ``place``.
 
     The plan is exact about these, so a run that is refused could not have worked.
@@ -46,7 +46,7 @@ def check_state_fits(model: ModelConfig, placement: Placement, place: Place) -> 
 
 
 def tight_step(
-    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, place: Place
+    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, place: MemoryLimit
 ) -> str | None:
     """Return a warning if the plan estimates that a step needs more than ``place`` has, else None."""
     plan = memory(model, placement, online_vae)
@@ -72,7 +72,7 @@ def state_bytes(plan: Memory) -> int:
     return plan.weights + plan.gradients + plan.optimizer + plan.ema
 
 
-def _check(predictor: PredictorConfig, need: int, words: str, place: Place) -> None:
+def _check(predictor: PredictorConfig, need: int, words: str, place: MemoryLimit) -> None:
     if need > place.num_bytes:
         name = dominant_setting(predictor)
         shared = f", which {place.sharers} ranks share" if place.sharers > 1 else ""

@@ -1,7 +1,7 @@
 """Computes the memory of one rank, part by part, and the largest micro-batch that fits.
 
 Weights, gradients, optimizer state and EMA are exact. Activations are what autograd keeps between forward and backward,
-counted by running the network on paper. Temporary memory of kernels is a separate estimate.
+counted by running the network on the meta backend. Temporary memory of kernels is a separate estimate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.parameters import Parameter, Parameters, count
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
+from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 
@@ -129,12 +129,12 @@ def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) 
 
 def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
     """Return the elements whose shards an optimizer step must gather, because it needs their whole change."""
-    return count(p for p in parameters.values() if p.trained and optimizer.rule_of(p).of_matrices)
+    return count(p for p in parameters.values() if p.trained and optimizer.rule_of(p).update_matrices)
 
 
 def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
     """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
-    whole = (count([p]) for p in parameters.values() if optimizer.rule_of(p).of_matrices)
+    whole = (count([p]) for p in parameters.values() if optimizer.rule_of(p).update_matrices)
     return 4 * _WHOLE_COPIES * max(whole, default=0)
 
 
@@ -144,8 +144,8 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
     Temporary are the gradients of a large tensor and of the next, and one recomputed block.
     """
     passed = forward_pass(model, placement.precision.way, placement.sequence_ranks)
-    by_loss = 4 * model.diffusion.kept_tensors * math.prod(model.latent_shape)  # always float32
-    kept = passed.kept_bytes(placement.recompute) + by_loss // placement.sequence_ranks
+    by_loss = 4 * model.diffusion.saved_tensors * math.prod(model.latent_shape)  # always float32
+    kept = passed.saved_bytes(placement.recompute) + by_loss // placement.sequence_ranks
     return kept, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import ImageFont
 
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 POINTS = 13
 _OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
@@ -75,7 +75,7 @@ def _letters_of(path: str) -> frozenset[int]:
 def _say_missing(text: str) -> None:
     cure = "install one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
     cure = cure if _fonts() else "pip install matplotlib, which brings fonts and finds those of this system"
-    tell(
+    echo_if_open(
         f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: {cure}",
         file=sys.stderr,
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, shown, switch, whole_number
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, short_repr, switch, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.conditions.registry import arrays_asked, encoded, null_arrays
+from mindspeed_mm_dit.data.conditions.registry import encoded, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, flag_of
 from mindspeed_mm_dit.framework import ops, runtime
@@ -21,7 +21,7 @@ from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
 from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
-from mindspeed_mm_dit.sampling.request import Asked, check_asked
+from mindspeed_mm_dit.sampling.request import SampleRequest, check_request
 
 Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2
@@ -70,10 +70,10 @@ class SampleSettings:
         switch("--bf16", self.bf16)
         if self.low_scale is not None:
             if self.experts is None:
-                raise ConfigError(f"--low-noise-cfg-scale = {shown(self.low_scale)}", *ONE_NETWORK)
+                raise ConfigError(f"--low-noise-cfg-scale = {short_repr(self.low_scale)}", *ONE_NETWORK)
             number("--low-noise-cfg-scale", self.low_scale, 0.0, MOST_GUIDANCE)
         if not isinstance(self.options, Mapping):
-            raise ConfigError(f"options = {shown(self.options)}", "are no options by name", 'write {"eta": 0.5}')
+            raise ConfigError(f"options = {short_repr(self.options)}", "are no options by name", 'write {"eta": 0.5}')
         plain = {name: own.tolist() if hasattr(own, "tolist") else own for name, own in self.options.items()}
         object.__setattr__(self, "options", plain)
 
@@ -102,7 +102,7 @@ def settings_for(
     labelled = config.predictor.conditions.items == ("label",)
     default: GuidedChannels = "3" if labelled and others.get("weaker") is None else "all"
     scale = config.predictor.cfg_scale(usual_scale) if scale is None else scale
-    own = config.predictor.published_chain or (
+    own = config.predictor.published_sampler or (
         next(iter(objective_of(config.diffusion).samplers)), 50 if len(config.sample_size) == 3 else 250
     )  # fmt: skip
     guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
@@ -128,7 +128,7 @@ def settings_for(
 def generate(
     model: Any,
     config: ModelConfig,
-    asked: Asked,
+    asked: SampleRequest,
     settings: SampleSettings,
     on_step: Callable[[int], object] = lambda samples: None,
 ) -> np.ndarray:
@@ -147,7 +147,7 @@ def generate(
 def generate_path(
     model: Any,
     config: ModelConfig,
-    asked: Asked,
+    asked: SampleRequest,
     settings: SampleSettings,
     points: int,
     on_step: Callable[[int], object] = lambda samples: None,
@@ -156,13 +156,13 @@ def generate_path(
 
     Returns what ``generate`` does with one more axis, (N, points, ...); the last states are the samples.
     """
-    check_asked(asked, config)
+    check_request(asked, config)
     check_guidance(settings, config)
     with ops.no_grad():
         guided = config.predictor.conditions.guided
-        null = _given(model, guided, null_arrays(guided, asked.instead, _tokenizers(model)))
+        unconditional = _given(model, guided, unconditional_arrays(guided, asked.instead, _tokenizers(model)))
         batches = [
-            _generate_batch(model, config, asked.at(rows), null, settings, points, on_step)
+            _generate_batch(model, config, asked.at(rows), unconditional, settings, points, on_step)
             for rows in batches_of(len(asked), settings.batch_size)
         ]
     return np.moveaxis(np.concatenate(batches), 2, -1)
@@ -190,7 +190,7 @@ def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
     if (
         {guidance.scale, settings.scale_of_low} != {1.0}
         and settings.weaker is None
-        and not config.predictor.conditions.has_null
+        and not config.predictor.conditions.has_unconditional
     ):
         raise ConfigError(
             f"--cfg-scale = {guidance.scale}",
@@ -202,8 +202,8 @@ def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
 def _generate_batch(
     model: Any,
     config: ModelConfig,
-    asked: Asked,
-    null: Arrays,
+    asked: SampleRequest,
+    unconditional: Arrays,
     settings: SampleSettings,
     points: int,
     on_step: Callable[[int], object],
@@ -211,8 +211,8 @@ def _generate_batch(
     """Return samples, after ``points`` - 1 states on their path, (B, points, C, ...) uint8."""
     numbers = asked.first_number + np.arange(len(asked))
     conditions = config.predictor.conditions
-    given = _given(model, conditions, arrays_asked(conditions, asked.values, _tokenizers(model)))
-    without = {name: np.repeat(row, len(asked), 0) for name, row in null.items()}
+    given = _given(model, conditions, request_arrays(conditions, asked.values, _tokenizers(model)))
+    without = {name: np.repeat(row, len(asked), 0) for name, row in unconditional.items()}
     walked: list[Any] = []
     for state in states(model, config, given, numbers, settings, without):
         walked = [*walked, state] if points > 1 else [state]
@@ -244,7 +244,7 @@ def states(
     condition: Arrays,
     numbers: np.ndarray,
     settings: SampleSettings,
-    null: Arrays | None = None,
+    unconditional: Arrays | None = None,
 ) -> Iterator[Any]:
     """Yield the states of the chain for the samples ``numbers``; ``condition`` has a row for each.
 
@@ -253,7 +253,7 @@ def states(
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
     names = config.predictor.conditions.names
-    without_any = config.predictor.conditions.null(len(numbers)) if null is None else null
+    without_any = config.predictor.conditions.unconditional(len(numbers)) if unconditional is None else unconditional
     given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **without_any}))
 
     def precise(network: Any) -> Any:
@@ -265,20 +265,20 @@ def states(
 
     weaker = precise(settings.weaker()) if settings.weaker else None
     if settings.experts is None:
-        ask = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
+        model_fn = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
     else:
         networks = map(precise, settings.experts.networks(model.predictor))
         guidances = settings.guidance, replace(settings.guidance, scale=settings.scale_of_low)
-        asks = (guided_network(own, given, without, guidance) for own, guidance in zip(networks, guidances))
-        ask = by_noise_level(settings.experts.boundary, *asks)
+        calls_model = (guided_network(own, given, without, guidance) for own, guidance in zip(networks, guidances))
+        model_fn = by_noise_level(settings.experts.boundary, *calls_model)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 
     def noise_at(step: int) -> Any:
         return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
-    chain = sampler.chain(model.diffusion, ask, start, noise_at, settings.steps, options)
+    trajectory = sampler.trajectory(model.diffusion, model_fn, start, noise_at, settings.steps, options)
     frames = config.predictor.conditions.frames
     if frames is None or frames.mask_channels > 1:
-        return chain
-    return (in_place(state, given[names.index("frames")]) for state in chain)
+        return trajectory
+    return (in_place(state, given[names.index("frames")]) for state in trajectory)

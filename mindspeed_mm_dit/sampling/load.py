@@ -14,7 +14,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
 from mindspeed_mm_dit.checkpoint.compatibility import LEARNED, check_names, learned_apart
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, of_source, pt, pytorch, safetensors
-from mindspeed_mm_dit.checkpoint.lora.source import Strong, merged, of_run, read, read_all
+from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora, merged, of_run, read, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.shapes import check_family, described_by
@@ -22,17 +22,17 @@ from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_f
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.files import content_of
-from mindspeed_mm_dit.configs.limits import check_path, shown
+from mindspeed_mm_dit.configs.limits import check_path, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.sampling.experts import FLAG, Experts, boundary_between
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 
 class Described(NamedTuple):
@@ -71,7 +71,7 @@ def _described(path: Path, model_json: str | Path | None) -> Described:
     else:
         raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
     config = config.without_teachers()
-    check_model_fits(config, Place("this machine", host_memory_bytes()))
+    check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
     told = [tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words")]
     return Described(path, config, *told)
 
@@ -88,18 +88,18 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
                           "leave out --model: the checkpoint has its own")  # fmt: skip
 
 
-def load_adapters(given: Sequence[str], config: ModelConfig) -> list[Strong]:
+def load_adapters(given: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
     """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``.
 
     Logs what was assumed about them.
     """
     adapters = _quietly_loaded(given, config)
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
-        tell(f"note: {note}", sys.stderr)
+        echo_if_open(f"note: {note}", sys.stderr)
     return adapters
 
 
-def _quietly_loaded(given: Sequence[str], config: ModelConfig) -> list[Strong]:
+def _quietly_loaded(given: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
     return read_all(given, parameters_of(config).shapes(), "--lora", config) if given else []
 
 
@@ -107,7 +107,7 @@ def load_model(
     checkpoint: str | Path,
     model_json: str | Path | None,
     use_ema: bool = True,
-    adapters: Sequence[Strong] = (),
+    adapters: Sequence[ScaledLora] = (),
     *,
     bf16: bool = False,
     torch_compile: bool = False,
@@ -124,7 +124,7 @@ def load_model(
 
     def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
         _, config, classes, *_ = _described(path, model_json)
-        config = replace(config, predictor=config.predictor.told(guidance))
+        config = replace(config, predictor=config.predictor.with_guidance(guidance))
         model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
         return model, config, _weights(path, config, classes, use_ema)
 
@@ -151,7 +151,7 @@ def weaker_network(
 
     Raises a UserError if it cannot guide that model: both must take the same inputs and have learned the same task.
     """
-    flag = f"--guidance-checkpoint = {shown(checkpoint)}"
+    flag = f"--guidance-checkpoint = {short_repr(checkpoint)}"
     if "model" not in of_newest(checkpoint, "--guidance-checkpoint", _facts):
         raise ConfigError(flag, "does not say what model it belongs to", "name a checkpoint of a run of mm-dit")
     check_weaker(flag, describe(checkpoint, None).config, config)
@@ -241,7 +241,7 @@ def _as_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
         raise CheckpointError(f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differ.values())}", cure)
     check_family(state.weights, f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
-        tell(f"note: {note}", sys.stderr)
+        echo_if_open(f"note: {note}", sys.stderr)
     return without_projectors(state.weights)
 
 
@@ -265,8 +265,8 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
     cure = f"name its base: --checkpoint BASE --lora {path}"
     if not place.exists():
         raise CheckpointError(what, f"holds adapters, and their base is not at {place}", cure)
-    begun = begin(read_source(place, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
-    base = {name: value for name, value, _ in begun}
+    adapted_starter = begin(read_source(place, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
+    base = {name: value for name, value, _ in adapted_starter}
     if digest_of_base(base) != how[BASE]:
         raise CheckpointError(
             what, f"holds adapters, and what is at {place} is not the base that they began beside", cure

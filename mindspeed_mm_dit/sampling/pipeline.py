@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.limits import BYTES, LARGEST, number, path_of, shown, whole_number
+from mindspeed_mm_dit.configs.limits import BYTES, LARGEST, number, path_of, short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of
+from mindspeed_mm_dit.data.conditions.registry import kind_of, request_arrays
 from mindspeed_mm_dit.data.draws import Stream, coins, normals
 from mindspeed_mm_dit.errors import ConfigError, names_arguments
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_text_widths
 from mindspeed_mm_dit.models.known_words import note_of_words
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels, Rescale
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -41,16 +41,16 @@ from mindspeed_mm_dit.sampling.load import (
 )
 from mindspeed_mm_dit.sampling.outputs import Output
 from mindspeed_mm_dit.sampling.request import (
-    Asked,
-    asked_images,
+    SampleRequest,
     check_amount,
-    check_asked,
+    check_request,
     labels_of,
+    requested_images,
     resized,
     together,
 )
 from mindspeed_mm_dit.sampling.video_files import FPS
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1
@@ -58,7 +58,7 @@ CAPTION_DROPOUT = 0.1
 
 
 @dataclass(frozen=True, repr=False)
-class Samples(Sequence[Any]):
+class GeneratedSamples(Sequence[Any]):
     """Generated samples: a sequence of PIL images or, from a video model, of lists of frames."""
 
     arrays: np.ndarray
@@ -119,7 +119,7 @@ def _listed(name: str, asked: Any) -> list[Any] | None:
     except TypeError:
         found = None
     if found is None:
-        raise ConfigError(f"{name} = {shown(asked)}", "is no list")
+        raise ConfigError(f"{name} = {short_repr(asked)}", "is no list")
     if not found:
         raise ConfigError(name, "is empty", "ask for at least one")
     return found
@@ -128,7 +128,9 @@ def _listed(name: str, asked: Any) -> list[Any] | None:
 def _one_of(name: str, given: Any, by_flag: str, flag: Any) -> Any:
     """Return what one of two names of an argument says; raises ConfigError if both do."""
     if given is not None and flag is not None:
-        raise ConfigError(f"{name} = {shown(given)}", f"is {by_flag} by another name, and both are given", "drop one")
+        raise ConfigError(
+            f"{name} = {short_repr(given)}", f"is {by_flag} by another name, and both are given", "drop one"
+        )
     return given if flag is None else flag
 
 
@@ -138,7 +140,7 @@ def _written(size: Any) -> str | None:
         return size
     own = size.tolist() if hasattr(size, "tolist") else size
     if not isinstance(own, Sequence) or isinstance(own, BYTES) or len(own) != 2:
-        raise ConfigError(f"size = {shown(size)}", "is not height and width", 'write (480, 832), or "480x832"')
+        raise ConfigError(f"size = {short_repr(size)}", "is not height and width", 'write (480, 832), or "480x832"')
     return f"{own[0]}x{own[1]}"
 
 
@@ -237,7 +239,7 @@ class Pipeline:
         options: Mapping[str, Any] | None = None,
         path: int = 1,
         on_step: Callable[[int], object] = lambda samples: None,
-    ) -> Samples:
+    ) -> GeneratedSamples:
         """Generate ``num`` samples of each class, prompt or vector (P,), bit for bit those of ``mm-dit sample``.
 
         classes: names that the checkpoint knows, or labels; a list says which as ``mm-dit sample --classes`` does, an
@@ -270,7 +272,7 @@ class Pipeline:
         asked = asked.each(num)
         walked = generate_path(self.model, config, asked, settings, path, on_step)
         titles = tuple(asked.titles(self.classes))
-        return Samples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
+        return GeneratedSamples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
 
     @names_arguments(prompt="prompts")
     def loss(
@@ -312,7 +314,7 @@ class Pipeline:
 
     def _checked(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return a training batch and the shape of its latents; raises ConfigError if it is not a batch."""
-        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shown(pixels.shape)}"
+        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {short_repr(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
             raise ConfigError(what, f"are not {letters} of uint8", "pass values from 0 to 255")
@@ -324,24 +326,26 @@ class Pipeline:
     def _given(self, values: Mapping[str, Sequence[Any]], places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
         """Return the arrays of the conditions of a training batch, some of them dropped."""
         conditions, tokenizers = self.config.predictor.conditions, [own.tokenizer for own in self.model.text_encoders]
-        given, numbers = dict(arrays_asked(conditions.guided, values, tokenizers)), conditions.coins()
+        given, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.coins()
         for condition in conditions.guided:  # (a clip's own frames are among its pixels)
             dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
-            drops = coins(seed, Stream.LABEL_DROP, places, dropout, numbers[condition.coin])
-            for name, null in kind_of(condition).null(condition, None, tokenizers).items():
-                given[name] = np.where(drops.reshape(-1, *(1 for _ in null.shape[1:])), null, given[name])
+            drops = coins(seed, Stream.LABEL_DROP, places, dropout, numbers[condition.dropout_key])
+            for name, unconditional in kind_of(condition).unconditional(condition, None, tokenizers).items():
+                given[name] = np.where(
+                    drops.reshape(-1, *(1 for _ in unconditional.shape[1:])), unconditional, given[name]
+                )
         return given
 
     def _asked(
         self, config: ModelConfig, values: dict[str, list[Any]], image: Any, last_image: Any, negative_prompt: Any
-    ) -> Asked:
+    ) -> SampleRequest:
         """Return what is asked for; raises ConfigError if the model of ``config`` cannot draw it."""
         if note := note_of_words(config, self.words, values.get("caption", ())):
-            tell(note, sys.stderr)
+            echo_if_open(note, sys.stderr)
         if image is not None or last_image is not None or config.predictor.conditions.frames:
-            values["image"] = asked_images(config, image, last_image)
-        asked = Asked(together(values), self._instead(negative_prompt))
-        check_asked(asked, config)
+            values["image"] = requested_images(config, image, last_image)
+        asked = SampleRequest(together(values), self._instead(negative_prompt))
+        check_request(asked, config)
         return asked
 
     def _weaker(self, other: Any, config: ModelConfig) -> Callable[[], Any] | None:
@@ -349,7 +353,7 @@ class Pipeline:
         if other is None:
             return None
         if not isinstance(other, Pipeline):
-            raise ConfigError(f"weaker = {shown(other)}", "is no model", "pass what mindspeed_mm_dit.load returns")
+            raise ConfigError(f"weaker = {short_repr(other)}", "is no model", "pass what mindspeed_mm_dit.load returns")
         if self.experts is not None or other.experts is not None:
             raise ConfigError("weaker", "does not go with two experts", "leave it out")
         check_weaker("weaker", other.config, config)
@@ -360,14 +364,16 @@ class Pipeline:
         if negative_prompt is None:
             return {}
         if "caption" not in self.config.predictor.conditions.items:
-            raise ConfigError(f"negative_prompt = {shown(negative_prompt)}", "this model reads no text", "leave it out")
+            raise ConfigError(
+                f"negative_prompt = {short_repr(negative_prompt)}", "this model reads no text", "leave it out"
+            )
         self._check_texts("negative_prompt", [negative_prompt] if negative_prompt != "" else [])
         return {"caption": negative_prompt}
 
     def _check_texts(self, name: str, texts: Sequence[Any]) -> None:
         for text in texts:
             if not isinstance(text, str):
-                raise ConfigError(f"{name}: {shown(text)}", "is no text")
+                raise ConfigError(f"{name}: {short_repr(text)}", "is no text")
         for encoder in self.model.text_encoders:
             check_captions(encoder.tokenizer, texts, name)
 

@@ -16,17 +16,17 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.sampling.generate import SampleSettings, batches_of, generate
-from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import progress
 
 
-def share(count: int, batch_size: int) -> list[np.ndarray]:
+def batches_of_rank(count: int, batch_size: int) -> list[np.ndarray]:
     """Return the numbers of the samples that this rank generates, batch by batch."""
     return batches_of(count, batch_size)[runtime.rank() :: runtime.world_size()]
 
 
 def generate_spread(
-    folder: Path, model: tuple[Any, ModelConfig], asked: Asked, settings: SampleSettings
+    folder: Path, model: tuple[Any, ModelConfig], asked: SampleRequest, settings: SampleSettings
 ) -> np.ndarray | None:
     """Generate samples on all ranks; return them on the first, as ``generate`` does, and None on others.
 
@@ -36,7 +36,7 @@ def generate_spread(
     Raises:
         DataError: a part from another rank is missing.
     """
-    own = share(len(asked), settings.batch_size)
+    own = batches_of_rank(len(asked), settings.batch_size)
     steps = settings.steps * sum(map(len, own))
     with progress("sampling", total=steps, unit="sample-step") as bar:
         if runtime.world_size() == 1:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, shown, whole_number
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.clip_reader import grey
@@ -44,12 +44,12 @@ MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
-class Asked:
+class SampleRequest:
     """A request for samples, numbered from ``first_number`` on; the noise of a sample depends on its number."""
 
     values: Mapping[str, Sequence[Any]]
     """By item, one value per sample: "label" whole numbers, "caption" strings, "vector" (P,) each, "image" tuples of
-    (3 or 1, H, W) uint8, None, or what ``begun_with`` returns."""
+    (3 or 1, H, W) uint8, None, or what ``initial_images`` returns."""
     instead: Mapping[str, Any] = field(default_factory=dict)
     """What guidance leads away from, by item; the null condition if there is none."""
     first_number: int = 0
@@ -60,12 +60,12 @@ class Asked:
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
-    def at(self, numbers: np.ndarray) -> Asked:
+    def at(self, numbers: np.ndarray) -> SampleRequest:
         """Return a request for the samples ``numbers`` (n,) of this one, numbered in a row from the first."""
         values = {item: [own[number] for number in numbers.tolist()] for item, own in self.values.items()}
         return dataclasses.replace(self, values=values, first_number=self.first_number + int(numbers[0]))
 
-    def each(self, times: int) -> Asked:
+    def each(self, times: int) -> SampleRequest:
         """Return a request for ``times`` samples of each value."""
         return self.at(np.repeat(np.arange(len(self)), times)) if times > 1 else self
 
@@ -84,7 +84,7 @@ class Asked:
         return [plain(", ".join(own)) for own in zip(*words)] if words else [str(n) for n in range(len(self))]
 
 
-def check_asked(asked: Asked, config: ModelConfig) -> None:
+def check_request(asked: SampleRequest, config: ModelConfig) -> None:
     """Raise ConfigError for a label that is no class of the model, or a condition that is missing."""
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in asked.values]
@@ -103,7 +103,7 @@ def check_asked(asked: Asked, config: ModelConfig) -> None:
             )
 
 
-def asked_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
+def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
     """Return the images that each sample begins and ends with, a tuple of (3 or 1, H, W) uint8, or None without any.
 
     first, last: a file, a PIL image, an array (H, W, 3 or 1) uint8, or a list of these; None: not given. Raises
@@ -140,14 +140,18 @@ def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
     except UnusableFile as problem:
         raise ConfigError(f"{flag} = {image}", str(problem)) from None
     except AttributeError:
-        raise ConfigError(f"{flag} = {shown(image)}", "is no image", "pass a file, a PIL image or an array") from None
+        raise ConfigError(
+            f"{flag} = {short_repr(image)}", "is no image", "pass a file, a PIL image or an array"
+        ) from None
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
-        raise ConfigError(f"{flag}: {image.dtype} of shape {shown(image.shape)}", f"is not (H, W, {channels}) of uint8")
+        raise ConfigError(
+            f"{flag}: {image.dtype} of shape {short_repr(image.shape)}", f"is not (H, W, {channels}) of uint8"
+        )
     found = np.moveaxis(image, 2, 0)
     return found if len(found) == channels else grey(found[:, None])[:, 0]
 
 
-def _check_images(asked: Asked, frames: FirstFrame, config: ModelConfig) -> None:
+def _check_images(asked: SampleRequest, frames: FirstFrame, config: ModelConfig) -> None:
     """Raise ConfigError unless each sample has the frames it begins and ends with, of a clip's size."""
     wanted = 2 if frames.with_last else 1
     for images in asked.values.get("image", [None]):
@@ -172,7 +176,7 @@ def _check_image_size(flag: str, size: Sequence[int], config: ModelConfig) -> No
         )
 
 
-def _check_vectors(asked: Asked, conditions: Conditions) -> None:
+def _check_vectors(asked: SampleRequest, conditions: Conditions) -> None:
     for condition in (own for own in conditions if isinstance(own, Vector)):
         try:
             found = np.array(asked.values["vector"], np.float32)
@@ -300,8 +304,8 @@ def _is_number(text: str) -> bool:
 def _refuse_class(asked: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
     known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
     raise ConfigError(
-        f"--classes = {shown(','.join(asked))}",
-        f"{shown(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        f"--classes = {short_repr(','.join(asked))}",
+        f"{short_repr(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
         (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
     )
 
@@ -312,7 +316,7 @@ def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelC
         return config
     own = config.sample_size
     if frames is not None and len(own) == 2:
-        raise ConfigError(f"--frames = {shown(frames)}", "this model draws images, not videos", "leave it out")
+        raise ConfigError(f"--frames = {short_repr(frames)}", "this model draws images, not videos", "leave it out")
     wanted = own[-2:] if size is None else _parse_size(size)
     if len(own) == 3:
         frames = own[0] if frames is None else whole_number("--frames", frames, 1, MOST_FRAMES)
@@ -337,7 +341,7 @@ def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
 def _parse_size(text: str) -> tuple[int, int]:
     height, _, width = text.partition("x")
     if not (height.isdecimal() and width.isdecimal()):
-        raise ConfigError(f"--size = {shown(text)}", "is not HEIGHTxWIDTH", "write 480x832")
+        raise ConfigError(f"--size = {short_repr(text)}", "is not HEIGHTxWIDTH", "write 480x832")
     for side in (height, width):
         check_between("--size", int(side), 1, MOST_PIXELS)
     return int(height), int(width)

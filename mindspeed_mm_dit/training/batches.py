@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.loader_process import load_batches_apart
-from mindspeed_mm_dit.data.samples import Batch, Samples
+from mindspeed_mm_dit.data.samples import Batch, SampleReader
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
@@ -45,7 +45,7 @@ class WeighedByToken:
     tokens: (N,), of each training sample; start: a sample index at which a step begins; size: samples per step.
     """
 
-    def __init__(self, samples: Samples, tokens: np.ndarray, start: int, size: int) -> None:
+    def __init__(self, samples: SampleReader, tokens: np.ndarray, start: int, size: int) -> None:
         self._samples, self._tokens, self._start, self._size = samples, tokens, start, size
         self.order = samples.order
 
@@ -60,7 +60,7 @@ class WeighedByToken:
 class BatchStream:
     """This rank's micro-batches from one sample index on; every ``iter`` starts there again."""
 
-    def __init__(self, args: RunConfig, samples: Samples | WeighedByToken, start: int, num_workers: int) -> None:
+    def __init__(self, args: RunConfig, samples: SampleReader | WeighedByToken, start: int, num_workers: int) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Generator[Batch, None, None]:
@@ -90,7 +90,7 @@ def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | Non
     """Return the same two as streams that have not started."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     plain = data.samples(draw_of(diffusion))
-    samples: Samples | WeighedByToken = plain
+    samples: SampleReader | WeighedByToken = plain
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)
     if args.loss_by == "token":
         samples = WeighedByToken(plain, data.tokens(), args.consumed_train_samples, args.global_batch_size)

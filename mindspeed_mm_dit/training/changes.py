@@ -11,12 +11,12 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, BASE_FROM, SETTINGS, bad_fact
 from mindspeed_mm_dit.configs.autoencoder import SCALE
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.on_paper import adapters_of
-from mindspeed_mm_dit.optimizers.registry import kept_facts
+from mindspeed_mm_dit.models.meta import adapters_of
+from mindspeed_mm_dit.optimizers.registry import optimizer_facts
 
 _DATA_SETTINGS = (
     *("random_flip", "valid_fraction", "valid_by_class", "caption_dropout_prob"),
@@ -55,7 +55,7 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
     }
 
 
-def check_kept(args: RunConfig) -> None:
+def check_restorable(args: RunConfig) -> None:
     """Raise ConfigError for a fact of this run that its resume would not read back from run.json."""
     for key, value in run_facts(args, 0, 0).items():
         try:
@@ -64,7 +64,9 @@ def check_kept(args: RunConfig) -> None:
             is_read = False
         if not is_read:
             cure = "name each class by a text" if key == "classes" else "change what it comes from"
-            raise ConfigError(f"run.json: {key} = {shown(value)}", "is nothing that a resume of this run reads", cure)
+            raise ConfigError(
+                f"run.json: {key} = {short_repr(value)}", "is nothing that a resume of this run reads", cure
+            )
 
 
 def _adapters(args: RunConfig) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _settings(args: RunConfig) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
-    settings |= kept_facts(args.chosen_optimizer())
+    settings |= optimizer_facts(args.chosen_optimizer())
     settings |= {} if adapters_of(model) else model.tuned_by()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr

@@ -13,31 +13,31 @@ from mindspeed_mm_dit.data.duplicates import find_copies
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 CLASSES_SHOWN = 10
 COPIES_SHOWN = 3
 
 
-def say_notes(rows: Rows, noun: str = "image", skips: bool = True) -> None:
+def log_notes(rows: Rows, noun: str = "image", skips: bool = True) -> None:
     """Print the notes from reading the rows; ``skips``: whether a run goes on without those that are bad."""
     for note in rows.notes:
-        tell(note, file=sys.stderr)
+        echo_if_open(note, file=sys.stderr)
     if rows.skipped:
         shown = rows.problems[:PROBLEMS_SHOWN]
         more = [f"and {rows.skipped - len(shown)} more"] if shown and rows.skipped > len(shown) else []
         named = ":" + "".join(f"\n    {line}" for line in (*shown, *more)) if shown else ""
         without = " and are skipped" if skips else ""
-        tell(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}", file=sys.stderr)
+        echo_if_open(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}", file=sys.stderr)
 
 
-def say_copies_among(rows: Rows) -> None:
+def log_copies_among(rows: Rows) -> None:
     """Warn of identical images, in data sets small enough that every file is read before a run."""
     if len(rows) <= DECODE_CHECK_LIMIT:
-        say_copies(rows.paths, rows.labels, rows.classes)
+        log_copies(rows.paths, rows.labels, rows.classes)
 
 
-def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> None:
+def log_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str]) -> None:
     """Warn of images that are identical byte for byte: if two have different labels, one label is wrong."""
     copies = find_copies(paths)
     same = [labels[copy.image] == labels[copy.earlier] for copy in copies]
@@ -50,10 +50,10 @@ def say_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
             for copy in found[:COPIES_SHOWN]:
                 here, there = (f"{paths[image]} ({_named(labels[image], classes)})" for image in copy)
                 line += f"\n    {here} and {there}"
-            tell(line, file=sys.stderr)
+            echo_if_open(line, file=sys.stderr)
 
 
-def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
+def log_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
     """Print what a run learns from, and warn if classes of the model have no images."""
     labels, counts = np.unique(np.concatenate([train.labels, valid.labels]), return_counts=True)
     shown = [f"{_named(label, train.classes)} ({count})" for label, count in zip(labels.tolist(), counts.tolist())]
@@ -61,17 +61,17 @@ def say_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
         shown = [*shown[: CLASSES_SHOWN - 2], "...", shown[-1]]
     held_out = f", {len(valid)} held out" if len(valid) else ""
     line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
-    tell(line + ", ".join(shown))
-    say_empty(labels, train.classes, num_classes, noun)
+    echo_if_open(line + ", ".join(shown))
+    log_empty_classes(labels, train.classes, num_classes, noun)
 
 
-def say_empty(labels: np.ndarray, classes: Sequence[str], num_classes: int, noun: str = "image") -> None:
+def log_empty_classes(labels: np.ndarray, classes: Sequence[str], num_classes: int, noun: str = "image") -> None:
     """Warn if some of ``num_classes`` are not among the ``labels`` that there are (each once)."""
     if len(labels) < num_classes:
         without = num_classes - len(labels)
         empty = [_named(label, classes) for label in range(min(num_classes, len(classes))) if label not in labels]
         named = f" ({_short(empty)})" if empty else ""
-        tell(
+        echo_if_open(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
             f"{noun}s{named}: nothing is learned of them",
             file=sys.stderr,

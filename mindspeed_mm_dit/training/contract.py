@@ -55,7 +55,7 @@ class AveragedModel(NamedTuple):
         return cls(composite.ae, composite.diffusion, predictor, *parts)
 
 
-class Kept(Protocol):
+class RunState(Protocol):
     """The state of a run that a checkpoint stores."""
 
     def state(self, with_optimizer: bool = True) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Kept(Protocol):
         """Continue from the checkpoint ``path``; its architecture must be this model's."""
 
 
-class Engine(Kept, Protocol):
+class Engine(RunState, Protocol):
     """The composite spread over the ranks, its optimizer and its EMA."""
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:

@@ -15,17 +15,17 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.buckets import check_filled, counted
 from mindspeed_mm_dit.data.captions import varied
-from mindspeed_mm_dit.data.conditions.frames import begun_with
+from mindspeed_mm_dit.data.conditions.frames import initial_images
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import Rows
-from mindspeed_mm_dit.data.samples import Draw, Opened, Samples
+from mindspeed_mm_dit.data.samples import Draw, Opened, SampleReader
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.models.data import open_data, sized
+from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.known_words import words_of
 from mindspeed_mm_dit.planning.arithmetic import train_flop
-from mindspeed_mm_dit.terminal import tell
-from mindspeed_mm_dit.training.classes import say_classes, say_copies_among, say_notes
+from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.training.classes import log_classes, log_copies_among, log_notes
 
 CAPTIONS_SHOWN, CAPTIONS_KEPT = 8, 3
 """Most captions that a report samples, and that a checkpoint keeps."""
@@ -53,7 +53,7 @@ class DataSet:
 
     def __init__(self, mm: MultiModalArguments, seed: int) -> None:
         self._opened, self._shuffle, self._seed = (
-            _open(mm.model, mm.data.dataset_param, mm.kept_classes),
+            _open(mm.model, mm.data.dataset_param, mm.saved_classes),
             mm.data.dataloader_param.shuffle,
             seed,
         )
@@ -61,7 +61,7 @@ class DataSet:
         train, valid = split_rows(rows, self._param, seed)
         self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
         if mm.valid_data is not None:
-            self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.kept_classes)
+            self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.saved_classes)
             self._valid = self._held_out.rows
             _check_beside(mm, self._train, self._valid)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
@@ -92,7 +92,7 @@ class DataSet:
                 f"use a smaller batch or more {self.noun}s",
             )
 
-    def samples(self, draw: Draw, held_out: bool = False) -> Samples:
+    def samples(self, draw: Draw, held_out: bool = False) -> SampleReader:
         """Return the training samples, or the held-out ones, by sample index; ``draw``: the objective's draws."""
         opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
         return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
@@ -115,7 +115,7 @@ class DataSet:
         if self._train.shapes is None:
             return np.full(self.num_train, fact(self._model.predictor))
         shapes, which = np.unique(self._train.shapes, axis=0, return_inverse=True)
-        each = np.array([fact(sized(self._model, tuple(shape)).predictor) for shape in shapes.tolist()])
+        each = np.array([fact(with_size(self._model, tuple(shape)).predictor) for shape in shapes.tolist()])
         return each[which.reshape(-1)]
 
     def facts(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class DataSet:
         chosen = np.array(sorted(firsts.values())[:CAPTIONS_SHOWN])
         views = visuals.views_at(self._seed, chosen)
         read = [visuals.read(chosen[n : n + 1], views[n : n + 1]).arrays for n in range(len(chosen))]
-        frames = [begun_with(arrays, conditions.frames.with_last) for arrays in read]  # type: ignore[union-attr]
+        frames = [initial_images(arrays, conditions.frames.with_last) for arrays in read]  # type: ignore[union-attr]
         return {item: [own[row] for row in chosen] for item, own in values.items()} | {"image": frames}
 
     def shapes(self) -> list[Shape]:
@@ -184,18 +184,18 @@ class DataSet:
             for sample_index, path, *of_sample in zip(sample_indices.tolist(), paths, *words)
         ]
 
-    def say(self) -> None:
+    def echo(self) -> None:
         """Print what the run learns from, what is left out, and what looks like a mistake."""
         label, rows = self._model.predictor.conditions.label, self._opened.rows
         if label is not None:
-            say_classes(self._train, self._valid, label.num_classes, self.noun)
+            log_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
-            tell("\n".join(mixed_lines(self._train, self._param)))
+            echo_if_open("\n".join(mixed_lines(self._train, self._param)))
         if "caption" in self._model.predictor.conditions.items:
             self._say_captions(rows)
-        say_notes(rows, self.noun)
+        log_notes(rows, self.noun)
         if label is not None and self._opened.cache is None:
-            say_copies_among(rows)
+            log_copies_among(rows)
 
     def _say_captions(self, rows: Rows) -> None:
         several = sum(len(captions) > 1 for captions in rows.captions)
@@ -205,7 +205,7 @@ class DataSet:
         frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
         size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
         size = size if rows.shapes is None else f"{len(np.unique(rows.shapes, axis=0))} shapes"
-        tell(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
+        echo_if_open(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
 
 
 def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:

@@ -20,8 +20,8 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import active, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.data import dearest
-from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
+from mindspeed_mm_dit.models.data import most_expensive_shape
+from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 
@@ -84,7 +84,7 @@ def _is_small(config: ModelConfig, samples: int) -> bool:
 
 def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
     """Return ``config`` with a narrowed network and latents halved until its step is small, or as far as possible."""
-    config = replace(config, predictor=config.predictor.narrowed())
+    config = replace(config, predictor=config.predictor.reduced_width())
     while not _is_small(config, samples):
         channels, *sizes = config.latent_shape
         try:
@@ -112,7 +112,7 @@ def plan_of_run(args: RunConfig, world_size: int, iteration: int | None, consume
     Raises ConfigError if the first step would fail.
     """
     rehearse(
-        dearest(args.mm.model, args.mm.data.dataset_param),
+        most_expensive_shape(args.mm.model, args.mm.data.dataset_param),
         args.micro_batch_size or -(-args.global_batch_size // world_size),
     )
     lines = ["dry run: every check passed; no model is built, and nothing is trained or saved", _model(args)]

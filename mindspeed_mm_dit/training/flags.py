@@ -1,4 +1,4 @@
-"""The flags of a run: Megatron's, this project's, and those of trackers and watchers, including other packages'."""
+"""The flags of a run: Megatron's, this project's, and those of metrics loggers and callbacks, including other packages'."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
 from mindspeed_mm_dit.configs.flag import AddFlags, Host
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.training.trackers.contract import TrackerKind
-from mindspeed_mm_dit.training.trackers.registry import add_flags, asking, trackers
-from mindspeed_mm_dit.training.watchers.registry import WATCHERS
+from mindspeed_mm_dit.training.callbacks.registry import CALLBACKS
+from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind
+from mindspeed_mm_dit.training.loggers.registry import add_flags, asking, metrics_loggers
 
 
 def standalone_parser() -> Parser:
     """Return a parser of the Megatron flags that the standalone host understands."""
     parser = build_parser()
-    group = parser.add_argument_group("trackers")
-    for kind in trackers():
+    group = parser.add_argument_group("metrics_loggers")
+    for kind in metrics_loggers():
         if kind.in_megatron:
             add_flags(group, kind)
     return parser
 
 
-def own_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def project_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add all flags that Megatron does not have (an ``extra_args_provider`` in Megatron's sense).
 
     Raises:
@@ -39,25 +39,25 @@ def own_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         raise ConfigError("plugin", f"defines a flag that exists already: {error}", "uninstall it") from None
 
 
-def whole_parser() -> Parser:
+def full_parser() -> Parser:
     """Return a parser of all flags of pretrain_dit.py in the standalone host."""
     parser = standalone_parser()
-    own_flags(parser)
+    project_flags(parser)
     return parser
 
 
 def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
     """Return the run that ``argv`` asks of the standalone host; raises ConfigError for flags that it does not know.
 
-    parser: one that also knows the flags of a training script; None: :func:`whole_parser`.
+    parser: one that also knows the flags of a training script; None: :func:`full_parser`.
     """
-    return RunConfig.of(vars((parser or whole_parser()).parse_strictly(argv)))
+    return RunConfig.of(vars((parser or full_parser()).parse_strictly(argv)))
 
 
 def words_of(run: RunConfig) -> list[str]:
     """Return a command line of the standalone host for ``run``: the flags that differ from their defaults."""
     given, words = run.flags(), dict[str, list[str]]()
-    for action in whole_parser()._actions:
+    for action in full_parser()._actions:
         value = given.get(action.dest, action.default)
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if value is not None and value != action.default and action.dest not in words:
@@ -66,15 +66,15 @@ def words_of(run: RunConfig) -> list[str]:
 
 
 def quiet(args: RunConfig) -> RunConfig:
-    """Return the run without its trackers and other outputs, so that it leaves nothing behind."""
+    """Return the run without its metrics loggers and other outputs, so that it leaves nothing behind."""
     unused = {row.name: row.default for row in rows() if not row.when_quiet}
-    return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, trackers()))}, **unused)
+    return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, metrics_loggers()))}, **unused)
 
 
-def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind], bool]) -> list[str]:
+def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[MetricsLoggerKind], bool]) -> list[str]:
     """Return the flags given that ``host`` ignores.
 
-    They are looked for in the table, in the trackers that ``is_meant`` selects, and in all watchers of other packages.
+    They are looked for in the table, in the metrics loggers that ``is_meant`` selects, and in all callbacks of other packages.
     """
     parser = argparse.ArgumentParser(add_help=False)
     adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
@@ -84,10 +84,10 @@ def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[TrackerKind],
     return [flag_of(action.dest) for action in parser._actions if given[action.dest] != action.default]
 
 
-def _of_parts(is_meant: Callable[[TrackerKind], bool]) -> list[AddFlags]:
-    meant = [partial(_add, kind) for kind in trackers() if is_meant(kind)]
-    return [*meant, *(watcher.flags for watcher in WATCHERS.brought())]
+def _of_parts(is_meant: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
+    meant = [partial(_add, kind) for kind in metrics_loggers() if is_meant(kind)]
+    return [*meant, *(callback.flags for callback in CALLBACKS.external())]
 
 
-def _add(kind: TrackerKind, group: Any) -> None:
+def _add(kind: MetricsLoggerKind, group: Any) -> None:
     add_flags(group, kind)

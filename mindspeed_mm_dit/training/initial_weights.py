@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import Beginning, GivenWeights, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import Beginning, SourceWeights, begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
-from mindspeed_mm_dit.models.on_paper import adapters_of, parameters_of
+from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.training.resume import Start, differences, print_rank_0
 
 
@@ -47,15 +47,15 @@ def first_weights(args: RunConfig, start: Start | None) -> First:
         return First(None)
     try:
         source = read_source(args.init_from, model.predictor)
-        begun = begin(source, model.predictor, args.mm.classes, args.seed)
-        weights = {name: value for name, value, _ in begun}
+        adapted_starter = begin(source, model.predictor, args.mm.classes, args.seed)
+        weights = {name: value for name, value, _ in adapted_starter}
         base = digest_of_base(weights) if adapters_of(model) else ""
         if start is not None:
             _check_base(args.init_from, base, start)
     except UserError as error:
         error.is_shared = True  # all ranks read one file
         raise
-    print_rank_0("\n".join(_said(source, begun, model, args.init_verbose)))
+    print_rank_0("\n".join(_said(source, adapted_starter, model, args.init_verbose)))
     new = {name: initial_value(name, p, args.seed) for name, p in parameters_of(model).items() if name not in weights}
     return First(weights | new, base)
 
@@ -70,12 +70,14 @@ def _check_base(given: str, base: str, start: Start) -> None:
         )
 
 
-def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, every_tensor: bool) -> Iterator[str]:
+def _said(
+    source: SourceWeights, adapted_starter: Sequence[Beginning], model: ModelConfig, every_tensor: bool
+) -> Iterator[str]:
     """Yield the lines that report what was taken and what is new."""
-    taken = sum(not how for _, _, how in begun)
-    yield f"initial weights: {source.path} ({source.format}): {taken} of {len(begun)} tensors as they are"
+    taken = sum(not how for _, _, how in adapted_starter)
+    yield f"initial weights: {source.path} ({source.format}): {taken} of {len(adapted_starter)} tensors as they are"
     yield from (f"    note: {note}" for note in source.notes)
-    for name, value, how in begun:
+    for name, value, how in adapted_starter:
         if how or every_tensor:
             yield f"    {name} {tuple(value.shape)}: {how or 'as it is'}"
     if "model" in source.facts:
@@ -84,7 +86,7 @@ def _said(source: GivenWeights, begun: Sequence[Beginning], model: ModelConfig, 
         for line in differences(there, model, sections):
             yield f"    note: {line}"
     if adapters := adapters_of(model):
-        if new := [name for name, _, how in begun if "drawn anew" in how]:
+        if new := [name for name, _, how in adapted_starter if "drawn anew" in how]:
             yield f"    note: {', '.join(new[:3])} stay as drawn: what is new to the base will be told apart badly"
         trained = parameters_of(model).num_elements(trained_only=True)
         yield f"frozen, with adapters beside {len(adapters)} layers: {trained:,} parameters are trained"

@@ -17,8 +17,8 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.trackers.contract import Tracker
-from mindspeed_mm_dit.training.trackers.registry import open_trackers
+from mindspeed_mm_dit.training.loggers.contract import MetricsLogger
+from mindspeed_mm_dit.training.loggers.registry import open_metrics_loggers
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
@@ -116,7 +116,7 @@ class RunLog:
         prints: bool,
         train_iters: int,
         iteration: int,
-        trackers: Sequence[Tracker] = (),
+        metrics_loggers: Sequence[MetricsLogger] = (),
         mfu: Callable[[float], float | None] = lambda images_per_second: None,
     ) -> None:
         self.prints, self._mfu = prints, mfu
@@ -129,7 +129,7 @@ class RunLog:
             dynamic_ncols=True,
             smoothing=0.05,
         )
-        self._trackers = trackers
+        self._trackers = metrics_loggers
         self._is_read_by_a_person = prints and sys.stdout.isatty()
         self._smoothed, self._estimated = math.nan, -math.inf
 
@@ -144,9 +144,9 @@ class RunLog:
         if self._is_read_by_a_person:
             before = record.loss if math.isnan(self._smoothed) else self._smoothed
             self._smoothed = SMOOTHING * before + (1 - SMOOTHING) * record.loss
-            self.say(format_row(record, self._smoothed))
+            self.echo(format_row(record, self._smoothed))
         else:
-            self.say(format_line(record, datetime.now()))
+            self.echo(format_line(record, datetime.now()))
             self._estimate(record)
         mfu = self._mfu(record.images_per_second)
         share = "" if mfu is None else f", MFU {mfu:.1%}"
@@ -161,15 +161,15 @@ class RunLog:
 
     def validation(self, iteration: int, loss: ValidationLoss) -> None:
         """Report the loss on the held-out images."""
-        self.say(loss.line(iteration))
+        self.echo(loss.line(iteration))
         self._scalars(iteration, loss.scalars())
 
     def picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
         """Pass a picture (H, W, 3) uint8 to the trackers."""
-        for tracker in self._trackers:
-            tracker.add_picture(iteration, name, pixels)
+        for metrics_logger in self._trackers:
+            metrics_logger.add_picture(iteration, name, pixels)
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         """Print a line without breaking the progress bar; if the reader is gone, the run goes on."""
         if not self.prints:
             return
@@ -182,8 +182,8 @@ class RunLog:
     def close(self) -> None:
         """Finish the bar and the trackers."""
         self._bar.close()
-        for tracker in self._trackers:
-            tracker.close()
+        for metrics_logger in self._trackers:
+            metrics_logger.close()
 
     def _estimate(self, record: StepRecord) -> None:
         is_first, now = self._estimated == -math.inf, time.monotonic()
@@ -191,11 +191,11 @@ class RunLog:
             return
         self._estimated = now
         if record.seconds_left >= (SECONDS_BETWEEN_ESTIMATES if is_first else 1):
-            self.say(f" about {time_left(record)} left of {record.train_iters:,} iterations")
+            self.echo(f" about {time_left(record)} left of {record.train_iters:,} iterations")
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
-        for tracker in self._trackers:
-            tracker.add(iteration, values)
+        for metrics_logger in self._trackers:
+            metrics_logger.add(iteration, values)
 
 
 def open_log(args: RunConfig, iteration: int) -> RunLog:
@@ -203,5 +203,11 @@ def open_log(args: RunConfig, iteration: int) -> RunLog:
     from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
 
     prints = runtime.rank() == runtime.world_size() - 1
-    trackers = open_trackers(args, iteration) if prints else ()
-    return RunLog(prints=prints, train_iters=args.train_iters, iteration=iteration, trackers=trackers, mfu=meter(args))
+    metrics_loggers = open_metrics_loggers(args, iteration) if prints else ()
+    return RunLog(
+        prints=prints,
+        train_iters=args.train_iters,
+        iteration=iteration,
+        metrics_loggers=metrics_loggers,
+        mfu=meter(args),
+    )

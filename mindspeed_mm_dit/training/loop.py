@@ -1,7 +1,7 @@
 """The training loop: batches, step, save, until the last step or until the ranks agree to stop.
 
-Log lines, validations, pictures and so on are the work of ``watchers``. The loop calls them at the moments that
-``watchers/contract.py`` lists.
+Log lines, validations, pictures and so on are the work of ``callbacks``. The loop calls them at the moments that
+``callbacks/contract.py`` lists.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
 from mindspeed_mm_dit.training.batches import next_batches
+from mindspeed_mm_dit.training.callbacks.contract import Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import open_callbacks
 from mindspeed_mm_dit.training.contract import Engine, ForwardStep
 from mindspeed_mm_dit.training.log import open_log
 from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
-from mindspeed_mm_dit.training.watchers.contract import Run, Step
-from mindspeed_mm_dit.training.watchers.registry import open_watchers
 
 
 def train(
@@ -42,7 +42,7 @@ def train(
     """
     with closing(open_log(args, progress.iteration)) as log:
         run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
-        run.watchers = open_watchers(run)
+        run.callbacks = open_callbacks(run)
         return _train(run, train_batches)
 
 
@@ -50,7 +50,7 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     args, progress = run.args, run.progress
     schedule = LearningRate.of(args)
     if progress.iteration >= args.train_iters:
-        run.log.say(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
+        run.log.echo(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
         asked = time.monotonic()
         batches = next_batches(train_batches, run.stop)
@@ -58,7 +58,7 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
         if run.stop.agree():
             break
         lr = schedule.at(progress.iteration)
-        run.tell(lambda watcher: watcher.before_step(run))
+        run.notify(lambda callback: callback.before_step(run))
         with named_step(f"iteration {progress.iteration + 1}"):
             result = run.engine.train_step(run.forward_step, iter(batches), lr)
             run.catch_up()  # on the steps before, while the device is busy with this one
@@ -70,11 +70,11 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
 
 def _end(run: Run) -> Stop | None:
     """Save the last state, and return why it is the last; None if --train-iters is reached."""
-    run.tell(lambda watcher: watcher.at_end(run))
+    run.notify(lambda callback: callback.at_end(run))
     ended = run.stop.agree()
     run.check()
     if ended:
         saved = "saving it" if run.args.save else "nothing is saved without --save"
-        run.log.say(f"{ended.reason} at iteration {run.progress.iteration}: {saved}")
+        run.log.echo(f"{ended.reason} at iteration {run.progress.iteration}: {saved}")
     run.progress.finish()
     return ended

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.claim import Claim
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.changes import run_facts
-from mindspeed_mm_dit.training.contract import Checkpoints, Kept
+from mindspeed_mm_dit.training.contract import Checkpoints, RunState
 from mindspeed_mm_dit.training.resume import Start, print_rank_0, same_folder
 from mindspeed_mm_dit.training.run_command import command
 
@@ -26,7 +26,7 @@ class Progress:
     If a save fails, the first rank reports it at once and only that save is lost; all ranks go on alike.
     """
 
-    def __init__(self, args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None) -> None:
+    def __init__(self, args: RunConfig, engine: RunState, checkpoints: Checkpoints, claim: FolderLock | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self.words: Sequence[str] | None = None
@@ -139,7 +139,7 @@ class Progress:
                 self._store.begin(self.iteration)
             except ConfigError as error:  # another run has taken the folder and what is unfinished in it
                 self._problem = problem = error
-                print_rank_0(f"warning: {error.told}")
+                print_rank_0(f"warning: {error.formatted}")
             except OSError as error:
                 self._problem = problem = unwritten(error, self._store.root)
                 self._give_up_save(problem)
@@ -147,7 +147,7 @@ class Progress:
 
     def _give_up_save(self, problem: CheckpointError) -> None:
         """Report why the save under way failed, and free its disk space; called in any thread."""
-        print_rank_0(f"warning: {problem.told}")
+        print_rank_0(f"warning: {problem.formatted}")
         if runtime.rank() == 0:
             with suppress(OSError):  # a folder that is gone
                 if self._claim.is_ours():
@@ -155,7 +155,7 @@ class Progress:
 
 
 @contextmanager
-def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
+def claimed_save(args: RunConfig) -> Iterator[FolderLock | None]:
     """Hold the --save folder for this run, on the first rank; None without --save.
 
     Raises:
@@ -165,7 +165,7 @@ def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
         print_rank_0("warning: without --save nothing of this run is kept")
         yield None
         return
-    claim, refused = Claim(args.save), None
+    claim, refused = FolderLock(args.save), None
     if runtime.rank() == 0:
         try:
             claim.take()
@@ -184,7 +184,7 @@ def claimed_save(args: RunConfig) -> Iterator[Claim | None]:
 
 
 def open_progress(
-    args: RunConfig, engine: Kept, checkpoints: Checkpoints, claim: Claim | None, start: Start | None
+    args: RunConfig, engine: RunState, checkpoints: Checkpoints, claim: FolderLock | None, start: Start | None
 ) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints, claim)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, lines_of
-from mindspeed_mm_dit.configs.limits import LARGEST, shown
+from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.errors import DataError
 
 Found = TypeVar("Found")
@@ -76,7 +76,7 @@ def _check_regular(path: Path) -> None:
 def step_of(text: str) -> int:
     """Return a step; raises ValueError unless it is a whole number up to 2**63 - 1."""
     if not text.isdecimal() or len(text) > 30 or int(text) > LARGEST:
-        raise ValueError(f"holds a step that no run reaches: {shown(text)}")
+        raise ValueError(f"holds a step that no run reaches: {short_repr(text)}")
     return int(text)
 
 

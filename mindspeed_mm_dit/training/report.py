@@ -18,11 +18,11 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.framework.ending import USER_ERROR
+from mindspeed_mm_dit.framework.exits import USER_ERROR
 from mindspeed_mm_dit.framework.launched import without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.request import read_prompts
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 Values = Mapping[str, Sequence[Any]]
@@ -91,7 +91,7 @@ def _computes_in_bf16(args: RunConfig) -> bool:
 def report(args: RunConfig) -> None:
     """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
 
-    ``args.begun_at``: the iteration that this process started from. Nothing is drawn if the run was complete by then,
+    ``args.start_iteration``: the iteration that this process started from. Nothing is drawn if the run was complete by then,
     or if drawing would take longer than the whole training, unless --report asks for it. A separate process draws,
     since this one has left its job, and MindSpore computes nothing after that. If drawing fails, this process exits
     with code 2.
@@ -100,20 +100,20 @@ def report(args: RunConfig) -> None:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
-        tell(how_to_resume(args, saved[-1] if saved else 0))
+        echo_if_open(how_to_resume(args, saved[-1] if saved else 0))
         return
     if why := _why_nothing(args):
-        tell(f"{why}; {_draws(args)} draws samples")
+        echo_if_open(f"{why}; {_draws(args)} draws samples")
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
         command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
-        tell(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
+        echo_if_open(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
         runtime.free_memory()  # the drawing process computes on the same device
         ended = subprocess.run(command, env=without_launcher(os.environ), check=False)
     if ended.returncode:
-        tell(
+        echo_if_open(
             f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
             f"complete and saved; draw samples with: {_draws(args)}",
             file=sys.stderr,
@@ -125,8 +125,8 @@ def _job(args: RunConfig, frames: Any) -> ReportJob:
     """Return what is drawn; what its samples begin with is written to the file ``frames``, if the network needs it."""
     data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
     examples = data.examples(prompts_to_sample(args))
-    if begun := examples.pop("image", None):
-        np.savez(frames, **{name: np.stack([own[name] for own in begun]) for name in begun[0]})
+    if adapted_starter := examples.pop("image", None):
+        np.savez(frames, **{name: np.stack([own[name] for own in adapted_starter]) for name in adapted_starter[0]})
         frames.flush()
     return ReportJob(
         save=args.save or "",
@@ -134,13 +134,13 @@ def _job(args: RunConfig, frames: Any) -> ReportJob:
         ai_framework=active(),
         sampler=args.report_sampler or objective_of(args.mm.model.diffusion).quick_sampler,
         steps=args.report_steps,
-        cfg_scale=predictor.cfg_scale(args.report_cfg_scale) if predictor.conditions.has_null else 1.0,
+        cfg_scale=predictor.cfg_scale(args.report_cfg_scale) if predictor.conditions.has_unconditional else 1.0,
         seed=args.seed,
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
         examples=_plain(examples),
         shapes=list(data.shapes_drawn()),
-        frames=frames.name if begun else None,
+        frames=frames.name if adapted_starter else None,
     )
 
 
@@ -156,8 +156,8 @@ def _why_nothing(args: RunConfig) -> str:
     A training step costs three forward passes (one forward, two's worth backward). A sample costs at most two per
     step, with guidance.
     """
-    if args.begun_at >= args.train_iters:
-        return f"iteration {args.begun_at} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
+    if args.start_iteration >= args.train_iters:
+        return f"iteration {args.start_iteration} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
     if args.report != "always" and 3 * args.train_iters * args.global_batch_size < 2 * args.report_steps * SAMPLES:
         return "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)"
     return ""

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted
+from mindspeed_mm_dit.framework.exits import exit_on_sigint
 from mindspeed_mm_dit.framework.launched import die_with_parent
 
-end_at_once_when_interrupted()
+exit_on_sigint()
 die_with_parent(signal.SIGTERM)  # a run that is killed leaves no process behind
 JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
@@ -25,24 +25,24 @@ activate(JOB["ai_framework"])  # before anything that needs a framework
 from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
 from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.models.data import sized
+from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.generate import SampleSettings
 from mindspeed_mm_dit.sampling.grid import captioned
 from mindspeed_mm_dit.sampling.image_files import draw_sizes
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.ranks import generate_spread
-from mindspeed_mm_dit.sampling.request import Asked
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
 Made = TypeVar("Made")
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
-PICTURES = Joined[Callable[[Path, str], Path]]("picture of a report")
+PICTURES = Registry[Callable[[Path, str], Path]]("report_picture")
 """Name -> (folder of the run, its TensorBoard folder) -> the picture that was drawn there."""
-JUDGES = Joined[Callable[[str, Sequence[str]], Judge | None]]("judge of a report")
+JUDGES = Registry[Callable[[str, Sequence[str]], Judge | None]]("report_judge")
 """Name -> (source of the data, items of the conditions) -> what recognises their samples."""
 
 
@@ -66,9 +66,9 @@ def draw(job: ReportJob) -> None:
     if "vector" not in job.examples:
         lines.append(("draw more", _next_command(job)))
     for name, place in lines:
-        tell(f"{name + ':':<14} {place}")
+        echo_if_open(f"{name + ':':<14} {place}")
     if last:
-        tell(last)
+        echo_if_open(last)
 
 
 def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
@@ -76,7 +76,7 @@ def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
     try:
         return make()
     except PlatformError as error:
-        tell(f"note: no {what}: {error.reason}: {error.cure}")
+        echo_if_open(f"note: no {what}: {error.reason}: {error.cure}")
         return None
 
 
@@ -108,14 +108,16 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     except PlatformError as error:
         return f"no samples are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
     if judge:
-        asked = Asked(judge.asked)
+        asked = SampleRequest(judge.asked)
     else:
-        asked = Asked(job.examples | _frames(job)).each(SAMPLES_PER_CLASS if conditions.items == ("label",) else 1)
+        asked = SampleRequest(job.examples | _frames(job)).each(
+            SAMPLES_PER_CLASS if conditions.items == ("label",) else 1
+        )
     guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
     shown = judge.shown if judge else slice(None)
     parts, lines = [], []
-    configs = [sized(config, tuple(shape)) for shape in job.shapes] or [config]
+    configs = [with_size(config, tuple(shape)) for shape in job.shapes] or [config]
     for drawn in configs:
         samples = generate_spread(picture, (model, drawn), asked, settings)
         assert samples is not None, "the one process of a report has the samples"

@@ -15,9 +15,9 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.changes import PREDICTOR_SETTINGS, changes, run_facts, table_of
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.contract import Checkpoints
@@ -220,4 +220,4 @@ def _content(folder: str) -> str:
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if runtime.rank() == 0:
-        tell(text)
+        echo_if_open(text)

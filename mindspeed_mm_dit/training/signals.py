@@ -1,4 +1,4 @@
-"""Requests to end a run early (a signal, the time, an error, a watcher), and how all ranks learn of them."""
+"""Requests to end a run early (a signal, the time, an error, a callback), and how all ranks learn of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.ending import SIGNALS, USER_ERROR
+from mindspeed_mm_dit.framework.exits import SIGNALS, USER_ERROR
 from mindspeed_mm_dit.terminal import print_nowhere
 
 LAUNCHER_SECONDS = 1.0

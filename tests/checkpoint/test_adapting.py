@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.checkpoint_fixtures import TINY_VAE, random_arrays, write
 
@@ -49,10 +49,10 @@ def test_adapters_are_no_weights_to_begin_with(tmp_path):
 
 
 @pytest.fixture
-def begun(tmp_path):
+def adapted_starter(tmp_path):
     """Begin a network that differs from THERE in some settings; return its values and what was done, by name."""
 
-    def begun(classes=("0", "1", "2"), facts=FACTS, weights=WEIGHTS, seed=5, **settings):
+    def adapted_starter(classes=("0", "1", "2"), facts=FACTS, weights=WEIGHTS, seed=5, **settings):
         path = tmp_path / "there.safetensors"
         path.unlink(missing_ok=True)
         FORMATS["safetensors"].write(path, State({"model": weights}, facts))
@@ -63,7 +63,7 @@ def begun(tmp_path):
         assert all(value.dtype == np.float32 for _, value, _ in found)
         return {name: value for name, value, _ in found}, {name: how for name, _, how in found if how}
 
-    return begun
+    return adapted_starter
 
 
 def assert_taken(values, but=()):
@@ -71,14 +71,14 @@ def assert_taken(values, but=()):
         assert name in but or value.tobytes() == WEIGHTS[name].tobytes(), name
 
 
-def test_bare_weights_of_the_same_network_are_taken_as_they_are(begun):
-    values, how = begun(("cat", "dog", "2"), {})
+def test_bare_weights_of_the_same_network_are_taken_as_they_are(adapted_starter):
+    values, how = adapted_starter(("cat", "dog", "2"), {})
     assert not how
     assert_taken(values)
 
 
-def test_dit_of_classes_begins_one_of_captions(begun):
-    values, how = begun(num_classes=0, text_dim=6, pooled_dim=4)
+def test_dit_of_classes_begins_one_of_captions(adapted_starter):
+    values, how = adapted_starter(num_classes=0, text_dim=6, pooled_dim=4)
     new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
     assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
     assert set(how.values()) == {"drawn anew: the given weights have none"}
@@ -88,14 +88,14 @@ def test_dit_of_classes_begins_one_of_captions(begun):
     assert not values["blocks.0.cross_attn.to_out.0.weight"].any(), "so the first answer is that of the DiT of classes"
 
 
-def test_captions_of_another_text_encoder_are_embedded_anew(begun):
+def test_captions_of_another_text_encoder_are_embedded_anew(adapted_starter):
     there = dataclasses.replace(THERE, num_classes=0, text_dim=6)
     facts = FACTS | {"model": MODEL_JSON | {
         "predictor": MODEL_JSON["predictor"] | {"num_classes": 0, "text_dim": 6},
         "text_encoder": {"from_pretrained": "nowhere"},
     }}  # fmt: skip
     weights = weights_of(there)
-    values, how = begun(facts=facts, weights=weights, num_classes=0, text_dim=9)
+    values, how = adapted_starter(facts=facts, weights=weights, num_classes=0, text_dim=9)
     assert how == {"text_embedder.linear_1.weight": "drawn anew for texts of width 9"}
     assert all(values[name].tobytes() == weights[name].tobytes() for name in values if name not in how)
 
@@ -118,9 +118,9 @@ def test_captions_of_another_text_encoder_are_embedded_anew(begun):
         ("", "cat dog", [None, None, 3], "2 of 2 classes drawn anew, "),
     ],
 )
-def test_classes_are_kept_by_name_wherever_they_stand(begun, classes, names, rows, done):
+def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, names, rows, done):
     facts, names = FACTS | {"classes": classes.split()} if classes else {}, names.split()
-    values, how = begun(names, facts, num_classes=len(names))
+    values, how = adapted_starter(names, facts, num_classes=len(names))
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=len(names))), 5)[TABLE]
     wanted = [drawn[number] if row is None else WEIGHTS[TABLE][row] for number, row in enumerate(rows)]
     np.testing.assert_array_equal(values[TABLE], np.stack(wanted))
@@ -128,18 +128,18 @@ def test_classes_are_kept_by_name_wherever_they_stand(begun, classes, names, row
     assert_taken(values, {TABLE})
 
 
-def test_model_without_label_dropout_has_no_null_class(begun):
-    values, how = begun(("cat", "dog", "2"), class_dropout_prob=0.0)
+def test_model_without_label_dropout_has_no_null_class(adapted_starter):
+    values, how = adapted_starter(("cat", "dog", "2"), class_dropout_prob=0.0)
     np.testing.assert_array_equal(values[TABLE], WEIGHTS[TABLE][:3])
     never = dataclasses.replace(THERE, class_dropout_prob=0.0)
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"class_dropout_prob": 0.0}}}
-    values, how = begun(("cat", "dog", "2"), facts, weights_of(never))
+    values, how = adapted_starter(("cat", "dog", "2"), facts, weights_of(never))
     assert how == {TABLE: "3 of 3 classes kept, the null class drawn anew"}
     assert values[TABLE].shape == (4, 16)
 
 
-def test_other_size_has_its_positions_computed(begun):
-    values, how = begun(input_size=16)
+def test_other_size_has_its_positions_computed(adapted_starter):
+    values, how = adapted_starter(input_size=16)
     np.testing.assert_array_equal(values["pos_embed"][0], sincos_positions_2d(16, 8))
     assert how == {"pos_embed": "computed anew for 8 x 8 patches"}
     assert_taken(values, {"pos_embed"})
@@ -148,19 +148,19 @@ def test_other_size_has_its_positions_computed(begun):
 LAST = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def test_another_patch_is_resampled_and_back_again_is_the_same(begun):
-    larger, how = begun(patch_size=4)
+def test_another_patch_is_resampled_and_back_again_is_the_same(adapted_starter):
+    larger, how = adapted_starter(patch_size=4)
     assert how.pop("pos_embed") == "computed anew for 2 x 2 patches"
     assert how == dict.fromkeys((EMBEDDING, *LAST), "resampled from patches of 2 to 4")
     here = dataclasses.replace(THERE, patch_size=4)
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"patch_size": 4}}}
-    back, _ = begun(("cat", "dog", "2"), facts, larger)
+    back, _ = adapted_starter(("cat", "dog", "2"), facts, larger)
     for name, value in back.items():
         np.testing.assert_allclose(value, WEIGHTS[name], atol=1e-5, err_msg=name)
     assert here.num_tokens == 4
 
 
-def test_twice_the_size_in_twice_the_patches_answers_alike(begun, framework):
+def test_twice_the_size_in_twice_the_patches_answers_alike(adapted_starter, framework):
     """Of an image made of grown patches the whole network says the grown answer."""
     from mindspeed_mm_dit.configs.resampling import resize_matrix
     from mindspeed_mm_dit.framework import ops, runtime
@@ -178,30 +178,30 @@ def test_twice_the_size_in_twice_the_patches_answers_alike(begun, framework):
         return (matrix @ patches @ matrix.T).transpose(0, 1, 2, 4, 3, 5).reshape(*x.shape[:2], 16, 16)
 
     here = dataclasses.replace(THERE, input_size=16, patch_size=4)
-    values, _ = begun(input_size=16, patch_size=4)
+    values, _ = adapted_starter(input_size=16, patch_size=4)
     x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     there = answer(THERE, WEIGHTS, x)
     ours = answer(here, values, grown(x).astype(np.float32))
     np.testing.assert_allclose(ours, grown(there), atol=1e-4 * np.abs(there).max())  # float32 of six layers
 
 
-def test_variance_is_dropped_or_begins_at_zero(begun):
-    values, how = begun(learn_sigma=False)
+def test_variance_is_dropped_or_begins_at_zero(adapted_starter):
+    values, how = adapted_starter(learn_sigma=False)
     kept = WEIGHTS[LAST[0]].reshape(2, 2, 2, 3, 16)[:, :, 0]
     np.testing.assert_array_equal(values[LAST[0]], kept.reshape(12, 16))
     assert how == dict.fromkeys(LAST, "the variance dropped")
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"learn_sigma": False},
                                             "diffusion": {"model_id": "gaussian_diffusion",
                                                           "variance_type": "fixed_small"}}}  # fmt: skip
-    again, how = begun(("cat", "dog", "2"), facts, values)
+    again, how = adapted_starter(("cat", "dog", "2"), facts, values)
     parts = again[LAST[0]].reshape(2, 2, 2, 3, 16)
     np.testing.assert_array_equal(parts[:, :, 0], kept)
     assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "a variance added, of zeros")
 
 
-def test_grey_is_embedded_as_its_three_equal_colours(begun):
+def test_grey_is_embedded_as_its_three_equal_colours(adapted_starter):
     grey = dataclasses.replace(THERE, in_channels=1)
-    values, how = begun(in_channels=1)
+    values, how = adapted_starter(in_channels=1)
     patch = np.random.default_rng(2).standard_normal((2, 2)).astype(np.float32)
     np.testing.assert_allclose(
         np.einsum("dij,ij->d", values[EMBEDDING][:, 0], patch),
@@ -211,13 +211,13 @@ def test_grey_is_embedded_as_its_three_equal_colours(begun):
     np.testing.assert_allclose(values[LAST[1]].reshape(2, 2, 2, 1), colours.mean(3, keepdims=True), atol=1e-6)
     assert how[EMBEDDING] == "from colour to grey"
     facts = {"classes": ["cat", "dog", "2"]}
-    back, how = begun(("cat", "dog", "2"), facts, weights_of(grey))
+    back, how = adapted_starter(("cat", "dog", "2"), facts, weights_of(grey))
     np.testing.assert_allclose(back[EMBEDDING].sum(1), weights_of(grey)[EMBEDDING][:, 0], atol=1e-6)
     assert how[LAST[0]] == "from grey to colour"
 
 
-def test_latents_of_another_autoencoder_are_embedded_anew(begun):
-    values, how = begun(in_channels=16)
+def test_latents_of_another_autoencoder_are_embedded_anew(adapted_starter):
+    values, how = adapted_starter(in_channels=16)
     assert how[EMBEDDING] == how[LAST[1]] == (
         "drawn anew: latents of 3 channels there and of 16 here have nothing in common"
     )  # fmt: skip
@@ -240,9 +240,9 @@ def test_latents_of_another_autoencoder_are_embedded_anew(begun):
         ({"rope": True}, "does not fit this model: rope is False there and True here\n"),  # (which no tensor shows)
     ],
 )
-def test_other_width_depth_or_heads_are_refused(begun, settings, message):
+def test_other_width_depth_or_heads_are_refused(adapted_starter, settings, message):
     with pytest.raises(CheckpointError) as caught:
-        begun(**settings)
+        adapted_starter(**settings)
     assert message in str(caught.value) and "Cure: only num_classes, class_dropout_prob, input" in str(caught.value)
 
 
@@ -305,8 +305,8 @@ def test_wan_takes_weights_of_its_own_size_alone(tmp_path):
     path, weights = tmp_path / "wan.safetensors", random_arrays(OTHERS["wan"], 0)
     FORMATS["safetensors"].write(path, State({"model": weights}))
     source = read_source(path, SMALL_WAN)
-    begun = begin(source, SMALL_WAN, (), 0)
-    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
+    adapted_starter = begin(source, SMALL_WAN, (), 0)
+    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in adapted_starter)
     wider = dataclasses.replace(SMALL_WAN, ffn_dim=48)
     with pytest.raises(
         CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only latent_size, rope_max_seq_len"
@@ -327,8 +327,8 @@ def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
     weights = random_arrays(parameters_of(grey).shapes(), 0)
     FORMATS["safetensors"].write(path, State({"model": weights}, {"model": model}))
     longer = dataclasses.replace(grey, latent_size=(3, 8, 8), rope_max_seq_len=64)
-    begun = begin(read_source(path, longer), longer, (), 0)
-    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in begun)
+    adapted_starter = begin(read_source(path, longer), longer, (), 0)
+    assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in adapted_starter)
 
 
 def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.draws import Stream, normals
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.autoencoder_kl_fixtures import FLUX, our_shapes, write_flux2, write_folder
 from tests.checkpoint.test_lora_files import TARGETS, drawn
 from tests.checkpoint_fixtures import assert_same
@@ -103,11 +103,11 @@ def our_picture(place, config, asked, *adapters):
     """Pixels (H, W, 3) from 0 to 1."""
     from mindspeed_mm_dit.sampling.generate import generate, settings_for
     from mindspeed_mm_dit.sampling.load import load_adapters, load_model
-    from mindspeed_mm_dit.sampling.request import Asked
+    from mindspeed_mm_dit.sampling.request import SampleRequest
 
     model, _ = load_model(place / "a.safetensors", None, adapters=load_adapters(adapters, config))
     settings = settings_for(config, steps=STEPS, seed=3, **({"scale": 1.0} | asked))
-    return generate(model, config, Asked({"caption": [TEXT]}), settings)[0] / 255
+    return generate(model, config, SampleRequest({"caption": [TEXT]}), settings)[0] / 255
 
 
 def their_picture(pipeline, config, asked, predictor):

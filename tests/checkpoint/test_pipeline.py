@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import timestep_frequencies
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import needs_diffusers
@@ -67,10 +67,10 @@ def drawn_here(source, labels, steps):
     from mindspeed_mm_dit.objectives.guidance import Guidance
     from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
     from mindspeed_mm_dit.sampling.load import load_model
-    from mindspeed_mm_dit.sampling.request import Asked
+    from mindspeed_mm_dit.sampling.request import SampleRequest
 
     settings = SampleSettings("ddim", steps, Guidance(4.0, "all"), seed=5)
-    return generate(*load_model(source, None), Asked({"label": labels}), settings).astype(int)
+    return generate(*load_model(source, None), SampleRequest({"label": labels}), settings).astype(int)
 
 
 def drawn_there(folder, labels, monkeypatch, **steps):

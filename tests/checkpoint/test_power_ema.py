@@ -9,8 +9,8 @@ from mindspeed_mm_dit.checkpoint.power_ema import (
     are_stds,
     check_stds,
     combination,
+    decay_weight,
     exponent,
-    share,
     trees,
 )
 from mindspeed_mm_dit.errors import ConfigError
@@ -41,7 +41,7 @@ def test_exponents_are_those_published():
 def test_step_by_step_each_step_counts_what_it_should(std):
     gamma, found = exponent(std), np.zeros(0)
     for step in range(1, 51):
-        moved = share(step, gamma)
+        moved = decay_weight(step, gamma)
         found = np.append(found * (1 - moved), moved)
     np.testing.assert_allclose(found, counted(Profile(50, std)), rtol=1e-9, atol=1e-16)
 

@@ -10,7 +10,7 @@ from mindspeed_mm_dit.checkpoint.shapes import vae_config, vae_shapes
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.checkpoint_fixtures import (
     MODEL_JSON,
     TINY,

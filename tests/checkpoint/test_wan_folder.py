@@ -53,14 +53,14 @@ def test_text_to_video_network_begins_one_from_an_image(network, tmp_path, setti
 
     network.save_pretrained(tmp_path / "wan")
     config = WanConfig(**{**SIZES, **settings}, latent_size=(3, 16, 16))
-    ours, begun = Wan(config), begin(read_source(tmp_path / "wan", config), config, (), 0)
-    ours.load_state_dict({own.name: torch.from_numpy(own.value) for own in begun})
+    ours, adapted_starter = Wan(config), begin(read_source(tmp_path / "wan", config), config, (), 0)
+    ours.load_state_dict({own.name: torch.from_numpy(own.value) for own in adapted_starter})
     torch.manual_seed(1)
     x, t, text = torch.randn(2, 1, 3, 16, 16), torch.tensor([900.0, 30.0]), torch.randn(2, 5, 64)
     given = {name: torch.from_numpy(array) for name, array in config.conditions.examples(2).items() if name != "text"}
     with torch.no_grad():
         torch.testing.assert_close(ours(x, t, text, *given.values()), network(x, t, text).sample, rtol=1e-4, atol=1e-5)
-    said = {own.name: own.how for own in begun if own.how}
+    said = {own.name: own.how for own in adapted_starter if own.how}
     assert said["patch_embedding.weight"] == "zeros for the 5 channels of the given frames"
 
 

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import Asked, labels_of, split_classes
+from mindspeed_mm_dit.sampling.request import SampleRequest, labels_of, split_classes
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -112,7 +112,9 @@ def test_batch_size_and_precision_change_little(trained, tmp_path):
 def test_weights_in_bfloat16_draw_what_autocast_draws(trained):
     settings = SampleSettings("ddim", 5, Guidance(2.0), bf16=True)
     images = [
-        generate(*load_model(f"{trained}/checkpoints", None, bf16=kept), Asked({"label": [0, 1, 2, 3]}), settings)
+        generate(
+            *load_model(f"{trained}/checkpoints", None, bf16=kept), SampleRequest({"label": [0, 1, 2, 3]}), settings
+        )
         for kept in (False, True)
     ]
     assert np.array_equal(*images)

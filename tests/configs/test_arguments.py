@@ -18,8 +18,8 @@ from mindspeed_mm_dit.configs.synonyms import SYNONYMS, synonym
 from mindspeed_mm_dit.configs.text_encoder import T5Config
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.training.flags import full_parser
 from mindspeed_mm_dit.training.flags import parse as parse_flags
-from mindspeed_mm_dit.training.flags import whole_parser
 
 NEEDED = "--mm-model m.json --mm-data d.json --micro-batch-size 4 --train-iters 10 --lr 1e-4 "
 
@@ -113,7 +113,7 @@ SECTIONS = {
 
 
 def test_every_target_of_a_synonym_exists():
-    parsers = [whole_parser(), *map(parser_of, COMMANDS)]
+    parsers = [full_parser(), *map(parser_of, COMMANDS)]
     flags = {flag for parser in parsers for flag in parser._option_string_actions}
     for target in SYNONYMS:
         names = re.findall(r"--[a-z0-9-]+", target)

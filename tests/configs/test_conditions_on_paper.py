@@ -1,4 +1,4 @@
-"""Conditions and predictors on paper: what their defaults say, and what a plugin may not declare."""
+"""Conditions and predictors on the meta backend: what their defaults say, and what a plugin may not declare."""
 
 import argparse
 import dataclasses
@@ -18,10 +18,10 @@ def test_last_example_of_a_vector_is_its_null_if_dropped():
         vector = Vector(width=4, dropout=dropout)
         examples = vector.examples(3)["vector"]
         assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
-        assert examples[-1].any() != vector.has_null
-        assert not vector.null(2)["vector"].any()
+        assert examples[-1].any() != vector.has_unconditional
+        assert not vector.unconditional(2)["vector"].any()
     with pytest.raises(ConfigError, match="predictor: its text: has a null value that only a text encoder"):
-        TextStates(length=3, width=4).null(2)
+        TextStates(length=3, width=4).unconditional(2)
 
 
 def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
@@ -29,7 +29,7 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     PredictorConfig.check_context_parallel(plain, 1)
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor cannot split a sample"):
         PredictorConfig.check_context_parallel(plain, 2)
-    assert not PredictorConfig.may_lack(plain, "a.weight") and PredictorConfig.settings_of_size(plain) == {}
+    assert not PredictorConfig.is_optional(plain, "a.weight") and PredictorConfig.settings_of_size(plain) == {}
 
 
 def test_missing_tensor_and_other_dimensions_are_refused():

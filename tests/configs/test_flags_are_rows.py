@@ -26,11 +26,11 @@ run = sys.modules[found.name] = importlib.util.module_from_spec(found)
 exec(compile(source.replace(OWN, ROWS + OWN), found.origin, "exec"), vars(run))
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.wings.mindspeed_mm.megatron import commandline as megatron
-from mindspeed_mm_dit.wings.mindspeed_mm.native import commandline as native
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import commandline as megatron
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import commandline as native
 from mindspeed_mm_dit.training.changes import changes
 from mindspeed_mm_dit.training.flags import parse, quiet, whole_parser
-from mindspeed_mm_dit.wings.lab.past_run import flags_of
+from mindspeed_mm_dit.tools.verify.past_run import flags_of
 
 RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()
 
@@ -43,7 +43,7 @@ def refusal(*words):
 given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
 replayed = quiet(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
 print(json.dumps({
-    "help": "stars beside the loss (default: 1)" in whole_parser().format_help(),
+    "help": "stars beside the loss (default: 1)" in full_parser().format_help(),
     "parsed": parse(given).sparkle,
     "of a wrong type": refusal("--sparkle", "-3"),
     "without what it needs": refusal("--sparkle", "0", "--sparkle-colour", "red"),

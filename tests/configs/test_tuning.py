@@ -1,4 +1,4 @@
-"""What a run trains: patterns of frozen modules and of layers with adapters, on paper."""
+"""What a run trains: patterns of frozen modules and of layers with adapters, on the meta backend."""
 
 import argparse
 import dataclasses
@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 WAN = parameters_of(WanConfig(num_layers=3, num_attention_heads=2, attention_head_dim=32, ffn_dim=96))
 SMALL = DiTConfig(hidden_size=48, num_layers=4, num_heads=4, input_size=8, num_classes=10)

@@ -54,16 +54,16 @@ def changed(old, new, modules):
 
 def page(old, new):
     """Yield the lines of the page; the trees of ``new`` must be what Python finds."""
-    from mindspeed_mm_dit.wings.mindspeed_mm.installed import lacks
-    from mindspeed_mm_dit.wings.mindspeed_mm.megatron import contract as megatron
-    from mindspeed_mm_dit.wings.mindspeed_mm.native import contract as native
+    from mindspeed_mm_dit.integrations.mindspeed_mm.installed import missing_from
+    from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract as megatron
+    from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract as native
 
     yield f"# From {old.name} to {new.name}"
     for tree in TREES:
         head = new / tree / ".git/HEAD"
         yield f"{tree}: {head.read_text().strip()}" if head.is_file() else tree
     for route, relied_on in (("native engine", native.RELIED_ON), ("old route", megatron.RELIED_ON)):
-        missing = lacks(relied_on)
+        missing = missing_from(relied_on)
         yield from ("", f"## What the {route} lacks of what we rely on", *(missing or ["nothing"]))
         modules = [module for module in relied_on if module.startswith(("mindspeed.", "mindspeed_mm."))]
         more = list(FOLLOWED) if relied_on is native.RELIED_ON else []

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.commandline import as_text, parse, yaml_for
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.launch import COMMAND
 from mindspeed_mm_dit.training.launch.variables import free_port
-from mindspeed_mm_dit.wings.mindspeed_mm.native.commandline import as_text, parse, yaml_for
-from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
-from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts, forked
 from tests.training.launch import place_of
@@ -74,7 +74,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 activate("pytorch")
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.wings.mindspeed_mm.native import run
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import run
 from mindspeed_mm_dit.training.resume import find_start
 for path in sys.argv[1:]:
     sys.argv[:] = ["trainer.py", path]
@@ -83,7 +83,7 @@ for path in sys.argv[1:]:
         find_start(run.current().flags, torch_dcp)
         print("no complaint of", path)
     except UserError as error:
-        print(error.told)
+        print(error.formatted)
 """
 """What the plugin does before a model is built, for one yaml after another: the engine is imported once for all."""
 

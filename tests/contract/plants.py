@@ -8,9 +8,9 @@ if __name__ == "__main__":
     from mindspeed_mm_dit.framework import activate
 
     activate("pytorch")
+    from mindspeed_mm_dit.tools.verify.prove_hosted import main
+    from mindspeed_mm_dit.tools.verify.task import read_tasks
     from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
-    from mindspeed_mm_dit.wings.lab.prove_hosted import main
-    from mindspeed_mm_dit.wings.lab.task import read_tasks
 
     MovingAverage.update = lambda self: None
     main(*read_tasks(sys.argv[-1]))

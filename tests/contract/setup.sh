@@ -8,7 +8,7 @@
 #   DIR/PAIR/old.env, DIR/PAIR/native.env         to be sourced: a shell that trains by that route, and its tests
 #
 # What is there already is kept. Variables:
-#   NPU_ON_CPU=DIR    a folder with a torch_npu that answers on a CPU, as tests/device_apart has; on an NPU leave it out
+#   NPU_ON_CPU=DIR    a folder with a torch_npu that answers on a CPU, as tests/mock_accelerator has; on an NPU leave it out
 #   PYTHON=python3    the interpreter to start from, 3.10 or 3.11
 #   MINDSPEED_MM_GIT, MINDSPEED_GIT, MEGATRON_GIT    other addresses, or git folders of this machine
 set -euo pipefail

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.wings.mindspeed_mm.installed import lacks
-from mindspeed_mm_dit.wings.mindspeed_mm.megatron import versions
-from mindspeed_mm_dit.wings.mindspeed_mm.megatron.contract import RELIED_ON, check_host
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import missing_from
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import versions
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.contract import RELIED_ON, check_host
 from tests.conftest import ROOT
 from tests.contract.hosted import TREES, needs_trees, tree
 
-ROOM = ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/megatron"
+ROOM = ROOT / "mindspeed_mm_dit/integrations/mindspeed_mm/megatron"
 HOST = ("megatron", "mindspeed", "mindspeed_mm", "checkpoint")
 
 
@@ -40,7 +40,7 @@ def test_mindspeed_is_imported_by_its_rooms_alone():
 def test_host_has_what_the_list_says(monkeypatch):
     for home in reversed(TREES):
         monkeypatch.syspath_prepend(str(tree(home)))
-    assert lacks(RELIED_ON) == [] and versions.warnings("0.12.1") == []
+    assert missing_from(RELIED_ON) == [] and versions.warnings("0.12.1") == []
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_another_pair_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_names_that_may_be_unpickled_have_a_module():
-    body = ast.parse((ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/megatron/state.py").read_text()).body
+    body = ast.parse((ROOT / "mindspeed_mm_dit/integrations/mindspeed_mm/megatron/state.py").read_text()).body
     (names,) = [ast.literal_eval(n.value) for n in body if isinstance(n, ast.Assign)
                 and isinstance(n.targets[0], ast.Name) and n.targets[0].id == "MAY_BE_PICKLED"]  # fmt: skip
     assert "argparse.Namespace" in names and [name for name in names if "." not in name] == []

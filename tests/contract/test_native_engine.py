@@ -8,11 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import claim
-from mindspeed_mm_dit.checkpoint.claim import Owner, _started
+from mindspeed_mm_dit.checkpoint import lock
+from mindspeed_mm_dit.checkpoint.lock import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.wings.mindspeed_mm.native.launch import COMMAND
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.launch import COMMAND
 from tests.contract.hosted import good, needs_device, on_a_device_apart
 from tests.contract.native_hosted import NativeAndStandalone, environment, needs_engine, run_python
 from tests.data import test_cache_of_images
@@ -187,7 +187,7 @@ def test_kill_during_a_save_loses_that_save_alone(runs, standalone, is_async):
 def test_folder_of_another_run_is_refused(runs):
     (runs.folder / "owned").mkdir()
     owner = dataclasses.replace(Owner.here(), pid=os.getppid(), process_started=_started(os.getppid()))
-    (runs.folder / "owned" / claim.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
+    (runs.folder / "owned" / lock.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
     outcome = runs.engine(runs.yaml("owned", 2, "--save owned", fsdp2=False))
     assert outcome.code != 0 and "--save = owned: belongs to" in outcome.output and not outcome.losses
 
@@ -246,9 +246,9 @@ def test_engine_resumes_the_old_route(runs, standalone):
     path = runs.yaml("from_old", LATER[-1], "--load old_route --save from_old", fsdp2=False)
     check_same(good(runs.engine(path)), standalone, LATER)
     path = runs.yaml("anew", 2, fsdp2=False, training__load="nowhere")
-    begun = good(runs.engine(path))
-    assert "no checkpoint in nowhere: starting anew" in begun.output
-    check_same(begun, standalone, range(1, 3))
+    adapted_starter = good(runs.engine(path))
+    assert "no checkpoint in nowhere: starting anew" in adapted_starter.output
+    check_same(adapted_starter, standalone, range(1, 3))
 
 
 def write_as_the_old_route(runs):

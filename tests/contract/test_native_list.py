@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.wings.mindspeed_mm.native.contract import RELIED_ON, REPLACED, check_replaced
-from mindspeed_mm_dit.wings.mindspeed_mm.native.settings import FLAGS, OURS, SHARDING, THEIRS
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import RELIED_ON, REPLACED, check_replaced
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import FLAGS, OURS, SHARDING, THEIRS
 from tests.conftest import ROOT
 from tests.contract.native_hosted import needs_engine
 from tests.contract.test_list import imports
 
-ROOM = ROOT / "mindspeed_mm_dit/wings/mindspeed_mm/native"
+ROOM = ROOT / "mindspeed_mm_dit/integrations/mindspeed_mm/native"
 
 
 def source(module):

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.captions_fixtures import WIDTH, captioned_configs
 from tests.contract.hosted import TwoHosts, needs_trees, train_in_sora
@@ -44,7 +44,7 @@ def write_family(name, place):
     model["diffusion"] |= {"data_time": predictor.data_time}
     model["predictor"] = dataclasses.asdict(predictor)
     (place / "model.json").write_text(json.dumps(model))
-    blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(predictor).stems]
+    blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(predictor).block_prefixes]
     (place / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
 
 

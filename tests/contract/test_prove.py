@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.wings.lab import proof
-from mindspeed_mm_dit.wings.lab.layouts import chosen
-from mindspeed_mm_dit.wings.lab.proof import open_config, prove
+from mindspeed_mm_dit.tools.verify import proof
+from mindspeed_mm_dit.tools.verify.layouts import chosen
+from mindspeed_mm_dit.tools.verify.proof import open_config, prove
 from tests.conftest import ROOT
 from tests.contract import hosted, native_hosted
+from tests.tools.verify.campaign import config_folder
 from tests.training.launch import Configs
-from tests.wings.lab.campaign import config_folder
 
 ROUTES = [
     pytest.param("MindSpeed-MM, old route", hosted, marks=hosted.needs_trees),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.wings.view.logs import parse_validation
+from mindspeed_mm_dit.tools.visualize.logs import parse_validation
 from tests.conftest import ROOT
 from tests.contract.hosted import (
     FLAGS,
@@ -210,7 +210,7 @@ def test_features_with_some_of_the_draws_are_refused(tmp_path):
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import DataError\n"
-        "from mindspeed_mm_dit.wings.mindspeed_mm.megatron.sora import SoRADiffusion\n"
+        "from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.sora import SoRADiffusion\n"
         "diffusion = SoRADiffusion(model_id='flow_matching')\n"
         "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
         "except DataError as error:\n    print(error)\n"
@@ -222,7 +222,7 @@ def test_registration_is_idempotent_and_refuses_other_entries(tmp_path):
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import ConfigError\n"
-        "from mindspeed_mm_dit.wings.mindspeed_mm.megatron.register import OURS, register\n"
+        "from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.register import OURS, register\n"
         "register(); register()\n"
         "assert all(entries.items() <= table.items() for _, table, entries in OURS)\n"
         "foreign = type('Foreign', (), {})\n"

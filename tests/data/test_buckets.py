@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.buckets import BucketOrder, counted, lines, nearest, part_kept, shapes_of
+from mindspeed_mm_dit.data.buckets import BucketOrder, counted, fraction_after_crop, lines, nearest, shapes_of
 from mindspeed_mm_dit.data.draws import VALIDATION_START
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, UserError
@@ -62,7 +62,7 @@ def test_an_image_goes_to_the_shape_that_keeps_most_of_it():
     sizes = np.array([[100, 100], [100, 149], [160, 100], [9, 13], [400, 600], [16, 24], [100, 1000]])
     assert nearest(sizes, shapes).tolist() == [0, 3, 2, 1, 3, 3, 3]
     clips = np.array([[4, 20, 30], [6, 30, 20], [6, 20, 20]])
-    np.testing.assert_allclose(part_kept(clips, np.array([2, 8, 8])), [1 / 3, 2 / 9, 1 / 3])
+    np.testing.assert_allclose(fraction_after_crop(clips, np.array([2, 8, 8])), [1 / 3, 2 / 9, 1 / 3])
     assert counted(shapes[[1, 0, 1]]) == [((8, 8), 1), ((8, 12), 2)]
 
 

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
 from tests.conftest import GOLDEN
 
 CLIPS = 5

@@ -9,12 +9,12 @@ from mindspeed_mm_dit.configs.condition import TextStates
 from mindspeed_mm_dit.data import clips
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
-from mindspeed_mm_dit.data.conditions.contract import Fed
-from mindspeed_mm_dit.data.conditions.text import CaptionFeed
+from mindspeed_mm_dit.data.conditions.contract import ConditionBatch
+from mindspeed_mm_dit.data.conditions.text import CaptionCollator
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
-from mindspeed_mm_dit.data.rows import Wanted
-from mindspeed_mm_dit.data.samples import Samples
+from mindspeed_mm_dit.data.rows import SourceRequest
+from mindspeed_mm_dit.data.samples import SampleReader
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -53,9 +53,9 @@ def pixels_of(param, clips, starts):
 
 def samples(param, seed=0, draw=lambda seed, sample_indices, shape: {}):
     rows = open_rows(param)
-    feed = CaptionFeed(TextStates(8, 4), Fed(rows, seed, 0, param.caption_dropout_prob, [tokens]))
+    feed = CaptionCollator(TextStates(8, 4), ConditionBatch(rows, seed, 0, param.caption_dropout_prob, [tokens]))
     order, shape = SampleOrder(len(rows), seed), (16, 2, 2, 3)
-    return Samples(ClipReader(rows, param), [feed], order, seed, draw, lambda read: shape)
+    return SampleReader(ClipReader(rows, param), [feed], order, seed, draw, lambda read: shape)
 
 
 def tokens(captions):
@@ -93,7 +93,7 @@ def test_train_fps_thins_fast_videos_and_repeats_slow_ones(tmp_path):
 def test_frame_rates_that_change_the_speed_get_a_warning(tmp_path, rates, model, train_fps, warns):
     entries = [video(tmp_path, f"{number}.mp4", fps=rate) for number, rate in enumerate(rates)]
     own = param(tmp_path, entries, train_fps=train_fps, num_frames=2)
-    found = [note for note in source_of(own).open(own, Wanted(frame_rate=model)).notes if "train_fps" in note]
+    found = [note for note in source_of(own).open(own, SourceRequest(frame_rate=model)).notes if "train_fps" in note]
     assert [warns in note for note in found] == [True] * bool(warns)
 
 
@@ -241,13 +241,13 @@ def test_classes_of_clips_are_those_of_the_annotation(tmp_path):
     entries = [video(tmp_path, f"{n}.mp4") | {"kind": kind} for n, kind in enumerate(("dog", "cat", "dog"))]
     for entry in entries[1:]:
         del entry["cap"]  # which nobody asks for
-    found = source_of(labelled := param(tmp_path, entries, label_key="kind")).open(labelled, Wanted(("label",)))
+    found = source_of(labelled := param(tmp_path, entries, label_key="kind")).open(labelled, SourceRequest(("label",)))
     assert (found.labels.tolist(), found.classes) == ([1, 0, 1], ("cat", "dog"))
     assert not any("not used" in note for note in found.notes)
     renamed = param(tmp_path, [entry | {"kind": "cow"} for entry in entries], label_key="kind")
-    assert source_of(renamed).open(renamed, Wanted(("label",))).digest != found.digest
+    assert source_of(renamed).open(renamed, SourceRequest(("label",))).digest != found.digest
     with pytest.raises(DataError, match=r"2 of 3 clips cannot be used(?s:.*)line 2 has no caption"):
         open_rows(labelled)
     with pytest.raises(DataError, match=r"3 of 3 clips cannot be used(?s:.*)line 1 has other = None: a label is"):
         other = param(tmp_path, entries, label_key="other")
-        source_of(other).open(other, Wanted(("label",)))
+        source_of(other).open(other, SourceRequest(("label",)))

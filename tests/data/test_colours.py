@@ -157,4 +157,4 @@ def test_images_are_counted_by_what_becomes_of_their_colours(tmp_path, setting):
     assert np.abs(pixels["wide.png"] - (in_srgb(COLOUR, WIDE, 2.2) if setting == "convert" else COLOUR)).max() <= 1
     for name in ("plain.png", "broken.png", "lab.tif"):  # one step of a in Lab is several levels of a weak red
         assert np.abs(pixels[name] - COLOUR).max() <= 6 * (name == "lab.tif")
-    assert ("profiles ignored" in section.pixels_made_by()) is (setting == "ignore")
+    assert ("profiles ignored" in section.pixel_cache_key()) is (setting == "ignore")

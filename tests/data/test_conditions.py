@@ -7,8 +7,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, PooledText, TextStates, Vector
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.data.conditions.contract import Fed
-from mindspeed_mm_dit.data.conditions.registry import arrays_asked, kind_of, null_arrays
+from mindspeed_mm_dit.data.conditions.contract import ConditionBatch
+from mindspeed_mm_dit.data.conditions.registry import kind_of, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
@@ -39,7 +39,7 @@ def batch(conditions, given=None):
     coins, numbers = conditions.coins(), SAMPLE_INDICES % ROWS
     arrays = {}
     for condition in conditions:
-        fed = Fed(given or rows(), 7, coins[condition.coin], 0.3, TOKENIZERS)
+        fed = ConditionBatch(given or rows(), 7, coins[condition.dropout_key], 0.3, TOKENIZERS)
         arrays |= kind_of(condition).feed(condition, fed).arrays(numbers, SAMPLE_INDICES)
     return arrays
 
@@ -57,7 +57,9 @@ def test_two_encoders_of_one_caption_have_coins_of_their_own():
 
 
 def test_conditions_of_one_coin_are_dropped_together():
-    found = batch(Conditions(TextStates(3, 8, shared_coin="text"), PooledText(6, encoder=1, shared_coin="text")))
+    found = batch(
+        Conditions(TextStates(3, 8, shared_dropout_key="text"), PooledText(6, encoder=1, shared_dropout_key="text"))
+    )
     np.testing.assert_array_equal(found["caption_ids"] + 1000, found["pooled_ids"])
     assert 0 < (~found["caption_mask"].any(1)).sum() < len(SAMPLE_INDICES)
 
@@ -72,13 +74,13 @@ def test_a_condition_beside_others_is_dropped_where_it_is_alone():
 
 def test_what_is_asked_for_has_the_arrays_of_a_training_batch():
     conditions = Conditions(TextStates(3, 8), PooledText(6, encoder=1), Vector(4, 0.1), ClassLabel(ROWS, 0.2))
-    asked = arrays_asked(conditions, {"caption": ["0a"], "vector": [np.ones(4)], "label": [3]}, TOKENIZERS)
-    null = null_arrays(conditions, {"caption": "no"}, TOKENIZERS)
+    asked = request_arrays(conditions, {"caption": ["0a"], "vector": [np.ones(4)], "label": [3]}, TOKENIZERS)
+    unconditional = unconditional_arrays(conditions, {"caption": "no"}, TOKENIZERS)
     shapes = {name: array.shape[1:] for name, array in batch(conditions).items()}
-    for arrays in (asked, null):
+    for arrays in (asked, unconditional):
         assert {name: array.shape[1:] for name, array in arrays.items()} == shapes
-    assert null["labels"].tolist() == [ROWS] and not null["vector"].any()
-    np.testing.assert_array_equal(null["caption_ids"], TOKENIZERS[0](["no"]).ids)
+    assert unconditional["labels"].tolist() == [ROWS] and not unconditional["vector"].any()
+    np.testing.assert_array_equal(unconditional["caption_ids"], TOKENIZERS[0](["no"]).ids)
 
 
 def test_unusable_conditions_are_refused():

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.duplicates import find_copies
 from mindspeed_mm_dit.data.folder import as_listed
 from mindspeed_mm_dit.data.mixed import order_of
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ def test_repeats_in_names_of_folders_follow_kohya(folder, names, setting, kept, 
         for number in range(3 * captioned):
             (folder / new / f"{number}.txt").write_text("a pet")
     own = param(folder, folder_repeats=setting, captions=".txt" if captioned else None)
-    rows = source_of(own).open(own, Wanted(("caption",) if captioned else ("label",), classes=kept))
+    rows = source_of(own).open(own, SourceRequest(("caption",) if captioned else ("label",), classes=kept))
     found = None if rows.repeats is None else sorted(rows.repeats.tolist())
     assert found == (repeats and sorted(repeats)) and (captioned or rows.classes == classes)
     assert any("folder_repeats" in note for note in rows.notes) == (repeats is not None)

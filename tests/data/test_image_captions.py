@@ -7,10 +7,10 @@ import pytest
 
 from mindspeed_mm_dit.cli.request_flags import prompts_of
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.wings.scores.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
+from mindspeed_mm_dit.tools.evaluate.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from tests.captions_fixtures import CAPTIONS, LAYOUTS, write_beside, write_csv, write_parquet, write_tar
 
 
@@ -22,7 +22,7 @@ def param_of(folder, found, **more):
 
 def opened(folder, found, items=("caption",), checks=(), **more):
     param = param_of(folder, found, **more)
-    return source_of(param).open(param, Wanted(items, caption_problems=checks))
+    return source_of(param).open(param, SourceRequest(items, caption_problems=checks))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

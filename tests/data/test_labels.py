@@ -10,7 +10,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import DataError
 from tests.data.test_sharded import write_tar
@@ -74,7 +74,7 @@ SOURCES = {"folders": of_folders, "csv": of_csv, "tars": of_tars, "parquets": of
 
 
 def opened(param, num_classes=None, classes=()):
-    return source_of(param).open(param, Wanted(("label",), num_classes, classes=classes))
+    return source_of(param).open(param, SourceRequest(("label",), num_classes, classes=classes))
 
 
 def labels_by_image(param, rows):

@@ -12,12 +12,12 @@ class Source:
     """Makes as many batches as it is let, and notes which it made, and in which threads."""
 
     def __init__(self, permits=100):
-        self.permits, self.begun = threading.Semaphore(permits), threading.Semaphore(0)
+        self.permits, self.adapted_starter = threading.Semaphore(permits), threading.Semaphore(0)
         self.made, self.threads = [], set()
 
     def batch(self, sample_indices):
         self.threads.add(threading.current_thread())
-        self.begun.release()
+        self.adapted_starter.release()
         assert self.permits.acquire(timeout=5)
         self.made.append(int(sample_indices[0]))
         return {"positions": sample_indices}
@@ -56,7 +56,7 @@ def test_a_loader_that_is_closed_waits_for_nobody_and_begins_nothing_new():
     source = Source(permits=1)
     batches = load_batches(source, sample_indices(10, []), 1, 4)
     next(batches)
-    assert source.begun.acquire(timeout=5) and source.begun.acquire(timeout=5)
+    assert source.adapted_starter.acquire(timeout=5) and source.adapted_starter.acquire(timeout=5)
     batches.close()
     (worker,) = source.threads
     assert worker.is_alive()  # held in the second batch

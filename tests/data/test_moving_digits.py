@@ -8,8 +8,8 @@ pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.data.clip_reader import ClipReader
-from mindspeed_mm_dit.wings.scores.demo import moving_digits
-from mindspeed_mm_dit.wings.scores.demo.moving_digits import (
+from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
     CAPTIONS,
     DIRECTIONS,
     HELD_OUT,

@@ -15,8 +15,8 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.registry import register_predictor
 from mindspeed_mm_dit.objectives.registry import draw_of
-from tests.outside.condition import ANGLE, Angle, TurnedConfig, on_circle
-from tests.outside.source import TURNED, write_turned
+from tests.external.condition import ANGLE, Angle, TurnedConfig, on_circle
+from tests.external.source import TURNED, write_turned
 
 IMAGES = 12
 
@@ -27,7 +27,7 @@ def joined():
     register_condition(Angle, ANGLE)
     register_predictor(TurnedConfig)
     yield
-    del SOURCES["turned"], CONDITIONS["tests.outside.condition.Angle"], PREDICTOR_CONFIGS["turned"]
+    del SOURCES["turned"], CONDITIONS["tests.external.condition.Angle"], PREDICTOR_CONFIGS["turned"]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
-from mindspeed_mm_dit.data.image_captions import told_by
+from mindspeed_mm_dit.data.image_captions import parse_caption_file
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.request import in_a_list, split_classes
@@ -21,7 +21,7 @@ def test_a_caption_is_a_line_whatever_stands_in_it(every):
 
     @every(st.lists(st.text(letters, max_size=8)), st.sampled_from(["\n", "\r\n"]), few=25)
     def check(lines, end):
-        told = told_by("a.txt", end.join(lines).encode(), ".txt")
+        told = parse_caption_file("a.txt", end.join(lines).encode(), ".txt")
         assert list(told.captions) == [line.strip() for line in lines if line.strip()]
 
 

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.data.clips import open_clips
-from mindspeed_mm_dit.data.rows import Wanted
+from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
 from tests.video_fixtures import drawn, film, flat, grey
 
@@ -179,7 +179,7 @@ def clips(folder, entries=({"path": "a.mp4", "cap": "a"},), **changes):
     (folder / "annotation.json").write_text(json.dumps(entries))
     settings = {"num_frames": 2, "max_height": 16, "max_width": 16, **changes}
     param = ClipsParam(str(folder), str(folder / "annotation.json"), **settings)
-    return param, open_clips(param, Wanted(("caption",)))
+    return param, open_clips(param, SourceRequest(("caption",)))
 
 
 UNEVEN = [0, 42, 83, 125, 167, 333, 500, 667, 833, 1000]
@@ -224,6 +224,6 @@ def test_notes_say_what_was_done_and_what_is_doubtful(tmp_path):
                   "1 of 4 clips are interlaced", "1 of 4 clips are in HDR", "1 of 4 clips have primaries"):  # fmt: skip
         assert words in notes
     plain, rows = clips(tmp_path, entries[3:])
-    assert rows.notes == () and "display" not in plain.pixels_made_by()  # so that older caches go on
+    assert rows.notes == () and "display" not in plain.pixel_cache_key()  # so that older caches go on
     of_host, rows = clips(tmp_path, entries, display="mindspeed_mm")
-    assert "MindSpeed-MM" in rows.notes[-1] and "display mindspeed_mm" in of_host.pixels_made_by()
+    assert "MindSpeed-MM" in rows.notes[-1] and "display mindspeed_mm" in of_host.pixel_cache_key()

@@ -14,7 +14,7 @@ from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.conftest import ROOT, run_config
 
 FLAGS = {"seed": 0, "weight_decay": 0.1, "ema_decay": 0.99, "clip_grad": 1.0, "adam_eps": 1e-3}
@@ -36,7 +36,7 @@ def narrow(config: str) -> ModelConfig:
     model = load_model_config(ROOT / "examples/dit" / config / "model.json")
     whole = model.predictor
     if isinstance(whole, JointConfig):
-        whole, width = whole.narrowed(), {"num_attention_heads": 1, "joint_attention_dim": 64, "text_length": 8}
+        whole, width = whole.reduced_width(), {"num_attention_heads": 1, "joint_attention_dim": 64, "text_length": 8}
     elif hasattr(whole, "heads_key"):  # a transformer of videos
         width = {whole.heads_key: 1, "ffn_dim": 2 * whole.head_dim, "text_dim": whole.text_dim and 64}
     else:

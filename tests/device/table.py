@@ -1,6 +1,6 @@
 """Write the table of docs/scaling.md: what a training step asks of a device.
 
-    PYTHONPATH=tests/device_apart python -m tests.device.table
+    PYTHONPATH=tests/mock_accelerator python -m tests.device.table
 
 A row counts the operators of a step on the device apart. In the row below it the blocks are compiled: the kernels of
 one, forward and backward, as inductor makes them for a CPU, which takes a minute, stand for those of each block.

@@ -12,16 +12,16 @@ import torch
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.wings.lab import proof
+from mindspeed_mm_dit.tools.verify import proof
 from tests.before.runs import SCRIPT
 from tests.before.test_examples import flags
 from tests.device import counted
+from tests.tools.verify.campaign import config_folder
+from tests.tools.verify.forked_tasks import run_tasks
+from tests.tools.verify.plants import DEVICE, FAULTS
+from tests.tools.verify.test_prove import judged
 from tests.training import launch
 from tests.training.test_run import write_fsdp2
-from tests.wings.lab.campaign import config_folder
-from tests.wings.lab.forked_tasks import run_tasks
-from tests.wings.lab.plants import DEVICE, FAULTS
-from tests.wings.lab.test_prove import judged
 
 pytestmark = pytest.mark.ranks
 CPU = {"DEVICE_APART_COUNT": "0", "CUDA_VISIBLE_DEVICES": ""}

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.device import counted
 from tests.device.steps import Steps, narrow, on_the_cpu
 
@@ -35,7 +35,7 @@ def drawn(config, sampler, steps):
     model.ae, _ = load_encoders(config, True)
     counted.reset()
     settings = SampleSettings(sampler, steps, Guidance(1.5))
-    return generate(model, config, Asked({"label": np.array([3, 7])}), settings)
+    return generate(model, config, SampleRequest({"label": np.array([3, 7])}), settings)
 
 
 @pytest.mark.parametrize(("diffusion", "sampler"), SAMPLERS)

@@ -7,7 +7,7 @@ import torch
 
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import FLOAT32
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from tests.conftest import ROOT
 from tests.device import counted

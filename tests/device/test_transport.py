@@ -41,7 +41,7 @@ def test_checkpoint_holds_the_weights_of_its_beginning(steps, framework):
 
 
 def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
-    from mindspeed_mm_dit.wings.lab.pytorch.step_record import Roundings
+    from mindspeed_mm_dit.tools.verify.pytorch.step_record import Roundings
 
     Roundings(steps.engine, 1e-6, 0.0, 0).begin()
     assert steps.step().isfinite()
@@ -53,7 +53,7 @@ def test_witness_copies_chosen_entries_to_the_host(tmp_path):
     model, x = torch.nn.Linear(2048, 2048).to(counted.KIND), torch.randn((4, 2048)).to(counted.KIND)
     optimizer, before = torch.optim.SGD(model.parameters(), 0.0), model.weight.detach().clone()
     counted.reset()
-    with dit.witness(model, optimizer, tmp_path / "w") as w:
+    with dit.record_trace(model, optimizer, tmp_path / "w") as w:
         for _ in range(2):
             loss = model(x).square().mean()
             loss.backward()
@@ -70,7 +70,7 @@ def test_flags_of_ranks_meet_on_the_host(framework):
     device = torch.device(counted.KIND, 0)
     dist.init_process_group(f"cpu:gloo,{device.type}:{backend}", device_id=device, **alone)
     try:
-        framework.runtime.share_out(4, 4)
+        framework.runtime.divide_among_ranks(4, 4)
         assert framework.runtime.any_rank(True) and dist.group.WORLD.bound_device_id == device
     finally:
         framework.runtime.shutdown()

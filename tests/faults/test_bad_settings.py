@@ -22,9 +22,9 @@ from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, loa
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits
-from mindspeed_mm_dit.training.flags import parse, whole_parser
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.training.flags import full_parser, parse
 from mindspeed_mm_dit.training.resume import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
@@ -57,7 +57,7 @@ def test_every_field_takes_an_extreme_value_or_refuses_it_by_name(section):
                 built = from_mapping(section, {**SECTIONS[section], field.name: value}, "file.json: section")
                 if isinstance(built, DiTConfig):
                     model = dataclasses.make_dataclass("Model", ["predictor"])(built)
-                    check_model_fits(model, Place("this machine", 2**34))
+                    check_model_fits(model, MemoryLimit("this machine", 2**34))
             except ConfigError as error:
                 assert field.name in str(error), (field.name, value)
                 assert len(str(error)) < 1000, (field.name, value)
@@ -67,7 +67,7 @@ NUMBERS = ["-1", "0", "1e30", "nan", "inf", "-inf", "1.5", "1" + "0" * 30, "1" +
 
 
 def test_every_flag_with_a_number_takes_an_extreme_value_or_refuses_it_by_name():
-    parser = whole_parser()
+    parser = full_parser()
     needed = ["--mm-model", "m", "--mm-data", "d", "--train-iters", "1", "--lr", "1"]
     typed = [action.option_strings[0] for action in parser._actions if action.type is not None]
     assert {"--seed", "--lr", "--num-workers", "--keep-last", "--ema-decay"} <= set(typed)

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.wings.scores.demo.digits import write_digits
+from mindspeed_mm_dit.tools.evaluate.demo.digits import write_digits
 from tests.data_fixtures import open_rows
 from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS

@@ -33,17 +33,17 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.labels_csv import read_labels
-from mindspeed_mm_dit.data.shard_scan import Sought
+from mindspeed_mm_dit.data.shard_scan import ShardQuery
 from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.tools.planning.text import _section as section_of
+from mindspeed_mm_dit.tools.verify.against import _described as described
+from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse
-from mindspeed_mm_dit.wings.advice.text import _section as section_of
-from mindspeed_mm_dit.wings.lab.against import _described as described
-from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
 from tests.conftest import ROOT
 from tests.training.launch import Configs
 
@@ -161,7 +161,7 @@ def read_run_json(path):
 def scan_parquet(path):
     from mindspeed_mm_dit.data.parquet_rows import scan
 
-    scan(path, Sought("label", ("image", "label")))
+    scan(path, ShardQuery("label", ("image", "label")))
 
 
 def read_index(path):
@@ -255,7 +255,7 @@ SURFACES = {
     "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
     "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
-    "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, Sought())),
+    "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, ShardQuery())),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
     RUN_FACTS: (lambda: of_json(FACTS), read_run_json),

@@ -23,7 +23,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.wings.mindspeed_mm.tracker import newest
+from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import newest
 from tests.contract import hosted, native_hosted
 from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS
@@ -120,8 +120,8 @@ def kill_somewhere(run: Any, saved: Path, draw: np.random.Generator) -> list[int
 
     One that ends before it comes so far is let go.
     """
-    store, begun = CheckpointStore(saved), max(complete(saved), default=0)
-    target = begun + int(draw.integers(1, 5))
+    store, adapted_starter = CheckpointStore(saved), max(complete(saved), default=0)
+    target = adapted_starter + int(draw.integers(1, 5))
     within_a_save = draw.random() < 0.6
     end = time.monotonic() + PATIENCE_SECONDS
     while not run.is_over() and time.monotonic() < end:

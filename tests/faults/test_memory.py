@@ -13,12 +13,12 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs import files
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan
-from mindspeed_mm_dit.data.shard_scan import Sought
+from mindspeed_mm_dit.data.shard_scan import ShardQuery
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.sampling import request
-from mindspeed_mm_dit.wings.lab.reference.file import read_arrays
-from mindspeed_mm_dit.wings.scores.image_set import open_image_set
+from mindspeed_mm_dit.tools.evaluate.image_set import open_image_set
+from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from tests.conftest import ROOT
 
 LARGE = np.zeros(1 << 20, np.float32)
@@ -47,11 +47,11 @@ def test_images_that_unpack_to_far_more_are_refused(tmp_path):
 
 
 def test_images_of_an_npz_are_read_by_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr("mindspeed_mm_dit.wings.scores.image_set.BATCH_BYTES", 1000)
+    monkeypatch.setattr("mindspeed_mm_dit.tools.evaluate.image_set.BATCH_BYTES", 1000)
     np.savez(tmp_path / "a.npz", arr_0=np.zeros((5, 16, 16, 1), np.uint8))
     assert [len(batch) for batch in open_image_set("--samples", tmp_path / "a.npz").batches(256)] == [3, 2]
     with pytest.raises(UserError, match="pixels"):
-        monkeypatch.setattr("mindspeed_mm_dit.wings.scores.image_set.MAX_SCALED_PIXELS", 256)
+        monkeypatch.setattr("mindspeed_mm_dit.tools.evaluate.image_set.MAX_SCALED_PIXELS", 256)
         open_image_set("--samples", tmp_path / "a.npz")
 
 
@@ -107,8 +107,8 @@ def test_a_parquet_file_whose_captions_are_one_long_one(tmp_path):
 
     table = {"image": [{"bytes": b"a" * 10_000}] * 500, "caption": ["a" * 10_000] * 500, "label": [1] * 500}
     parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
-    refused(lambda path: scan(path, Sought(None, ("caption",))), tmp_path / "a.parquet")
-    assert scan(tmp_path / "a.parquet", Sought("label", ())).labels == ["1"] * 500
+    refused(lambda path: scan(path, ShardQuery(None, ("caption",))), tmp_path / "a.parquet")
+    assert scan(tmp_path / "a.parquet", ShardQuery("label", ())).labels == ["1"] * 500
     assert ParquetReader().read(tmp_path / "a.parquet", 0, 499) == b"a" * 10_000
 
 

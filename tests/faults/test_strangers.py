@@ -25,8 +25,8 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
-from mindspeed_mm_dit.wings.lab.parity import compare
-from mindspeed_mm_dit.wings.scores.inception import _read_weights
+from mindspeed_mm_dit.tools.evaluate.inception import _read_weights
+from mindspeed_mm_dit.tools.verify.parity import compare
 from tests.autoencoder_kl_fixtures import SMALL
 from tests.conftest import GOLDEN
 

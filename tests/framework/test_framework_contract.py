@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework import contract, paper
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.framework import contract, meta
+from mindspeed_mm_dit.tools.verify.table import relative_error
 from tests.conftest import ROOT, gradient
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # float32 sums of some tens of terms
@@ -31,8 +31,8 @@ def test_every_name_of_the_contract_exists(framework):
 
 
 def test_every_layer_and_operator_is_in_the_contract(framework):
-    importlib.import_module("mindspeed_mm_dit.framework.paper.nn")
-    for room in (framework, paper):
+    importlib.import_module("mindspeed_mm_dit.framework.meta.nn")
+    for room in (framework, meta):
         assert set(room.nn.__all__) == set(contract.NN)
         assert set(room.ops.__all__) == set(contract.OPS)
 
@@ -40,7 +40,7 @@ def test_every_layer_and_operator_is_in_the_contract(framework):
 def test_what_the_rooms_use_of_a_framework_is_the_contract_and_all_of_it_is_used():
     """Files that know no framework call nothing else; those of one framework may know more of it."""
     package, own = ROOT / "mindspeed_mm_dit", re.compile(r"^import torch|framework\.(pytorch|mindspore)", re.M)
-    frameworks = [package / "framework" / name for name in ("pytorch", "mindspore", "paper")]
+    frameworks = [package / "framework" / name for name in ("pytorch", "mindspore", "meta")]
     texts = [path.read_text() for path in package.rglob("*.py") if not {*frameworks} & {*path.parents}]
     for room, names in (("runtime", contract.RUNTIME), ("optim", contract.OPTIM)):
         used = {text: set(re.findall(rf"\b{room}\.([A-Za-z]\w+)", text)) for text in texts}

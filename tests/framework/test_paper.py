@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.paper import nn, ops
-from mindspeed_mm_dit.framework.paper.binding import on_paper
-from mindspeed_mm_dit.framework.paper.tensor import Tensor
-from mindspeed_mm_dit.framework.paper.trace import Trace, recording
+from mindspeed_mm_dit.framework.meta import nn, ops
+from mindspeed_mm_dit.framework.meta.binding import meta_reference
+from mindspeed_mm_dit.framework.meta.tensor import Tensor
+from mindspeed_mm_dit.framework.meta.trace import Trace, recording
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.pytorch
@@ -54,7 +54,7 @@ def calls(draw):
 
 
 def both(given):
-    """The same tensor on PyTorch and on paper, with a gradient; lists of them for a list."""
+    """The same tensor on PyTorch and on the meta backend, with a gradient; lists of them for a list."""
     if isinstance(given, list):
         return tuple(map(list, zip(*map(both, given))))
     shape, order = given
@@ -112,7 +112,7 @@ def test_an_operator_costs_on_paper_what_it_costs_on_pytorch(call):
         strides = [(a, b) for a, b, n in zip(here.strides, there.stride(), there.shape) if n > 1]
         assert len(tensors) > 1 or all(a == b for a, b in strides)
     if name not in ("cosine_similarity", "rotary"):  # (a loss's; a CPU keeps a table of complex numbers)
-        assert trace.kept_bytes() == kept
+        assert trace.saved_bytes() == kept
     counter = FlopCounterMode(display=False)
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         if name == "linear":
@@ -150,7 +150,7 @@ def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
         found = getattr(nn, name)(*sizes)(Tensor(shape, needs_gradient=True))
     with counter, torch.no_grad():
         layer(x)
-    assert found.shape == tuple(wanted.shape) and trace.kept_bytes() == kept
+    assert found.shape == tuple(wanted.shape) and trace.saved_bytes() == kept
     assert 2 * trace.multiply_adds == counter.get_total_flops()
 
 
@@ -175,15 +175,15 @@ def test_a_block_that_is_computed_again_keeps_only_its_input():
         x = Tensor((3, 4))
         for block in blocks:
             x = block(x)
-    assert trace.kept_bytes() == 4 * (4 * 3 * 4) and trace.kept_bytes(recompute=True) == 2 * (4 * 3 * 4)
+    assert trace.saved_bytes() == 4 * (4 * 3 * 4) and trace.saved_bytes(recompute=True) == 2 * (4 * 3 * 4)
     assert trace.largest_block_bytes() == 2 * (4 * 3 * 4)
 
 
 def test_a_network_on_paper_leaves_the_one_of_the_framework_alone():
     from mindspeed_mm_dit.models import dit
 
-    paper = on_paper("mindspeed_mm_dit.models.dit:DiT")
-    assert paper is on_paper("mindspeed_mm_dit.models.dit:DiT") and paper is not dit.DiT
+    paper = meta_reference("mindspeed_mm_dit.models.dit:DiT")
+    assert paper is meta_reference("mindspeed_mm_dit.models.dit:DiT") and paper is not dit.DiT
     assert issubclass(paper, nn.Module) and issubclass(dit.DiT, torch.nn.Module)
     assert paper.__init__.__globals__["DiTConfig"] is dit.DiTConfig  # what knows no framework is not imported twice
     assert paper.__init__.__globals__["WholeAttention"] is not dit.WholeAttention
@@ -194,7 +194,7 @@ def test_a_network_that_cannot_be_imported_for_paper_is_named():
         ("nowhere.network:Net", "No module named 'nowhere'"),
         ("mindspeed_mm_dit.models.dit", "cannot be imported"),
         ("mindspeed_mm_dit.models.dit:Dit", "no attribute 'Dit'"),
-        ("mindspeed_mm_dit.models.composite:DiTModel", "cannot be imported for paper"),
+        ("mindspeed_mm_dit.models.composite:DiTModel", "cannot be imported for the meta backend"),
     ):
         with pytest.raises(ConfigError, match=words):
-            on_paper(reference)
+            meta_reference(reference)

@@ -23,7 +23,7 @@ def on_two_ranks(work, folder):
     try:
         store = dist.FileStore(str(folder / "store"), 2)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(minutes=1))
-        sequence.share(dist.group.WORLD, "cpu")
+        sequence.set_context_parallel_group(dist.group.WORLD, "cpu")
         found = [None, None]
         dist.all_gather_object(found, work())
         return found
@@ -33,7 +33,7 @@ def on_two_ranks(work, folder):
     finally:
         if child == 0:
             os._exit(0)
-        sequence.share(None, "cpu")
+        sequence.set_context_parallel_group(None, "cpu")
         dist.destroy_process_group()
         os.waitpid(child, 0)
 

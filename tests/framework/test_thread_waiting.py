@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.framework.pytorch import thread_waiting
-from mindspeed_mm_dit.framework.pytorch.thread_waiting import IdleThreads, Used, are_wanted
+from mindspeed_mm_dit.framework.pytorch.thread_waiting import IdleThreads, Used, cores_are_contended
 from tests.faults.launched import wait_until
 
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc here")
@@ -34,7 +34,7 @@ def two_threads():
 )
 def test_cores_are_wanted_where_threads_do_not_find_one_each(monkeypatch, by_all, by_us, threads, wanted):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4), raising=False)
-    assert are_wanted(Used(10.0, 100.0, 50.0), Used(12.0, 100.0 + by_all, 50.0 + by_us), threads) is wanted
+    assert cores_are_contended(Used(10.0, 100.0, 50.0), Used(12.0, 100.0 + by_all, 50.0 + by_us), threads) is wanted
 
 
 def threads_of_the_system() -> int:
@@ -63,7 +63,7 @@ def test_what_the_user_says_of_waiting_holds(two_threads, monkeypatch, variable,
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "passive")
-    thread_waiting.wait_as_the_machine_allows()
+    thread_waiting.tune_openmp_waiting()
     assert (thread_waiting._watch is not None) is begins
     if begins:
         assert looked.wait(60)

@@ -4,6 +4,6 @@ import pytest
 @pytest.fixture
 def compare(framework):
     """The comparison, on the framework of this test run."""
-    from mindspeed_mm_dit.wings.lab.parity import compare
+    from mindspeed_mm_dit.tools.verify.parity import compare
 
     return compare

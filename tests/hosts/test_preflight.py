@@ -6,11 +6,11 @@ import json
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, say_data_set
-from mindspeed_mm_dit.planning.fit import Place
+from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, log_data_set
+from mindspeed_mm_dit.planning.fit import MemoryLimit
 from tests.conftest import ROOT, run_config
 
-ROOM = Place("this machine", 2**34)
+ROOM = MemoryLimit("this machine", 2**34)
 HOST = HostFacts("a host", 0, 1, ROOM, None, (), lambda mm: None)
 
 
@@ -37,20 +37,20 @@ def test_hosts_offer_ways_to_bf16_or_decide_themselves(args):
     args = dataclasses.replace(args, bf16=True)
     with pytest.raises(PlatformError, match="bfloat16"):
         check_configs(args, HOST, None)
-    ways = dataclasses.replace(HOST, ways_to_bf16=("autocast",))
+    ways = dataclasses.replace(HOST, bf16_modes=("autocast",))
     assert str(check_configs(args, ways, None).precision).startswith("bfloat16 under autocast")
-    assert check_configs(args, dataclasses.replace(HOST, ways_to_bf16=None), None).precision is None
+    assert check_configs(args, dataclasses.replace(HOST, bf16_modes=None), None).precision is None
 
 
 def test_model_must_fit_the_host_and_the_device(args, capsys):
     with pytest.raises(ConfigError, match=r"of 1,275,920 parameters need .* and this machine has"):
-        check_configs(args, dataclasses.replace(HOST, machine=Place("this machine", 2**20)), None)
+        check_configs(args, dataclasses.replace(HOST, machine=MemoryLimit("this machine", 2**20)), None)
     with pytest.raises(ConfigError, match=r"optimizer state .* and a card has"):
-        check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**24)), None)
+        check_configs(args, dataclasses.replace(HOST, device=MemoryLimit("a card", 2**24)), None)
     args = dataclasses.replace(args, micro_batch_size=1000)
-    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25)), None)
+    check_configs(args, dataclasses.replace(HOST, device=MemoryLimit("a card", 2**25)), None)
     assert "--micro-batch-size = 1000: a step may need" in capsys.readouterr().err
-    check_configs(args, dataclasses.replace(HOST, device=Place("a card", 2**25), rank=1), None)
+    check_configs(args, dataclasses.replace(HOST, device=MemoryLimit("a card", 2**25), rank=1), None)
     assert capsys.readouterr().err == ""
 
 
@@ -72,7 +72,7 @@ def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
 
 def test_fsdp2_yaml_is_checked_against_ranks_and_host(args):
     args = dataclasses.replace(args, use_torch_fsdp2=True)
-    host = dataclasses.replace(HOST, ways_to_bf16=("fsdp2",))
+    host = dataclasses.replace(HOST, bf16_modes=("fsdp2",))
     with pytest.raises(ConfigError, match="sharding_size = 2"):
         check_configs(args, host, fsdp2_of(args))
     asked = []
@@ -83,6 +83,6 @@ def test_fsdp2_yaml_is_checked_against_ranks_and_host(args):
 def test_validation_without_images_is_a_warning(args, capsys):
     mm = check_configs(args, HOST, None)
     args = dataclasses.replace(args, eval_interval=5)
-    say_data_set(args, mm)
+    log_data_set(args, mm)
     said = capsys.readouterr()
     assert "1797 images to train on" in said.out and "--eval-interval = 5: no image is held out" in said.err

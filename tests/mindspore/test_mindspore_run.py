@@ -10,7 +10,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.mindspore.launch import PYTHON, needs_mindspore, run, run_script, run_under_msrun
 from tests.training.launch import Configs, Outcome
@@ -85,22 +85,22 @@ def test_two_workers_sharded_are_one_and_a_resumed_run(tiny, tmp_path):
     sharding = f"--use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/auto.yaml "
     steps = STEPS + "--pynative --lr-decay-iters 6 --micro-batch-size {} "
     saving = steps + f"--save {tmp_path} --load {tmp_path} "
-    whole = run(tiny, steps.format(6, 32))
+    gathered = run(tiny, steps.format(6, 32))
     sharded, resumed = run(tiny, saving.format(3, 16) + sharding, workers=2), run(tiny, saving.format(6, 32))
     assert (sharded.code, resumed.code) == (0, 0), sharded.output + resumed.output
-    assert sharded.losses | resumed.losses == pytest.approx(whole.losses, rel=1e-6) and len(whole.losses) == 6
+    assert sharded.losses | resumed.losses == pytest.approx(gathered.losses, rel=1e-6) and len(gathered.losses) == 6
 
 
 def test_resuming_is_bit_exact_on_one_worker(tiny, tmp_path):
     flags = "--pynative --lr 1e-3 --micro-batch-size 16 --lr-decay-iters 4 --power-ema-stds 0.05 0.1 --train-iters "
-    whole = run(tiny, flags + f"4 --save {tmp_path}/whole")
+    gathered = run(tiny, flags + f"4 --save {tmp_path}/whole")
     run(tiny, flags + f"2 --save {tmp_path}/resumed")
     resumed = run(tiny, flags + f"4 --save {tmp_path}/resumed --load {tmp_path}/resumed")
     for tree in ("model", "ema", "power_ema_1", "power_ema_2"):
         folders = (tmp_path / name / "iter_0000004" for name in ("whole", "resumed"))
         first, second = (read_trees(folder, [tree])[tree] for folder in folders)
         assert first and all(first[name].tobytes() == array.tobytes() for name, array in second.items()), tree
-    assert resumed.lines == {iteration: line for iteration, line in whole.lines.items() if iteration > 2}
+    assert resumed.lines == {iteration: line for iteration, line in gathered.lines.items() if iteration > 2}
 
 
 RANKS = """
@@ -141,16 +141,16 @@ def test_adapters_learn_and_go_on_alike_on_both_frameworks(tmp_path_factory, few
     lora = steps + f"--lora-target-modules attn.qkv fc1 --lora-r 4 --init-from {base} "
     torch_run = configs.run(lora + f"--train-iters 5 --save {configs.folder / 'torch'}")
     halves = configs.folder / "halves"
-    whole = run(configs, lora + "--train-iters 5 --pynative")
-    assert whole.code == 0, whole.output
-    assert whole.losses == {n: pytest.approx(loss, rel=1e-5) for n, loss in torch_run.losses.items()}
+    gathered = run(configs, lora + "--train-iters 5 --pynative")
+    assert gathered.code == 0, gathered.output
+    assert gathered.losses == {n: pytest.approx(loss, rel=1e-5) for n, loss in torch_run.losses.items()}
     saving = lora + f"--save {halves} --load {halves} --train-iters "
     first, second = run(configs, saving + "3"), run(configs, saving + "5 --pynative", workers=2)
     assert (first.code, second.code) == (0, 0), first.output + second.output
-    assert first.lines == {n: whole.lines[n] for n in (1, 2, 3)}
-    assert second.losses == {n: pytest.approx(whole.losses[n], rel=2e-6) for n in (4, 5)}
+    assert first.lines == {n: gathered.lines[n] for n in (1, 2, 3)}
+    assert second.losses == {n: pytest.approx(gathered.losses[n], rel=2e-6) for n in (4, 5)}
     there = configs.folder / "converted"
     assert main(["convert", str(halves / "iter_0000003"), str(there), "--to", "pytorch"]) == 0
     resumed = configs.run(lora + f"--train-iters 5 --load {there}")
     assert resumed.code == 0, resumed.output
-    assert resumed.losses == {n: pytest.approx(whole.losses[n], rel=1e-5) for n in (4, 5)}
+    assert resumed.losses == {n: pytest.approx(gathered.losses[n], rel=1e-5) for n in (4, 5)}

@@ -30,7 +30,7 @@ def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
 
     layout = FlatLayout(("a", "b"), ((7, 33), (5,)), world)
     vector = layout.from_arrays({"a": np.arange(231.0).reshape(7, 33), "b": np.arange(231.0, 236.0)})
-    slices = [worker_of(rank, world, "auto")[0].own(vector) for rank in range(world)]
+    slices = [worker_of(rank, world, "auto")[0].local_slice(vector) for rank in range(world)]
     np.testing.assert_array_equal(np.concatenate(slices), vector)
     assert {len(part) for part in slices} == {layout.length // world}
 

@@ -20,7 +20,7 @@ def composite(mindspore, framework):
         def __init__(self):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
-            self.asks = False
+            self.calls_model = False
             self.declared = {"weight": Parameter((1, 2))}
 
         def initial_weights(self, seed):
@@ -29,7 +29,7 @@ def composite(mindspore, framework):
         def latents(self, batch):
             return batch["pixels"]
 
-        def given(self, batch):
+        def loss_inputs(self, batch):
             return tuple(batch[name] for name in ("labels", "timesteps", "noise"))
 
         def losses(self, latents, labels, timesteps, noise):
@@ -100,13 +100,13 @@ def test_the_average_stands_in_for_the_weights(mindspore, composite, engine, pyn
 
 @pytest.mark.parametrize("pynative", [False, True])
 def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, engine, pynative):
-    from mindspeed_mm_dit.training.watchers.power_ema import PowerEmas
+    from mindspeed_mm_dit.training.callbacks.power_ema import PowerEmas
 
     stds, weights = (0.05, 0.2), []
-    ours, watcher = engine(pynative=pynative, micro_batch_size=3, power_ema_stds=stds), PowerEmas(stds)
+    ours, callback = engine(pynative=pynative, micro_batch_size=3, power_ema_stds=stds), PowerEmas(stds)
     for iteration in range(1, 6):
         ours.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
-        watcher.after_step(SimpleNamespace(engine=ours, progress=SimpleNamespace(iteration=iteration)), None)
+        callback.after_step(SimpleNamespace(engine=ours, progress=SimpleNamespace(iteration=iteration)), None)
         state = ours.state()
         weights.append(state["model.weight"].astype(np.float64))
     for tree, std in (("power_ema_1", 0.05), ("power_ema_2", 0.2)):

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.conftest import GOLDEN
 
 TINY = DiTConfig(input_size=8, num_classes=10, in_channels=4, patch_size=2, hidden_size=64, num_layers=2, num_heads=4)

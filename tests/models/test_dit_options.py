@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
 PLAIN = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=3, num_heads=4)
@@ -52,7 +52,7 @@ def test_ranks_do_not_share_what_meanflow_derives():
 
 def test_the_null_class_is_that_after_the_networks_own_classes():
     """The published samplers ask for class 1000 whatever the number of classes."""
-    assert ALL.conditions.null(2)["labels"].tolist() == [3, 3]
+    assert ALL.conditions.unconditional(2)["labels"].tolist() == [3, 3]
     assert parameters_of(ALL).shapes()["y_embedder.embedding_table.weight"] == (4, 48)
 
 
@@ -91,14 +91,14 @@ def test_tokens_in_context_join_before_the_block_that_is_named():
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_projectors_read_the_tokens_of_the_image_after_the_block_that_is_named(depth):
     """1 is the first; tokens in context, which stand before those of the image, are not theirs."""
-    model, seen = DiT(dataclasses.replace(ALL, z_dims=(7, 5), projector_dim=9, encoder_depth=depth)), []
+    model, nonzero_mask = DiT(dataclasses.replace(ALL, z_dims=(7, 5), projector_dim=9, encoder_depth=depth)), []
     for block in model.blocks:
-        block.register_forward_hook(lambda block, given, tokens: seen.append(tokens[:, -16:]))
+        block.register_forward_hook(lambda block, given, tokens: nonzero_mask.append(tokens[:, -16:]))
     x, t, y = torch.randn(2, 3, 8, 8), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
     output, projected = model(x, t, y, project=True)
     assert [tuple(p.shape) for p in projected] == [(2, 16, 7), (2, 16, 5)]
     for project, ours in zip(model.projectors, projected):
-        assert torch.equal(project(seen[depth - 1]), ours)
+        assert torch.equal(project(nonzero_mask[depth - 1]), ours)
     assert torch.equal(output, model(x, t, y))
 
 

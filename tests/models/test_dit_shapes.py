@@ -8,7 +8,7 @@ import pytest
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import multiply_adds, parameters_of
+from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of
 from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
 
 CONFIG = DiTConfig(

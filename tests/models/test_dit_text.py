@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 LABELS = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=2, num_heads=4)
 TEXT = dataclasses.replace(LABELS, num_classes=0, text_dim=10, text_length=5, pooled_dim=6)
@@ -74,7 +74,7 @@ def test_what_steers_it_is_said_in_the_order_of_its_arguments():
     both = dataclasses.replace(TEXT, num_classes=3, pooled_encoder=1)
     label, states, pooled = both.conditions
     assert label == ClassLabel(3, 0.1) and states == TextStates(5, 10)
-    assert pooled == PooledText(6, encoder=1, shared_coin="text") and both.conditions.names == (
+    assert pooled == PooledText(6, encoder=1, shared_dropout_key="text") and both.conditions.names == (
         "labels", "text", "pooled",
     )  # fmt: skip
     assert both.conditions.coins() == {"labels": 0, "text": 1} and TEXT.conditions.items == ("caption",)

@@ -11,8 +11,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
 from tests.autoencoder_kl_fixtures import write_flux2
-from tests.outside.autoencoder import FOLDED
-from tests.outside.text_encoder import LETTERS
+from tests.external.autoencoder import FOLDED
+from tests.external.text_encoder import LETTERS
 
 WITH_OURS = {**AUTOENCODERS, "folded": FOLDED}
 TEXTS_WITH_OURS = {**TEXT_ENCODERS, "letters": LETTERS}

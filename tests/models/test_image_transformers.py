@@ -15,8 +15,8 @@ from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.wings.lab.against import asked_of, tensor_of
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.tools.verify.against import asked_of, tensor_of
 
 on_pytorch = pytest.mark.pytorch  # compares with diffusers, or the same on every framework
 HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
@@ -65,7 +65,7 @@ def inputs_of(config, side=(8, 12), batch=2, length=9):
     return [x, draw.random(batch, np.float32), *given]
 
 
-def answered(framework, network, inputs):
+def add_residual(framework, network, inputs):
     with framework.ops.no_grad():
         return framework.ops.numpy(network(*map(framework.ops.tensor, inputs)))
 
@@ -87,7 +87,7 @@ def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
              for key, value in asked_of(config, given, theirs).items()}  # fmt: skip
     with torch.no_grad():
         wanted = tensor_of(config, given)(theirs(**asked))
-    found = answered(framework, network, inputs)
+    found = add_residual(framework, network, inputs)
     assert np.linalg.norm(found - wanted.numpy()) < 1e-5 * np.linalg.norm(wanted.numpy())
 
 
@@ -121,20 +121,20 @@ def test_states_that_are_zero_at_the_end_of_a_text_are_padding(framework, name):
     network = filled(framework, OURS[name])
     x, t, text = inputs_of(OURS[name])
     longer = np.pad(text, ((0, 0), (0, 40), (0, 0)))
-    found = answered(framework, network, [x, t, longer])
-    np.testing.assert_allclose(found, answered(framework, network, [x, t, text]), atol=1e-5)
+    found = add_residual(framework, network, [x, t, longer])
+    np.testing.assert_allclose(found, add_residual(framework, network, [x, t, text]), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["flux", pytest.param("flux2", marks=pytest.mark.pytorch)])
 def test_the_strength_of_guidance_is_an_input_with_a_default(framework, name):
     config = OURS[name]
     network, inputs = filled(framework, config), inputs_of(config)
-    default = answered(framework, network, inputs)
+    default = add_residual(framework, network, inputs)
     same, other = (np.full(2, strength, np.float32) for strength in (config.guidance, 1.5))
-    np.testing.assert_allclose(answered(framework, network, [*inputs, same]), default, atol=1e-5)
+    np.testing.assert_allclose(add_residual(framework, network, [*inputs, same]), default, atol=1e-5)
     stronger = filled(framework, dataclasses.replace(config, guidance=1.5))
-    found = answered(framework, stronger, inputs)
-    np.testing.assert_allclose(found, answered(framework, network, [*inputs, other]), atol=1e-5)
+    found = add_residual(framework, stronger, inputs)
+    np.testing.assert_allclose(found, add_residual(framework, network, [*inputs, other]), atol=1e-5)
     assert not np.allclose(found, default, atol=1e-3)
 
 
@@ -142,8 +142,8 @@ def test_the_strength_of_guidance_is_an_input_with_a_default(framework, name):
 @pytest.mark.parametrize("name", ["flux2", *(pytest.param(n, marks=pytest.mark.extended) for n in [*OURS][:4])])
 def test_a_compiled_network_gives_the_same_answer(framework, name):
     network, inputs = filled(framework, OURS[name]), inputs_of(OURS[name])
-    wanted = answered(framework, network, inputs)
-    found = answered(framework, framework.runtime.compiled(network), inputs)
+    wanted = add_residual(framework, network, inputs)
+    found = add_residual(framework, framework.runtime.compiled(network), inputs)
     assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 
@@ -195,8 +195,8 @@ def test_ranks_that_cannot_share_an_image_are_told_what_they_do_not_divide(ranks
 def test_weights_in_bfloat16_take_float32_inputs(framework, name):
     """As under FSDP2 with param_dtype bf16, which casts no inputs."""
     network, inputs = filled(framework, OURS[name]), inputs_of(OURS[name])
-    exact = answered(framework, network, inputs)
+    exact = add_residual(framework, network, inputs)
     for weight in network.parameters():
         weight.data = weight.data.bfloat16()
-    rounded = answered(framework, network, inputs)
+    rounded = add_residual(framework, network, inputs)
     assert np.linalg.norm(rounded - exact) < 0.1 * np.linalg.norm(exact)

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.joined_text import KEPT
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.contract import AveragedModel
@@ -164,7 +164,7 @@ def test_each_of_three_encoders_is_lost_by_a_coin_of_its_own(framework, tmp_path
     batch, _, model = losses(*configs_of(tmp_path, "sd3"))
     kept = batch[KEPT]
     assert kept.shape == (12, 3) and 0 < kept.mean() < 1 and len(np.unique(kept, axis=0)) > 3
-    text, pooled = model.given({name: torch.from_numpy(array) for name, array in batch.items()})[:2]
+    text, pooled = model.loss_inputs({name: torch.from_numpy(array) for name, array in batch.items()})[:2]
     parts = (text[:, :12, :16], text[:, :12, 16:], text[:, 12:]), (pooled[:, :12], pooled[:, 12:])
     for number, part in enumerate(parts[0]):
         np.testing.assert_array_equal(part.flatten(1).any(1), kept[:, number] > 0)

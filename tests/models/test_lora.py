@@ -7,9 +7,9 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.lora.adapter import of_arrays
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.tuning import Beside, Tuning
+from mindspeed_mm_dit.configs.tuning import LoraSpec, Tuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of, tuned
+from mindspeed_mm_dit.models.meta import parameters_of, tuned
 from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.registry import draw_of
 from tests.models.test_outside_predictor import FLOW, PREDICTOR, joined  # noqa: F401
@@ -52,8 +52,8 @@ def test_an_adapter_that_begins_changes_nothing_and_one_that_learned_is_its_merg
     from mindspeed_mm_dit.models.composite import DiTModel
 
     adapted = tuned(config, Tuning(targets, RANK, ALPHA))
-    base, begun = drawn(config, 1), DiTModel(adapted).initial_weights(7)
-    new = {name: array for name, array in begun.items() if name not in base}
+    base, adapted_starter = drawn(config, 1), DiTModel(adapted).initial_weights(7)
+    new = {name: array for name, array in adapted_starter.items() if name not in base}
     before = losses(config, base)[0]
     assert np.array_equal(losses(adapted, base | new)[0], before)
     learned = {name: array for name, array in drawn(adapted, 2).items() if name in new}
@@ -94,7 +94,7 @@ def test_what_is_no_linear_layer_of_the_framework_cannot_have_an_adapter(framewo
     network = network_of(config.predictor)
     for name, words in (("nothing.there", "absent"), ("", "not a Linear")):
         with pytest.raises(ConfigError, match=words):
-            with_adapters(network, {name: Beside(2, 1.0)})
+            with_adapters(network, {name: LoraSpec(2, 1.0)})
 
 
 def test_no_key_of_model_json_says_what_is_trained(model_json):

@@ -1,4 +1,4 @@
-"""What networks say of themselves on paper, against the networks that PyTorch builds and runs."""
+"""What networks say of themselves on the meta backend, against the networks that PyTorch builds and runs."""
 
 import importlib
 
@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
-from mindspeed_mm_dit.models.on_paper import forward_pass, multiply_adds, parameters_of
+from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from tests.framework.test_paper import keep_as_a_gpu_does
 
 torch = pytest.importorskip("torch")
@@ -80,7 +80,7 @@ def test_parameters_are_those_of_the_network_in_their_order(config):
     trained = {name for name, p in network.named_parameters() if p.requires_grad}
     assert trained == declared.shapes(trained_only=True).keys()
     modules = dict(network.named_modules())
-    assert len(declared.blocks) == sum(len(modules[stem]) for stem in declared.stems) >= config.num_layers
+    assert len(declared.blocks) == sum(len(modules[stem]) for stem in declared.block_prefixes) >= config.num_layers
 
 
 def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
@@ -125,5 +125,5 @@ def test_backward_keeps_what_pytorch_keeps(config, times, monkeypatch):
         called(network, config)
     outside = {place: size for place, (size, inside) in kept.items() if inside is None}
     paper = forward_pass(config)
-    assert paper.kept_bytes() == pytest.approx(sum(size for size, _ in kept.values()), rel=0.03)
-    assert paper.kept_bytes(recompute=True) == pytest.approx(sum((outside | inputs).values()), rel=0.03)
+    assert paper.saved_bytes() == pytest.approx(sum(size for size, _ in kept.values()), rel=0.03)
+    assert paper.saved_bytes(recompute=True) == pytest.approx(sum((outside | inputs).values()), rel=0.03)

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
 from mindspeed_mm_dit.models.data import _check_kept, open_data
-from mindspeed_mm_dit.wings.scores.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
 from tests.clips_fixtures import clip_configs
 from tests.conftest import GOLDEN, ROOT
 

@@ -6,12 +6,12 @@ import pytest
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
-from tests.outside import plugin
+from tests.external import plugin
 
 
 @pytest.fixture
 def joined():
-    plugin.join()
+    plugin.register()
     yield
     del AUTOENCODERS["folded"], TEXT_ENCODERS["letters"]
 

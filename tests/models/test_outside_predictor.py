@@ -16,12 +16,12 @@ from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.on_paper import forward_pass, parameters_of
+from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
 from mindspeed_mm_dit.objectives.contract import Sampler
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
-from mindspeed_mm_dit.registry import join
-from tests.outside import plugin, predictor
+from mindspeed_mm_dit.registry import register
+from tests.external import plugin, predictor
 from tests.training.launch import Configs, plugged
 
 PREDICTOR = {"model_id": "residual", "side": 8, "classes": 10, "in_channels": 1}
@@ -31,7 +31,7 @@ DENOISE = {"model_id": "denoise", "strength": 0.25}
 
 @pytest.fixture
 def joined():
-    plugin.join()
+    plugin.register()
     yield
     del PREDICTOR_CONFIGS["residual"], OBJECTIVES["denoise"], OPTIMIZERS["lion"]
 
@@ -58,7 +58,7 @@ class Short(predictor.ResidualConfig):
 def test_what_a_faulty_plugin_lacks_is_said(model_json, tmp_path, monkeypatch, kind, message):
     (tmp_path / "broken_plugin.py").write_text("class Config(:")
     monkeypatch.syspath_prepend(tmp_path)
-    join("predictor", "mine", kind)
+    register("predictor", "mine", kind)
     try:
         with pytest.raises(PlatformError, match=message):
             model_config_from_mapping({**model_json, "predictor": {**PREDICTOR, "model_id": "mine"}}, "model.json")

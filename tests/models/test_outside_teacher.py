@@ -14,7 +14,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.registry import TEACHERS, register_teacher
 from mindspeed_mm_dit.objectives.registry import draw_of
-from tests.outside.teacher import BRIGHTNESS
+from tests.external.teacher import BRIGHTNESS
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.registry import TEXT_ENCODERS, load_text_encoder, open_tokenizer
-from mindspeed_mm_dit.wings.scores.demo.moving_digits import CAPTIONS
-from mindspeed_mm_dit.wings.scores.demo.small_text_encoder import write_text_encoder, write_tokenizer
+from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS
+from mindspeed_mm_dit.tools.evaluate.demo.small_text_encoder import write_text_encoder, write_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def test_a_caption_has_the_same_states_in_any_batch(encoder, framework):
 
 
 def test_the_null_condition_is_the_empty_caption(encoder, framework):
-    null, mask = map(framework.ops.numpy, encoder.encode([""])[:2])
-    assert null.shape == (1, 8, 64) and mask.tolist() == [[1] + [0] * 7]
-    assert np.array_equal(null, framework.ops.numpy(encoder.encode([" "])[0]))
+    unconditional, mask = map(framework.ops.numpy, encoder.encode([""])[:2])
+    assert unconditional.shape == (1, 8, 64) and mask.tolist() == [[1] + [0] * 7]
+    assert np.array_equal(unconditional, framework.ops.numpy(encoder.encode([" "])[0]))
 
 
 def test_padding_comes_back_as_it_is_or_as_zero(framework, text, encoder):

@@ -11,9 +11,9 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.wan import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.tools.verify.table import relative_error
 
 CUSTOM = CustomDiTConfig(
     num_layers=2, num_heads=3, head_dim=18, patch_size=(2, 1, 3), in_channels=5, out_channels=4, text_dim=10,
@@ -119,13 +119,13 @@ def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_
 
 
 def test_parameters_begin_as_in_wan_s_own_code():
-    begun = initial_weights(parameters_of(WAN), 0)
-    assert not begun["proj_out.weight"].any() and (begun["blocks.1.attn2.norm_k.weight"] == 1).all()
-    assert (begun["blocks.0.norm2.weight"] == 1).all() and not begun["blocks.0.norm2.bias"].any()
-    assert begun["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
-    assert begun["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
-    assert abs(begun["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
-    assert abs(begun["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
+    adapted_starter = initial_weights(parameters_of(WAN), 0)
+    assert not adapted_starter["proj_out.weight"].any() and (adapted_starter["blocks.1.attn2.norm_k.weight"] == 1).all()
+    assert (adapted_starter["blocks.0.norm2.weight"] == 1).all() and not adapted_starter["blocks.0.norm2.bias"].any()
+    assert adapted_starter["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
+    assert adapted_starter["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(adapted_starter["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
+    assert abs(adapted_starter["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
 
 
 def test_the_published_networks_have_their_published_number_of_parameters():

@@ -79,7 +79,7 @@ def test_sampler_generates_each_sample_by_itself(framework, config, shapes):
     doubled = getattr(config, "variance_type", "") == "learned_range"
     ops = framework.ops
 
-    def ask(x, t, noise):
+    def model_fn(x, t, noise):
         return ops.cat([x, ops.sigmoid(x)], 1) if doubled else x
 
     def generated(sampler, numbers, shape):
@@ -88,7 +88,7 @@ def test_sampler_generates_each_sample_by_itself(framework, config, shapes):
 
         start = ops.tensor(normals(2, Stream.SAMPLE_START, numbers, shape))
         with ops.no_grad():
-            *_, last = sampler.chain(process, ask, start, noise_at, STEPS, sampler.options())
+            *_, last = sampler.trajectory(process, model_fn, start, noise_at, STEPS, sampler.options())
         return ops.numpy(last)
 
     for sampler, shape in itertools.product(objective_of(config).samplers.values(), shapes):

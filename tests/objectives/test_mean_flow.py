@@ -51,7 +51,7 @@ def test_guidance_leaves_unlabelled_and_other_times_alone():
     config = MeanFlowConfig(omega=0.5, kappa=0.25, t_start=0.3, t_end=0.8)
     times = torch.tensor([[0.5, 0.2], [0.9, 0.2], [0.5, 0.2]])  # guided, too late, without a label
     network = lambda z, times, labels: torch.ones_like(z) * (10.0 + labels[:, None, None, None])  # noqa: E731
-    v_g = MeanFlow(config).guided(network, X, NOISE, times, LABELS, null=2)
+    v_g = MeanFlow(config).guided(network, X, NOISE, times, LABELS, unconditional=2)
     torch.testing.assert_close(v_g[0], 0.5 * NOISE[0] + 0.25 * 12 + 0.25 * 10)
     assert torch.equal(v_g[1:], NOISE[1:])
 
@@ -59,9 +59,9 @@ def test_guidance_leaves_unlabelled_and_other_times_alone():
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_chain_of_any_length_arrives_at_the_data(steps):
     """Of one image x the way from z at t is straight: its velocity is (z - x) / t everywhere."""
-    ask = lambda z, times, noise: (z - X) / times[:, 0][:, None, None, None]  # noqa: E731
+    model_fn = lambda z, times, noise: (z - X) / times[:, 0][:, None, None, None]  # noqa: E731
     sampler = MEAN_FLOW.samplers["mean"]
-    *_, last = sampler.chain(None, ask, NOISE, None, steps, sampler.options())
+    *_, last = sampler.trajectory(None, model_fn, NOISE, None, steps, sampler.options())
     torch.testing.assert_close(last, X)
 
 

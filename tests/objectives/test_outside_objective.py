@@ -11,7 +11,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from tests.conftest import run_config
-from tests.outside.objective import DENOISE
+from tests.external.objective import DENOISE
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_it_is_validated(framework, config, monkeypatch):
     """Nothing is learned yet: a network that says 0 misses the pixels by as much at every noise level."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.composite import DiTModel
+    from mindspeed_mm_dit.training.callbacks.contract import Run
+    from mindspeed_mm_dit.training.callbacks.validation import validate
     from mindspeed_mm_dit.training.signals import StopRequest
-    from mindspeed_mm_dit.training.watchers.contract import Run
-    from mindspeed_mm_dit.training.watchers.validation import validate
 
     model = DiTModel(config)
     last = ("final_layer.linear.weight", "final_layer.linear.bias")

@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import adam, muon
 from mindspeed_mm_dit.optimizers.muon import MuonConfig, orthogonalised
 from tests.conftest import GOLDEN
@@ -14,13 +14,13 @@ from tests.conftest import GOLDEN
 @pytest.fixture
 def room(framework):
     """The module that recomputes such a file; it is imported once a framework is active."""
-    from mindspeed_mm_dit.wings.lab.reference import muon as module
+    from mindspeed_mm_dit.tools.verify.reference import muon as module
 
     return module
 
 
 def compare(*given):
-    from mindspeed_mm_dit.wings.lab import parity
+    from mindspeed_mm_dit.tools.verify import parity
 
     return parity.compare(*given)
 

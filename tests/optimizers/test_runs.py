@@ -11,8 +11,8 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers import registry
 from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
 from mindspeed_mm_dit.training.flags import parse
-from tests.outside import plugin
-from tests.outside.optimizer import LION
+from tests.external import plugin
+from tests.external.optimizer import LION
 from tests.training.launch import Configs, plugged
 
 FLAGS = "--lr 1e-3 --lr-decay-style constant --global-batch-size 8 --log-interval 1 --weight-decay 0.02"
@@ -112,7 +112,7 @@ def test_impossible_settings_are_refused(flags, words):
 def test_settings_travel_through_run_json(lion):
     for flags in ("", "--optimizer muon --no-muon-nesterov --adam-beta2 0.95"):
         chosen = given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
-        assert chosen_in(json.loads(json.dumps(registry.kept_facts(chosen))), "run.json") == chosen
+        assert chosen_in(json.loads(json.dumps(registry.optimizer_facts(chosen))), "run.json") == chosen
     assert chosen_in(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
 
 

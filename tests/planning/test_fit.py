@@ -11,8 +11,15 @@ from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
 from mindspeed_mm_dit.configs.parameters import count
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
-from mindspeed_mm_dit.planning.fit import Place, check_model_fits, check_state_fits, host_bytes, state_bytes, tight_step
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.planning.fit import (
+    MemoryLimit,
+    check_model_fits,
+    check_state_fits,
+    host_bytes,
+    state_bytes,
+    tight_step,
+)
 from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
@@ -39,7 +46,7 @@ HUGE = [
 def test_model_that_cannot_fit_is_refused_by_its_setting(setting, sizes):
     for check in (check_model_fits, lambda model, place: check_state_fits(model, Placement(1, 1, FLOAT32), place)):
         with pytest.raises(ConfigError, match=rf"predictor.{setting} = .*80.0 GiB"):
-            check(model_of(**sizes), Place("a GPU", 80 * GIB))
+            check(model_of(**sizes), MemoryLimit("a GPU", 80 * GIB))
 
 
 @pytest.mark.parametrize("shards", [1, 7])
@@ -53,18 +60,18 @@ def test_closed_form_counts_what_the_shapes_have(shards):
 def test_exact_fit_passes_and_a_byte_less_does_not():
     model, placement = model_of(), Placement(2, 2, FLOAT32)
     need = state_bytes(memory(model, placement))
-    check_state_fits(model, placement, Place("a GPU", need))
-    check_state_fits(model, placement, Place("this machine", 2 * need, sharers=2))
-    for place in (Place("a GPU", need - 1), Place("this machine", 2 * need - 1, sharers=2)):
+    check_state_fits(model, placement, MemoryLimit("a GPU", need))
+    check_state_fits(model, placement, MemoryLimit("this machine", 2 * need, sharers=2))
+    for place in (MemoryLimit("a GPU", need - 1), MemoryLimit("this machine", 2 * need - 1, sharers=2)):
         with pytest.raises(ConfigError, match="gradients, optimizer state and average"):
             check_state_fits(model, placement, place)
-    check_model_fits(model, Place("this machine", host_bytes(XL)))
+    check_model_fits(model, MemoryLimit("this machine", host_bytes(XL)))
     with pytest.raises(ConfigError, match="which 2 ranks share"):
-        check_model_fits(model, Place("this machine", host_bytes(XL), sharers=2))
+        check_model_fits(model, MemoryLimit("this machine", host_bytes(XL), sharers=2))
 
 
 def test_step_that_may_not_fit_is_a_warning():
-    placement, place = Placement(1, 1, AUTOCAST), Place("a GPU", 24 * GIB)
+    placement, place = Placement(1, 1, AUTOCAST), MemoryLimit("a GPU", 24 * GIB)
     warning = tight_step(model_of(), placement, 64, False, place)
     fits = memory(model_of(), placement, False).largest_micro_batch(24 * GIB)
     assert f"a micro-batch of {fits} fits" in warning and "--micro-batch-size = 64" in warning

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import GOLDEN
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
-from mindspeed_mm_dit.sampling.request import Asked
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.parts import models
 
 LEVELS = np.arange(256)
@@ -84,7 +84,7 @@ def test_guided_chain_asks_for_the_null_class_too(model, config):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_images_do_not_depend_on_the_batch_size(model, config, batch_size):
-    done, asked = [], Asked({"label": [0, 1, 2, 3, 9]})
+    done, asked = [], SampleRequest({"label": [0, 1, 2, 3, 9]})
     settings = SampleSettings(steps=3, options={"clip": 1.0})
     images = generate(model, config, asked, replace(settings, batch_size=batch_size), done.append)
     np.testing.assert_array_equal(images, generate(model, config, asked, settings))
@@ -94,7 +94,7 @@ def test_images_do_not_depend_on_the_batch_size(model, config, batch_size):
 
 @pytest.mark.parametrize(("points", "shown"), [(1, [5]), (2, [0, 5]), (3, [0, 2, 5]), (6, range(6))])
 def test_path_shows_states_from_the_first_to_the_last(model, config, points, shown):
-    asked, settings = Asked({"label": [3]}), SampleSettings(steps=6)
+    asked, settings = SampleRequest({"label": [3]}), SampleSettings(steps=6)
     whole = room.generate_path(model, config, asked, settings, 6)
     way = room.generate_path(model, config, asked, settings, points)
     assert len({state.tobytes() for state in whole[0]}) == 6
@@ -131,13 +131,15 @@ def test_impossible_settings_are_refused_by_flag(config, given, words):
 def test_labels_beyond_the_classes_are_refused(model, config, model_json):
     for label in (-1, 10):
         with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
-            generate(model, config, Asked({"label": [9, 0, label]}), SampleSettings(steps=1))
+            generate(model, config, SampleRequest({"label": [9, 0, label]}), SampleSettings(steps=1))
     assert model.asked == []
     model_json["predictor"]["class_dropout_prob"] = 0.0
     never = model_config_from_mapping(model_json, "model.json")
     with pytest.raises(ConfigError, match="no null class"):
-        generate(model, never, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
-    assert len(generate(model, never, Asked({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+        generate(model, never, SampleRequest({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
+    assert (
+        len(generate(model, never, SampleRequest({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
+    )
 
 
 @pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.request import Asked, asked_images, check_asked, together
+from mindspeed_mm_dit.sampling.request import SampleRequest, check_request, requested_images, together
 
 FIRST, BOTH = FirstFrame((1, 5, 4, 4), 4), FirstFrame((1, 5, 4, 4), 4, with_last=True)
 STILL = FirstFrame((1, 1, 4, 4), 4)
@@ -29,12 +29,12 @@ def picture(grey, channels=3):
 def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
     Image.fromarray(picture(40)).save(tmp_path / "first.png")
     given = [tmp_path / "first.png", str(tmp_path / "first.png"), Image.open(tmp_path / "first.png"), picture(40)]
-    found = asked_images(model(BOTH, channels=channels), given, [picture(50)] * 4)
+    found = requested_images(model(BOTH, channels=channels), given, [picture(50)] * 4)
     for images in found:
         assert [image.shape for image in images] == [(channels, 4, 6)] * 2
         assert [set(image.flat) for image in images] == [{40}, {50}]
-    assert asked_images(model(FIRST), picture(7, 1), None)[0][0].shape == (1, 4, 6)
-    assert asked_images(model(FIRST), None, None) == [None]
+    assert requested_images(model(FIRST), picture(7, 1), None)[0][0].shape == (1, 4, 6)
+    assert requested_images(model(FIRST), None, None) == [None]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
 )
 def test_impossible_images_are_refused(conditions, first, last, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        asked_images(model(*conditions), first, last)
+        requested_images(model(*conditions), first, last)
 
 
 WHOLE = np.zeros((1, 4, 6), np.uint8)
@@ -74,7 +74,7 @@ WHOLE = np.zeros((1, 4, 6), np.uint8)
 )
 def test_samples_that_a_model_cannot_draw_are_refused(conditions, values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_asked(Asked(values), model(*conditions))
+        check_request(SampleRequest(values), model(*conditions))
 
 
 def test_one_value_goes_with_all_and_two_do_not_go_with_three():

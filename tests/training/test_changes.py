@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training import changes as room
-from mindspeed_mm_dit.training.changes import changes, check_kept, run_facts
+from mindspeed_mm_dit.training.changes import changes, check_restorable, run_facts
 from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.flags import parse
 from tests.conftest import ROOT
@@ -39,7 +39,7 @@ def facts(monkeypatch):
             "files 4567",
         )  # fmt: skip
         args = dataclasses.replace(parse((FLAGS + flags).split()), mm=dataclasses.replace(whole, **mm))
-        check_kept(args)
+        check_restorable(args)
         return json.loads(json.dumps(run_facts(args, 3, 24)))
 
     return facts

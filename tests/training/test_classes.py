@@ -11,7 +11,7 @@ from mindspeed_mm_dit.checkpoint.store import classes_in, find_checkpoint, read_
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.classes import check_classes, say_classes, say_copies_among
+from mindspeed_mm_dit.training.classes import check_classes, log_classes, log_copies_among
 from tests.data_fixtures import open_rows, split_rows
 
 
@@ -21,17 +21,17 @@ def index_of(classes, per_class=20):
 
 
 def test_the_classes_of_a_run_are_said_with_their_images(capsys):
-    say_classes(*split_rows(index_of(["cat", "dog", "élan"]), 0.05, seed=1), 3)
+    log_classes(*split_rows(index_of(["cat", "dog", "élan"]), 0.05, seed=1), 3)
     said = capsys.readouterr()
     assert "0 cat (20), 1 dog (20), 2 élan (20)" in said.out and not said.err
-    say_classes(*split_rows(index_of(["0", "1"]), 0.0, seed=1), 10)
+    log_classes(*split_rows(index_of(["0", "1"]), 0.0, seed=1), 10)
     assert "num_classes = 10, and 8 classes have no images" in capsys.readouterr().err
 
 
 def test_a_terminal_without_the_letters_gets_them_spelled_out(monkeypatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, "ascii"))
-    say_classes(index_of(["élan", "\udce9"]), index_of([], 0), 2)
+    log_classes(index_of(["élan", "\udce9"]), index_of([], 0), 2)
     assert rb"0 \xe9lan (20), 1 \udce9 (20)" in shown.getvalue()
 
 
@@ -41,8 +41,8 @@ def test_classes_without_images_and_copies_are_named(tmp_path, capsys):
     for name, shade in (("cat/0", 1), ("cat/1", 2), ("cat/2", 2), ("dog/0", 1), ("dog/1", 3)):
         Image.new("L", (8, 8), shade).save(tmp_path / f"{name}.png")
     index = open_rows(DatasetParam(str(tmp_path), 8), 4)
-    say_classes(*split_rows(index, 0.4, seed=0), 4)
-    say_copies_among(index)
+    log_classes(*split_rows(index, 0.4, seed=0), 4)
+    log_copies_among(index)
     said = capsys.readouterr().err
     assert index.classes == ("cat", "dog") and "empty" in "".join(index.notes)
     assert "num_classes = 4, and 2 classes have no images" in said

@@ -11,8 +11,8 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.cli.main import main
 from tests.clips_fixtures import clip_configs, write_clips
+from tests.integrations.mindspeed_mm.test_mindspeed_mm_data import WAN
 from tests.training.launch import mm_dit
-from tests.wings.mindspeed_mm.test_mindspeed_mm_data import WAN
 
 pytestmark = pytest.mark.ranks
 

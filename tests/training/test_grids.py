@@ -13,8 +13,8 @@ from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.grid import captioned, draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import Asked
-from mindspeed_mm_dit.training.watchers.grids import check_grids
+from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.training.callbacks.grids import check_grids
 from tests.conftest import run_config
 
 STEPS = "--train-iters 6 --global-batch-size 16 --lr 1e-2 --num-workers 0 --ema-decay 0.5 --eval-interval 2 "
@@ -40,7 +40,9 @@ def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     model, config = load_model(folder / "checkpoints", None)
     settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
-    drawn = draw_grid(generate(model, config, Asked({"label": labels.tolist()}), settings), list(map(str, labels)))
+    drawn = draw_grid(
+        generate(model, config, SampleRequest({"label": labels.tolist()}), settings), list(map(str, labels))
+    )
     whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234, 8 x 8")
     np.testing.assert_array_equal(pixels(folder, 6), np.asarray(whole))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]

@@ -31,14 +31,14 @@ def clips(tmp_path_factory):
 @pytest.mark.parametrize("mask_channels", [1, 4])
 def test_of_one_frame_or_one_that_is_not_kept_none_is_given(framework, mask_channels):
     from mindspeed_mm_dit.models.autoencoder import PixelAutoencoder
-    from mindspeed_mm_dit.models.frames import given_frames
+    from mindspeed_mm_dit.models.frames import frame_conditions
 
     autoencoder = PixelAutoencoder(PixelConfig(channels=1))
     model = SimpleNamespace(ae=autoencoder, latents=lambda batch: autoencoder.scaled(to_images(batch["pixels"])))
     for frames in (1, 5):
         pixels = framework.ops.tensor(np.full((2, 1, frames, 4, 4), 200, np.uint8))
         batch = {"pixels": pixels, "frames_kept": framework.ops.tensor(np.array([1, 0], np.float32))}
-        found = framework.ops.numpy(given_frames(FirstFrame((1, 5, 4, 4), mask_channels), batch, model))
+        found = framework.ops.numpy(frame_conditions(FirstFrame((1, 5, 4, 4), mask_channels), batch, model))
         assert found.shape == (2, mask_channels + 1, frames, 4, 4) and found[0].any() == (frames > 1)
         assert not found[1].any()
 

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import random_arrays
 from tests.conftest import ROOT

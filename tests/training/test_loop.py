@@ -12,9 +12,9 @@ import torch
 from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
+from mindspeed_mm_dit.training.callbacks import lines
+from mindspeed_mm_dit.training.callbacks.contract import Callback
 from mindspeed_mm_dit.training.signals import StopRequest
-from mindspeed_mm_dit.training.watchers import lines
-from mindspeed_mm_dit.training.watchers.contract import Watcher
 from tests.conftest import run_config
 
 FLAGS = dict(
@@ -179,9 +179,9 @@ def test_a_step_that_fails_is_named_and_saves_nothing(run, monkeypatch):
 
 def test_a_watcher_is_told_each_moment_with_its_run(run, monkeypatch):
     told = []
-    moments = (name for name in vars(Watcher) if not name.startswith("_"))
+    moments = (name for name in vars(Callback) if not name.startswith("_"))
     notes = {name: lambda self, run, *_, name=name: told.append((name, run.progress.iteration)) for name in moments}
-    monkeypatch.setattr(loop, "open_watchers", lambda run: [type("Noting", (Watcher,), notes)()])
+    monkeypatch.setattr(loop, "open_callbacks", lambda run: [type("Noting", (Callback,), notes)()])
     monkeypatch.setitem(FLAGS, "train_iters", 1)
     run([1.0])
     assert told == [

@@ -10,9 +10,9 @@ import torch
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
+from mindspeed_mm_dit.training.callbacks import lines
 from mindspeed_mm_dit.training.signals import Stop
 from mindspeed_mm_dit.training.validation import ValidationLoss
-from mindspeed_mm_dit.training.watchers import lines
 from tests.conftest import run_config
 
 FLAGS = {
@@ -60,7 +60,7 @@ class Recorder:
     def log(self, **opened):
         self.opened = opened
         return SimpleNamespace(
-            say=self.said.append, record=self.records.append, step=lambda: None, close=lambda: None,
+            echo=self.said.append, record=self.records.append, step=lambda: None, close=lambda: None,
             validation=lambda iteration, loss: self.said.append((iteration, loss)),
         )  # fmt: skip
 
@@ -72,7 +72,9 @@ def run(monkeypatch):
         clock, waiting = iter(range(100)), itertools.cycle([0.0, waits])
         monkeypatch.setattr(log, "RunLog", recorder.log)
         monkeypatch.setattr(log, "meter", lambda args: ("meter", args))
-        monkeypatch.setattr(log, "open_trackers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration))
+        monkeypatch.setattr(
+            log, "open_metrics_loggers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration)
+        )
         monkeypatch.setattr(lines.time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(loop.time, "monotonic", lambda: next(waiting))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
@@ -126,7 +128,7 @@ def test_it_is_said_once_that_steps_wait_for_data_unless_the_device_is_busy_mean
 def test_the_last_rank_prints(run, rank, ranks, prints):
     recorder = run(Recorder(iteration=1), rank, ranks)
     assert recorder.opened == {
-        "prints": prints, "trackers": ("tb", 1) if prints else (), "train_iters": 5, "iteration": 1,
+        "prints": prints, "metrics_loggers": ("tb", 1) if prints else (), "train_iters": 5, "iteration": 1,
         "mfu": ("meter", recorder.args),
     }  # fmt: skip
 

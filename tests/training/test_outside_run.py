@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.outside.plugin import install
+from tests.external.plugin import install
 from tests.training.launch import mm_dit
 
 FLAGS = "--train-iters 6 --global-batch-size 16 --num-workers 0 --eval-interval 1 --eval-iters 1 "
@@ -13,7 +13,7 @@ UNMOVED = "--lr 1e-30 --weight-decay 0 "
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return install(tmp_path_factory.mktemp("installed"), "tests.outside.plugin:join_runs")
+    return install(tmp_path_factory.mktemp("installed"), "tests.external.plugin:join_runs")
 
 
 @pytest.mark.ranks

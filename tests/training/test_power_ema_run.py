@@ -10,7 +10,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
 
 pytestmark = pytest.mark.ranks
@@ -98,7 +98,7 @@ def test_averages_begin_and_end_with_their_flag_and_keep_their_widths(tiny, tmp_
     assert tiny.run(flags + "3 " + STDS).code == 0
     store = CheckpointStore(tmp_path)
     before, after = (read_tree(store.path(step), "model") for step in (2, 3))
-    share = power_ema.share(3, power_ema.exponent(0.05))
+    share = power_ema.decay_weight(3, power_ema.exponent(0.05))
     wanted = {name: before[name] + share * (after[name] - before[name].astype(float)) for name in after}
     assert_close(read_tree(store.path(3), "power_ema_1"), wanted)
     other = tiny.run(flags + "4 --power-ema-stds 0.05 0.2")

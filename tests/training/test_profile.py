@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mindspeed_mm_dit.training.watchers import profile
+from mindspeed_mm_dit.training.callbacks import profile
 from tests.conftest import run_config
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_mm_dit.checkpoint.claim import Claim
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.training import progress as room
 from mindspeed_mm_dit.training.progress import Progress
@@ -48,7 +48,7 @@ def progress(tmp_path, monkeypatch):
         mm=SimpleNamespace(model=SimpleNamespace(predictor=None)),
     )  # fmt: skip
     engine = SimpleNamespace(state=lambda with_optimizer: {}, load=lambda path, with_optimizer: None)
-    claim = Claim(args.save)
+    claim = FolderLock(args.save)
     claim.take()
     yield Progress(args, engine, CHECKPOINTS, claim)
     claim.release()

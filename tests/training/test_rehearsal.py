@@ -7,7 +7,7 @@ import pytest
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective
 from tests.conftest import FRAMEWORK
-from tests.outside.objective import DENOISE, DenoiseConfig
+from tests.external.objective import DENOISE, DenoiseConfig
 from tests.parts import models, name_of
 
 

@@ -16,7 +16,7 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
     (tmp_path / "iter_0000005").mkdir()
     (tmp_path / "iter_0000005" / "run.json").write_text("{}")
     args = run_config(
-        report="always", save=str(tmp_path), train_iters=5, begun_at=0, global_batch_size=4, sample_prompts=None,
+        report="always", save=str(tmp_path), train_iters=5, start_iteration=0, global_batch_size=4, sample_prompts=None,
         tensorboard_dir=None, report_sampler="ddim", report_steps=5,
         report_cfg_scale=1.0, seed=0,
         mm=SimpleNamespace(
@@ -38,5 +38,7 @@ def test_a_report_longer_than_its_training_is_not_drawn(tmp_path):
     """105 steps of 64 images are 20,160 answers' time; 200 samples of 50 steps with guidance are 20,000 answers."""
     mm = SimpleNamespace(captions=())
     args = run_config(report="short", save=str(tmp_path), global_batch_size=64, report_steps=50, mm=mm)
-    for begun_at, steps, is_drawn in ((0, 104, False), (0, 105, True), (105, 105, False)):
-        assert bool(module._why_nothing(replace(args, begun_at=begun_at, train_iters=steps))) is not is_drawn
+    for start_iteration, steps, is_drawn in ((0, 104, False), (0, 105, True), (105, 105, False)):
+        assert (
+            bool(module._why_nothing(replace(args, start_iteration=start_iteration, train_iters=steps))) is not is_drawn
+        )

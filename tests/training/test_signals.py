@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindspeed_mm_dit.framework.ending import SIGNALS
+from mindspeed_mm_dit.framework.exits import SIGNALS
 from mindspeed_mm_dit.training import signals
 
 

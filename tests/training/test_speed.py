@@ -11,8 +11,8 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.tools.visualize.logs import read_scalar
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
-from mindspeed_mm_dit.wings.view.logs import read_scalar
 
 pytestmark = pytest.mark.ranks
 

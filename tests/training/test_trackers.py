@@ -5,9 +5,14 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.training.trackers import registry
-from mindspeed_mm_dit.training.trackers.contract import Opening, TrackerKind
-from mindspeed_mm_dit.training.trackers.registry import TRACKERS, Guarded, check_trackers, open_trackers
+from mindspeed_mm_dit.training.loggers import registry
+from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind, Opening
+from mindspeed_mm_dit.training.loggers.registry import (
+    METRICS_LOGGERS,
+    Guarded,
+    check_metrics_loggers,
+    open_metrics_loggers,
+)
 from tests.conftest import run_config
 
 PICTURE = np.full((8, 8, 3), 200, np.uint8)
@@ -29,16 +34,16 @@ def written(folder):
 
 @pytest.mark.parametrize("kind", FLAGS)
 def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monkeypatch, capfd):
-    for package in TRACKERS[kind].packages:
+    for package in METRICS_LOGGERS[kind].packages:
         pytest.importorskip(package)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     args = flags(**FLAGS[kind](tmp_path))
-    check_trackers(args)
-    (tracker,) = open_trackers(args, 5)
-    tracker.add(6, {"train/loss": 0.25, "valid/loss_noise_0-25": 0.5})
-    tracker.add(7, {"train/loss": 0.125})
-    tracker.add_picture(7, "samples", PICTURE)
-    tracker.close()
+    check_metrics_loggers(args)
+    (metrics_logger,) = open_metrics_loggers(args, 5)
+    metrics_logger.add(6, {"train/loss": 0.25, "valid/loss_noise_0-25": 0.5})
+    metrics_logger.add(7, {"train/loss": 0.125})
+    metrics_logger.add_picture(7, "samples", PICTURE)
+    metrics_logger.close()
     assert "keeps no more" not in capfd.readouterr().err
     if kind == "tensorboard":
         board = EventAccumulator(str(tmp_path))
@@ -55,21 +60,21 @@ def test_a_tracker_not_installed_or_without_a_folder_is_named(extra, monkeypatch
     project = {f"{extra}_project": "digits"}
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PlatformError, match=f"(?s)--{extra}-project = digits.*pip install .*{extra}"):
-        check_trackers(flags(**project))
+        check_metrics_loggers(flags(**project))
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(ConfigError, match=f"(?s)nowhere to keep it.*--{extra}-save-dir DIR"):
-        check_trackers(flags(**project))
+        check_metrics_loggers(flags(**project))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=f"--{extra}-save-dir = .*is a file"):
-        check_trackers(flags(**project, **{f"{extra}_save_dir": str(tmp_path / "file")}))
+        check_metrics_loggers(flags(**project, **{f"{extra}_save_dir": str(tmp_path / "file")}))
 
 
 def test_a_name_that_weights_and_biases_would_refuse_later_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
     for name in ("a/b", "a\\b", "a#b", "a?b", "a%b", "a:b", "a" * 129):
         with pytest.raises(ConfigError, match="takes up to 128 letters"):
-            check_trackers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
-    check_trackers(flags(wandb_project="a" * 128, wandb_save_dir=str(tmp_path)))
+            check_metrics_loggers(flags(wandb_project=name, wandb_save_dir=str(tmp_path)))
+    check_metrics_loggers(flags(wandb_project="a" * 128, wandb_save_dir=str(tmp_path)))
 
 
 class Failing:
@@ -78,10 +83,10 @@ class Failing:
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
-    tracker = Guarded(TrackerKind("wandb", object, lambda *given: Failing()), None, Opening(0, "", {}))
+    metrics_logger = Guarded(MetricsLoggerKind("wandb", object, lambda *given: Failing()), None, Opening(0, "", {}))
     for iteration in (1, 2):
-        tracker.add(iteration, {})
-    tracker.close()
+        metrics_logger.add(iteration, {})
+    metrics_logger.close()
     assert capsys.readouterr().err.count("RuntimeError: no network") == 1
-    Guarded(TrackerKind("wandb", object, lambda *given: 1 / 0), None, Opening(0, "", {})).add(1, {})
+    Guarded(MetricsLoggerKind("wandb", object, lambda *given: 1 / 0), None, Opening(0, "", {})).add(1, {})
     assert "ZeroDivisionError" in capsys.readouterr().err

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.tools.visualize.logs import parse_losses, parse_validation, read_validation
 from mindspeed_mm_dit.training.log import RunLog
-from mindspeed_mm_dit.training.trackers.tensorboard import Scalars
+from mindspeed_mm_dit.training.loggers.tensorboard import Scalars
 from mindspeed_mm_dit.training.validation import QUARTERS, ValidationLoss, sums_by_quarter
-from mindspeed_mm_dit.wings.view.logs import parse_losses, parse_validation, read_validation
 
 LOSS = ValidationLoss(0.25, {"0-25": 0.4, "25-50": 0.3, "50-75": 0.2, "75-100": 0.1})
 LINE = (
@@ -63,7 +63,7 @@ def test_a_validation_is_read_from_its_line(line, found):
 
 
 def test_a_validation_is_read_from_log_and_tensorboard_alike(tmp_path):
-    log = RunLog(prints=True, trackers=[Scalars(str(tmp_path / "board"), 0)], train_iters=3, iteration=0)
+    log = RunLog(prints=True, metrics_loggers=[Scalars(str(tmp_path / "board"), 0)], train_iters=3, iteration=0)
     log.validation(200, LOSS)
     log.close()
     (tmp_path / "log.txt").write_text(f"{LINE}\n")

@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.formats import ckpt, diffusers, mindspore, original, pipeline, pt, pytorch, safetensors
-from mindspeed_mm_dit.checkpoint.formats.contract import Format, Room
+from mindspeed_mm_dit.checkpoint.formats.contract import Format, StorageSupport
 from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
-__all__ = ["FORMATS", "Format", "Room", "of_source", "of_target"]
+__all__ = ["FORMATS", "Format", "StorageSupport", "of_source", "of_target"]
 
 FORMATS: dict[str, Format] = {
-    "mindspore": Format(mindspore.fits, mindspore.read, mindspore.write, Room.TRAINING),
-    "pytorch": Format(pytorch.fits, pytorch.read, pytorch.write, Room.TRAINING),
-    "pipeline": Format(pipeline.fits, pipeline.read, pipeline.write, Room.ONE_TREE),
-    "diffusers": Format(diffusers.fits, diffusers.read, diffusers.write, Room.ONE_TREE),
-    "pt": Format(pt.fits, pt.read, pt.write, Room.WEIGHTS, (".pt", ".pth", ".bin")),
-    "safetensors": Format(safetensors.fits, safetensors.read, safetensors.write, Room.ONE_TREE, (".safetensors",)),
-    "original": Format(original.fits, safetensors.read, original.write, Room.ONE_TREE, (".safetensors",)),
-    "ckpt": Format(ckpt.fits, ckpt.read, ckpt.write, Room.ANYTHING, (".ckpt",)),
+    "mindspore": Format(mindspore.fits, mindspore.read, mindspore.write, StorageSupport.TRAINING),
+    "pytorch": Format(pytorch.fits, pytorch.read, pytorch.write, StorageSupport.TRAINING),
+    "pipeline": Format(pipeline.fits, pipeline.read, pipeline.write, StorageSupport.ONE_TREE),
+    "diffusers": Format(diffusers.fits, diffusers.read, diffusers.write, StorageSupport.ONE_TREE),
+    "pt": Format(pt.fits, pt.read, pt.write, StorageSupport.WEIGHTS, (".pt", ".pth", ".bin")),
+    "safetensors": Format(
+        safetensors.fits, safetensors.read, safetensors.write, StorageSupport.ONE_TREE, (".safetensors",)
+    ),
+    "original": Format(original.fits, safetensors.read, original.write, StorageSupport.ONE_TREE, (".safetensors",)),
+    "ckpt": Format(ckpt.fits, ckpt.read, ckpt.write, StorageSupport.ANYTHING, (".ckpt",)),
 }
 """By the name that --to takes; the first that fits a path is its format."""
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mindspeed_mm_dit.checkpoint.state import State
 
 
-class Room(Enum):
+class StorageSupport(Enum):
     """What a format can store."""
 
     ONE_TREE = "one set of weights"
@@ -28,7 +28,7 @@ class Format(NamedTuple):
     """Read all of it; raises CheckpointError."""
     write: Callable[[Path, State], None]
     """Write a new file, or fill an empty folder."""
-    room: Room
+    storage: StorageSupport
     """What it can store."""
     endings: tuple[str, ...] = ()
     """Endings of its files; empty if it is a folder."""

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.dit_settings import OPTIONS
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.limits import check_between, shown
+from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.presets import DIT
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.wan import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 WEIGHTS = "diffusion_pytorch_model"
 _FILES = (
@@ -44,7 +44,7 @@ NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the fo
 LARGEST_FILE = 10_000_000_000
 """Bytes of weights in one file, as in diffusers; more are in several, and an index says which has what."""
 
-NULL_CLASS = 1000
+UNCONDITIONAL_CLASS = 1000
 """The null class that DiTPipeline asks for, whatever the network's own is."""
 
 _FIXED = {
@@ -77,7 +77,7 @@ class Changes:
     """Its own number of classes; all rows of the table from there on are the null class."""
 
     def __post_init__(self) -> None:
-        check_between("num_classes", self.num_classes, 1, NULL_CLASS)
+        check_between("num_classes", self.num_classes, 1, UNCONDITIONAL_CLASS)
 
 
 def fits(path: Path) -> bool:
@@ -105,7 +105,7 @@ def read(path: Path) -> State:
         return whole
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {shown(config.get('_class_name'))}",
+            f"{folder}/config.json: _class_name = {short_repr(config.get('_class_name'))}",
             f"is none of {', '.join((_DIT, *named_kinds()))} and {_VAE}",
         )
     dit = dit_of(config, folder)
@@ -120,10 +120,10 @@ def read(path: Path) -> State:
 
 def changed(weights: Arrays, changes: Changes) -> Arrays:
     """Adapt ``weights`` to DiTPipeline: to its timestep code, and to its number of the null class."""
-    *classes, null = weights[TABLE]
+    *classes, unconditional = weights[TABLE]
     return weights | {
         frequencies.LAYER: frequencies.for_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
-        TABLE: np.stack([*classes, *[null] * (NULL_CLASS + 1 - changes.num_classes)]),
+        TABLE: np.stack([*classes, *[unconditional] * (UNCONDITIONAL_CLASS + 1 - changes.num_classes)]),
     }
 
 

@@ -100,11 +100,11 @@ def _check(model: ModelConfig) -> None:
         raise ConfigError(what, "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
                           "convert the network alone: --to diffusers")  # fmt: skip
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
-    if num_classes > diffusers.NULL_CLASS or not model.predictor.conditions.has_null:
+    if num_classes > diffusers.UNCONDITIONAL_CLASS or not model.predictor.conditions.has_unconditional:
         raise ConfigError(
             f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}",
-            f"diffusers' DiTPipeline asks for class {diffusers.NULL_CLASS} where it asks for none: it fits networks of "
-            f"up to {diffusers.NULL_CLASS} classes with a null class, and would guide others by a class, or fail",
+            f"diffusers' DiTPipeline asks for class {diffusers.UNCONDITIONAL_CLASS} where it asks for none: it fits networks of "
+            f"up to {diffusers.UNCONDITIONAL_CLASS} classes with a null class, and would guide others by a class, or fail",
             "convert the network alone (--to diffusers), and pass the null class in a pipeline of your own",
         )
 

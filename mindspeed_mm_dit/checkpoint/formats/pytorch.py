@@ -14,7 +14,7 @@ from mindspeed_mm_dit.checkpoint.shapes import Shapes, predictor_of
 from mindspeed_mm_dit.checkpoint.state import Arrays, State, unflatten
 from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 
 def fits(path: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.rules import STACKED, Transform
-from mindspeed_mm_dit.configs.tuning import DOWN, UP, Beside
+from mindspeed_mm_dit.configs.tuning import DOWN, UP, LoraSpec
 from mindspeed_mm_dit.errors import CheckpointError, nearest
 
 Arrays = dict[str, np.ndarray]
@@ -57,9 +57,9 @@ class Adapter:
     notes: tuple[str, ...] = field(default=())
     """What was assumed when it was read, a sentence each."""
 
-    def beside(self) -> dict[str, Beside]:
+    def beside(self) -> dict[str, LoraSpec]:
         """Return rank and scale of each layer's adapter, as needed to build the network with them."""
-        return {name: Beside(own.rank, own.scale) for name, own in self.layers.items()}
+        return {name: LoraSpec(own.rank, own.scale) for name, own in self.layers.items()}
 
     def arrays(self) -> Arrays:
         """Return A and B of all layers by their names in a network."""

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.models.on_paper import parameters_of
+from mindspeed_mm_dit.models.meta import parameters_of
 
 
 def convert_adapter(
@@ -25,7 +25,7 @@ def convert_adapter(
     use_ema: bool,
     description: dict[str, Any] | None,
     overwrite: bool,
-    say: Callable[[str], object],
+    echo: Callable[[str], object],
 ) -> Summary:
     """Write the adapters in ``source`` as ``target``, in a format that other programs read.
 
@@ -36,14 +36,14 @@ def convert_adapter(
     form = _form(target, to)
     check_target(source, target, overwrite, files.fits)
     check_output_folder("folder of TARGET", target.parent)
-    say(f"reading {source} (adapters)")
+    echo(f"reading {source} (adapters)")
     shapes = _shapes(source, description)
     adapter = read(source, layers_of(shapes) if shapes else None, use_ema)
     if shapes:
         adapter.check_fits(shapes)
     arrays = adapter.arrays().values()
     num_bytes = sum(array.nbytes for array in arrays)
-    say(f"writing {target} ({form}): adapters of {len(adapter.layers)} layers, {num_bytes / 1e6:.1f} MB")
+    echo(f"writing {target} ({form}): adapters of {len(adapter.layers)} layers, {num_bytes / 1e6:.1f} MB")
     notes: list[str] = []
     known = LORA_FORMATS[form]
     written(target, lambda aside: notes.extend(known.write(aside, adapter, shapes)), known.is_folder)

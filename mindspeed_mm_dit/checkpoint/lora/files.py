@@ -163,8 +163,8 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
             reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
             raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
     folds_it = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
-    assumed = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
-    notes = (_assumed_note(len(assumed), len(downs)),) if assumed and not folds_it else ()
+    defaults_for_missing = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
+    notes = (_assumed_note(len(defaults_for_missing), len(downs)),) if defaults_for_missing and not folds_it else ()
     try:
         said = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
     except CheckpointError as error:

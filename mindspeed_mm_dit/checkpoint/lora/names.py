@@ -31,7 +31,7 @@ PREFIXES = (
 MOST_BLOCKS = 10_000
 
 
-class Place(NamedTuple):
+class LayerTarget(NamedTuple):
     """What a name in a file stands for."""
 
     layers: tuple[str, ...]
@@ -43,25 +43,25 @@ class Place(NamedTuple):
     """How several matrices make one."""
 
 
-Known = Mapping[str, Place]
+Known = Mapping[str, LayerTarget]
 """By the names of any program, without prefix."""
 
 
-def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, Place]:
+def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, LayerTarget]:
     """Return all names of the layers of a ``family``'s network with these blocks."""
-    found: dict[str, Place] = {}
+    found: dict[str, LayerTarget] = {}
     for original, theirs, transform in _with_adapters(family, numbers):
         ours = (original,) if family.is_original else theirs
-        found |= {layer: Place((layer,)) for layer in ours}
+        found |= {layer: LayerTarget((layer,)) for layer in ours}
         if family.is_original:
-            found |= {name: Place(ours, i, len(theirs), transform) for i, name in enumerate(theirs)}
+            found |= {name: LayerTarget(ours, i, len(theirs), transform) for i, name in enumerate(theirs)}
         else:
             names = {original, _mindspeed_mm(original)} - found.keys()
-            found |= dict.fromkeys(names, Place(ours, transform=transform))
+            found |= dict.fromkeys(names, LayerTarget(ours, transform=transform))
     return _with_underscores(found)
 
 
-def _with_underscores(known: Known) -> dict[str, Place]:
+def _with_underscores(known: Known) -> dict[str, LayerTarget]:
     return {**{name.replace(".", "_"): place for name, place in known.items()}, **known}
 
 
@@ -78,7 +78,7 @@ def _in_network(layers: Collection[str]) -> Known:
     """Return all names of the ``layers`` of a network."""
     family, known = family_of(layers), set(layers)
     named = _named_by(family, numbers_in(layers)) if family else {}
-    own = _with_underscores({layer: Place((layer,)) for layer in layers})
+    own = _with_underscores({layer: LayerTarget((layer,)) for layer in layers})
     return own | {name: place for name, place in named.items() if known.issuperset(place.layers)}
 
 
@@ -118,7 +118,7 @@ def _of_blocks(names: Collection[str]) -> list[Known]:
     return [_named_by(family, as_many(family.rules, blocks)) for family in FAMILIES.values()]
 
 
-def _find(known: Known, name: str) -> Place | None:
+def _find(known: Known, name: str) -> LayerTarget | None:
     """Return what ``name``, with any of the prefixes, stands for."""
     for prefix in PREFIXES:
         if name.startswith(prefix) and (found := known.get(name[len(prefix) :])) is not None:
@@ -133,7 +133,7 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
     """
     known = _in_some_network(theirs, where) if layers is None else _in_network(list(layers))
     found: dict[str, dict[int, LowRank]] = {}
-    kinds: dict[str, Place] = {}
+    kinds: dict[str, LayerTarget] = {}
     for name, own in theirs.items():
         place = _find(known, name)
         if place is None:
@@ -156,7 +156,7 @@ def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
     )  # fmt: skip
 
 
-def _pieces(own: LowRank, place: Place, what: str) -> list[LowRank | None]:
+def _pieces(own: LowRank, place: LayerTarget, what: str) -> list[LowRank | None]:
     """Return the adapters of all layers of a place, or that of the part of one."""
     if place.of > 1:
         return [own]
@@ -166,7 +166,7 @@ def _pieces(own: LowRank, place: Place, what: str) -> list[LowRank | None]:
     return cut(own, len(place.layers), place.transform)
 
 
-def _joined(parts: Mapping[int, LowRank], place: Place) -> LowRank:
+def _joined(parts: Mapping[int, LowRank], place: LayerTarget) -> LowRank:
     return parts[0] if place.of == 1 else joined([parts.get(i) for i in range(place.of)], place.transform)
 
 
@@ -203,7 +203,7 @@ def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict
 def _having(ours: Mapping[str, LowRank]) -> list[Family | None]:
     """Return the families whose networks have all these layers; None is a network of another kind."""
     fitting = zip(FAMILIES.values(), _of_blocks(ours))
-    found = [family for family, known in fitting if all(known.get(layer) == Place((layer,)) for layer in ours)]
+    found = [family for family, known in fitting if all(known.get(layer) == LayerTarget((layer,)) for layer in ours)]
     return [*found] or [None]
 
 

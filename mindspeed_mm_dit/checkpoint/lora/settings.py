@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from mindspeed_mm_dit.configs.limits import shown
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.tuning import names
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -89,7 +89,7 @@ def settings_of(said: Mapping[str, Any], what: str) -> Settings:
         if key in known | _WITHOUT_EFFECT or (not value if off is None else value in off):
             continue
         raise CheckpointError(
-            f"{what}: {key} = {shown(value)}", "changes what the adapters mean, and is not supported here",
+            f"{what}: {key} = {short_repr(value)}", "changes what the adapters mean, and is not supported here",
             "merge them with peft, or let it save them as plain LoRA",
         )  # fmt: skip
     try:
@@ -108,7 +108,7 @@ def settings_of(said: Mapping[str, Any], what: str) -> Settings:
 def checked_alpha(value: Any, what: str) -> float:
     """Return ``value`` as an alpha; raises CheckpointError unless it is a number that leaves weights finite."""
     if type(value) not in (int, float) or not abs(value) <= _LARGEST_ALPHA:
-        raise CheckpointError(f"{what} = {shown(value)}", f"is no number of at most {_LARGEST_ALPHA:g}")
+        raise CheckpointError(f"{what} = {short_repr(value)}", f"is no number of at most {_LARGEST_ALPHA:g}")
     return float(value)
 
 
@@ -124,11 +124,13 @@ def _check_patterns(found: Settings, what: str) -> None:
         try:
             _compiled(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise CheckpointError(f"{what}: {name}: {shown(pattern)}", f"is no regular expression: {error}") from None
+            raise CheckpointError(
+                f"{what}: {name}: {short_repr(pattern)}", f"is no regular expression: {error}"
+            ) from None
         plain = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
         if len(re.findall(r"[*+{]", plain)) > _MOST_REPEATS or re.search(r"\)[*+{]|\(\?[^:!=]", plain):
             raise CheckpointError(
-                f"{what}: {name}: {shown(pattern)}", "could take for ever to match",
+                f"{what}: {name}: {short_repr(pattern)}", "could take for ever to match",
                 f"write one without repeated groups, and with at most {_MOST_REPEATS} repeats",
             )  # fmt: skip
 

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
 from mindspeed_mm_dit.checkpoint.lora.names import layers_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.limits import check_path, shown
+from mindspeed_mm_dit.configs.limits import check_path, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 
@@ -22,14 +22,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 STRONGEST = 1000.0
 
 
-class Strong(NamedTuple):
+class ScaledLora(NamedTuple):
     """Adapters, and the factor with which they are added."""
 
     adapter: Adapter
     strength: float
 
 
-def read_all(given: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig | None = None) -> list[Strong]:
+def read_all(given: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig | None = None) -> list[ScaledLora]:
     """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``, that of ``model`` if it is known.
 
     Raises a UserError about ``flag`` if adapters cannot be read, or are those of another network or objective.
@@ -41,7 +41,7 @@ def read_all(given: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig
             _check_learned(path, model, flag)
         adapter = named(read(path, layers_of(shapes)), f"{flag} = {path}")
         adapter.check_fits(shapes)
-        found.append(Strong(adapter, strength))
+        found.append(ScaledLora(adapter, strength))
     return found
 
 
@@ -70,7 +70,9 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
     except ValueError:
         return Path(text), 1.0
     if not abs(strength) <= STRONGEST or not math.isfinite(strength):
-        raise ConfigError(f"{flag} = {shown(text)}", f"its strength must lie between -{STRONGEST:g} and {STRONGEST:g}")
+        raise ConfigError(
+            f"{flag} = {short_repr(text)}", f"its strength must lie between -{STRONGEST:g} and {STRONGEST:g}"
+        )
     return Path(name), strength
 
 
@@ -104,7 +106,7 @@ def named(adapter: Adapter, what: str) -> Adapter:
     return replace(adapter, where=what)
 
 
-def merged(weights: Any, adapters: Sequence[Strong]) -> Any:
+def merged(weights: Any, adapters: Sequence[ScaledLora]) -> Any:
     """Return ``weights`` with all ``adapters`` merged in."""
     for adapter, strength in adapters:
         weights = adapter.merged(weights, strength)

@@ -17,12 +17,12 @@ Tensor = Any
 
 
 @dataclass(frozen=True)
-class Fed:
+class ConditionBatch:
     """The inputs from which a condition's training arrays are made."""
 
     rows: Rows
     seed: int
-    coin: int
+    dropout_key: int
     """Number of its coin for dropout, among those of the predictor's conditions."""
     caption_dropout_prob: float
     """From data.json."""
@@ -33,10 +33,10 @@ class Fed:
 
     def drops(self, sample_indices: np.ndarray, probability: float) -> np.ndarray:
         """Return which of ``sample_indices`` (B,) lose the condition, (B,) bool."""
-        return coins(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.coin)
+        return coins(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.dropout_key)
 
 
-class Feed(Protocol):
+class ConditionCollator(Protocol):
     """Makes the arrays of a condition for a training batch; called from several threads."""
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
@@ -50,11 +50,11 @@ class Feed(Protocol):
 class ConditionKind:
     """A kind of condition."""
 
-    feed: Callable[[Any, Fed], Feed]
+    feed: Callable[[Any, ConditionBatch], ConditionCollator]
     """(condition, inputs) -> the feed that makes its arrays of a training batch."""
     asked: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, a value per sample, tokenizers) -> the same arrays for requested samples."""
-    null: Callable[[Any, Any, Sequence[Any]], Arrays]
+    unconditional: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, negative prompt or None, tokenizers) -> the same arrays for one unconditional sample."""
     encode: Callable[[Any, Mapping[str, Tensor], Any], tuple[Tensor, ...]]
     """(condition, tensors of a batch, the composite) -> the network's inputs, in the order of its names."""

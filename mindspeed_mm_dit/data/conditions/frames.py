@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageCondition
-from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionBatch, ConditionKind
 
 KEPT = "frames_kept"
 """Name of which samples keep their given frames, (B,) float32: 1, or 0 for one that learns from its text alone."""
@@ -16,10 +16,10 @@ IMAGES = ("first_image", "last_image")
 """Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of samples that are asked for."""
 
 
-class OwnFrames:
+class NoCollator:
     """Feeds no frames: they are those of the clips of the batch or lie beside them, and are encoded there."""
 
-    def __init__(self, condition: ImageCondition, fed: Fed) -> None:
+    def __init__(self, condition: ImageCondition, fed: ConditionBatch) -> None:
         self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
         self._dropout, self._fed = condition.dropout, fed
 
@@ -35,7 +35,7 @@ class OwnFrames:
         return self._fed.drops(sample_indices, self._dropout)
 
 
-def begun_with(read: Arrays, with_last: bool) -> Arrays:
+def initial_images(read: Arrays, with_last: bool) -> Arrays:
     """Return what the one sample that was ``read`` begins with: images by name, or what a cache keeps of them."""
     pixels = read.get("pixels")
     own = {} if pixels is None else dict(zip(IMAGES, (pixels[:, :, 0], pixels[:, :, -1])[: 1 + with_last]))
@@ -48,12 +48,12 @@ def _asked(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequenc
     if isinstance(values[0], Mapping):
         return {name: np.stack([own[name] for own in values]) for name in values[0]}
     if values[0] is None:
-        return {name: np.repeat(array, len(values), 0) for name, array in condition.hollow().items()}
+        return {name: np.repeat(array, len(values), 0) for name, array in condition.meta_arrays().items()}
     return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
 
 
 def _kind(encode: Any) -> ConditionKind:
-    return ConditionKind(OwnFrames, _asked, null=lambda condition, instead, tokenizers: {}, encode=encode)
+    return ConditionKind(NoCollator, _asked, unconditional=lambda condition, instead, tokenizers: {}, encode=encode)
 
 
 FRAMES = _kind(lambda condition, batch, model: (model.frames(condition, batch),))

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Condition, Vector
-from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionBatch, ConditionKind
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
-class PlainFeed:
+class PlainCollator:
     """Feeds the values of rows, some of them replaced by the null value."""
 
     dtype: type = np.int64
 
-    def __init__(self, condition: Condition, fed: Fed) -> None:
+    def __init__(self, condition: Condition, fed: ConditionBatch) -> None:
         self._condition, self._fed = condition, fed
         self._values = fed.rows.items[condition.item]
 
@@ -33,7 +33,7 @@ class PlainFeed:
         return self._fed.drops(sample_indices, self._condition.dropout)
 
 
-class VectorFeed(PlainFeed):
+class VectorCollator(PlainCollator):
     """The same for vectors.
 
     Raises ConfigError if their width is not the one the predictor takes, DataError if one is not finite.
@@ -41,7 +41,7 @@ class VectorFeed(PlainFeed):
 
     dtype = np.float32
 
-    def __init__(self, condition: Vector, fed: Fed) -> None:
+    def __init__(self, condition: Vector, fed: ConditionBatch) -> None:
         super().__init__(condition, fed)
         if self._values.shape[1:] != (condition.width,):
             raise ConfigError(
@@ -56,13 +56,13 @@ class VectorFeed(PlainFeed):
         return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]
 
 
-def _kind(feed: Callable[[Any, Fed], PlainFeed], dtype: type) -> ConditionKind:
+def _kind(feed: Callable[[Any, ConditionBatch], PlainCollator], dtype: type) -> ConditionKind:
     return ConditionKind(
         feed,
         asked=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, dtype)},
-        null=lambda condition, instead, tokenizers: condition.null(1),
+        unconditional=lambda condition, instead, tokenizers: condition.unconditional(1),
         encode=lambda condition, batch, encoders: (batch[condition.names[0]],),
     )
 
 
-LABEL, VECTOR = _kind(PlainFeed, PlainFeed.dtype), _kind(VectorFeed, VectorFeed.dtype)
+LABEL, VECTOR = _kind(PlainCollator, PlainCollator.dtype), _kind(VectorCollator, VectorCollator.dtype)

@@ -7,9 +7,9 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.condition import Condition, Conditions
 from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
-from mindspeed_mm_dit.registry import Joined
+from mindspeed_mm_dit.registry import Registry
 
-CONDITIONS = Joined[ConditionKind]("condition")
+CONDITIONS = Registry[ConditionKind]("condition")
 """By the place of a condition's class."""
 
 
@@ -27,7 +27,7 @@ def _place(condition: type[Condition]) -> str:
     return f"{condition.__module__}.{condition.__qualname__}"
 
 
-def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
+def request_arrays(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return the arrays for requested samples; ``values``: by item, one per sample."""
     none = [None] * len(next(iter(values.values())))
     return {
@@ -37,12 +37,12 @@ def arrays_asked(conditions: Conditions, values: Mapping[str, Any], tokenizers: 
     }
 
 
-def null_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
+def unconditional_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return the arrays for one unconditional sample; ``instead``: negative prompts of guidance, by item."""
     return {
         name: array
         for condition in conditions
-        for name, array in kind_of(condition).null(condition, instead.get(condition.item), tokenizers).items()
+        for name, array in kind_of(condition).unconditional(condition, instead.get(condition.item), tokenizers).items()
     }
 
 

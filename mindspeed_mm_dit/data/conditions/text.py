@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import OneText, TextStates
-from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind, Fed
+from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionBatch, ConditionKind
 from mindspeed_mm_dit.data.draws import Stream, uniforms
 
 NO_CAPTION = -1
 """Stands for the empty caption in place of a caption's number."""
 
 
-class CaptionFeed:
+class CaptionCollator:
     """Feeds one caption of each row, drawn anew each time; some are replaced by the empty caption.
 
     All text conditions of a sample get the same caption.
     """
 
-    def __init__(self, condition: Any, fed: Fed, asked: Callable[..., Arrays] | None = None) -> None:
+    def __init__(self, condition: Any, fed: ConditionBatch, asked: Callable[..., Arrays] | None = None) -> None:
         """``asked``: as of the record of the condition."""
         self._condition, self._fed, self._asked = condition, fed, asked or _asked
         self._offered = np.array([len(captions) for captions in fed.rows.captions], np.int64)
@@ -76,4 +76,4 @@ def _encode(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[A
     return (encoded.states if isinstance(condition, TextStates) else encoded.pooled,)
 
 
-TEXT = ConditionKind(CaptionFeed, _asked, _null, _encode)
+TEXT = ConditionKind(CaptionCollator, _asked, _null, _encode)

@@ -15,7 +15,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, communication, ops
 
-from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 
@@ -31,7 +31,7 @@ if ON_CPU:  # else its threads spin between operators: 25 times the CPU time if 
 
 SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` are supported."""
-WAYS_TO_BF16: tuple[Way, ...] = ()
+WAYS_TO_BF16: tuple[ComputeMode, ...] = ()
 """Ways in which a training step may compute in bfloat16: none yet."""
 SHARES_SEQUENCES = False
 """Whether several ranks can share the tokens of a sample: not yet."""

@@ -1,6 +1,6 @@
 """Layers: PyTorch's own or subclasses of them, so that torch.compile, FSDP2 and hooks see ordinary modules.
 
-What a layer declares of its parameters (``init``, ``matrices``) is read on paper; their values come later.
+What a layer declares of its parameters (``init``, ``matrices``) is read on the meta backend; their values come later.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _ANSWER = "__dynamo_disable"
 """Attribute in which PyTorch keeps its compiler's form of a method that is never compiled."""
 
 
-def spare_the_compiler() -> None:
+def avoid_compiler_import() -> None:
     """Let optimizers be created, saved and loaded without importing ``torch._dynamo``."""
     for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         method = getattr(getattr(Optimizer, name), "__wrapped__", None)

@@ -37,7 +37,7 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
     ]
 
 
-def own_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
+def native_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
     """Return PyTorch's own optimizer for ``rule`` over ``groups``."""
     assert rule.pytorch is not None
     name, settings = rule.pytorch(config)
@@ -58,7 +58,7 @@ def adamw_step(
 ) -> None:
     """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses."""
     trained = groups((p for p in module.parameters() if p.requires_grad), 0.0)
-    optimizer = own_optimizer(adam.RULE, adam.AdamConfig(*betas), trained)
+    optimizer = native_optimizer(adam.RULE, adam.AdamConfig(*betas), trained)
     for group in optimizer.param_groups:
         group["lr"] = lr
     gradients(module, losses)

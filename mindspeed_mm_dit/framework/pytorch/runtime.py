@@ -16,19 +16,19 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
-from mindspeed_mm_dit.configs.precision import Way
+from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.ending import ended_by_ctrl_c
+from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c
 from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
-from mindspeed_mm_dit.framework.pytorch.thread_waiting import wait_as_the_machine_allows
+from mindspeed_mm_dit.framework.pytorch.thread_waiting import tune_openmp_waiting
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` are supported."""
-WAYS_TO_BF16: tuple[Way, ...] = ("autocast", "fsdp2")
+WAYS_TO_BF16: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
 """Ways in which a training step may compute in bfloat16."""
 SHARES_SEQUENCES = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
@@ -101,17 +101,17 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
             # Asynchronous checkpoints and flags need a CPU backend, whatever the device.
             backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
             dist.init_process_group(backends, **alone)
-        share_out(micro_batch_size, global_batch_size, sequence_ranks)
+        divide_among_ranks(micro_batch_size, global_batch_size, sequence_ranks)
 
 
-def share_out(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
+def divide_among_ranks(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
     """Divide the samples among ranks that have joined; arguments as in :func:`initialize`."""
     global _flags_group, _num_microbatches, _sequence_ranks
     _flags_group = group_of_hosts()
     sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
-    sequence.share(sequence_group, device_type())
+    sequence.set_context_parallel_group(sequence_group, device_type())
 
 
 def group_of_hosts() -> dist.ProcessGroup:
@@ -129,7 +129,7 @@ def group_of_hosts() -> dist.ProcessGroup:
 
 def _settle_on_cpu() -> None:
     keep_freed_memory()
-    wait_as_the_machine_allows()
+    tune_openmp_waiting()
 
 
 def _choose_accelerator(number: int) -> None:

@@ -19,7 +19,7 @@ TOKENS, HEADS = 2, 1
 _mesh: DeviceMesh | None = None
 
 
-def share(group: dist.ProcessGroup | None, device_type: str) -> None:
+def set_context_parallel_group(group: dist.ProcessGroup | None, device_type: str) -> None:
     """Let the ranks of ``group`` share their samples' tokens from now on; None: every rank has samples of its own."""
     global _mesh
     _mesh = None if group is None else DeviceMesh.from_group(group, device_type)

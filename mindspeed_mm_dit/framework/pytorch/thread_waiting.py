@@ -24,7 +24,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _watch: threading.Thread | None = None
 
 
-def wait_as_the_machine_allows() -> None:
+def tune_openmp_waiting() -> None:
     """From now on, check once a second whether other processes want the cores.
 
     Do nothing if a variable says how threads wait, if there is only one thread, or if there is no /proc.
@@ -43,7 +43,7 @@ def _look_on() -> None:
     while True:
         time.sleep(seconds)
         now = Used.now()
-        if are_wanted(before, now, torch.get_num_threads()):
+        if cores_are_contended(before, now, torch.get_num_threads()):
             idle.hold()
         else:
             idle.release()
@@ -68,7 +68,7 @@ class Used(NamedTuple):
         return cls(time.monotonic(), worked / _TICKS, time.process_time())
 
 
-def are_wanted(before: Used, now: Used, threads: int) -> bool:
+def cores_are_contended(before: Used, now: Used, threads: int) -> bool:
     """Return whether other processes used too much of the cores for ``threads`` to have one each."""
     others = (now.by_all - before.by_all) - (now.by_us - before.by_us)
     return others / (now.moment - before.moment) > len(os.sched_getaffinity(0)) - threads + SPARE_CORES
@@ -88,7 +88,7 @@ class IdleThreads:
         self._end.clear()
         more, cores = torch.get_num_threads() - 1, len(os.sched_getaffinity(0))
         teams = max(1, -(-(cores - more) // more))
-        self._held = [threading.Thread(target=self._be_a_team, daemon=True) for _ in range(teams)]
+        self._held = [threading.Thread(target=self._occupy_omp_team, daemon=True) for _ in range(teams)]
         for thread in self._held:
             thread.start()
 
@@ -99,6 +99,6 @@ class IdleThreads:
             thread.join()
         self._held = []
 
-    def _be_a_team(self) -> None:
+    def _occupy_omp_team(self) -> None:
         torch.zeros(1 << 20).add_(1)  # large enough for a team of threads, which then stays with this one
         self._end.wait()

@@ -1,1 +1,1 @@
-"""The names of commands for the users of MindSpeed-MM's old route; they are in ``wings/mindspeed_mm/megatron``."""
+"""The names of commands for the users of MindSpeed-MM's old route; they are in ``integrations/mindspeed_mm/megatron``."""

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.objectives.contract import Arrays
 from mindspeed_mm_dit.objectives.flow.path import PathPoint, point_at
-from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, told, training_times
+from mindspeed_mm_dit.objectives.flow.timesteps import least_rest, network_time, training_times
 
 _WEIGHTS = {
     "sigma_sqrt": lambda sigma: sigma**-2.0,
@@ -38,7 +38,7 @@ def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
 
 
 def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arrays:
-    return {"timesteps": told(config, t), "noise": noise, "coefficients": coefficients(config, t)}
+    return {"timesteps": network_time(config, t), "noise": noise, "coefficients": coefficients(config, t)}
 
 
 def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def _sde(name: str) -> Sampler:
         if name == "sde-heun":
             check_heun_end(config, times, options)
 
-    return Sampler(lambda *given: _samplers.sde_chain(name, *given), DiffusionCoefficient, check)
+    return Sampler(lambda *given: _samplers.sde_trajectory(name, *given), DiffusionCoefficient, check)
 
 
 FLOW_MATCHING = Objective(
@@ -48,11 +48,11 @@ FLOW_MATCHING = Objective(
     {
         "sde-euler": _sde("sde-euler"),
         "sde-heun": _sde("sde-heun"),
-        "euler": without_noise(lambda *given: _samplers.ode_chain("euler", *given)),
-        "heun": without_noise(lambda *given: _samplers.ode_chain("heun", *given)),
+        "euler": without_noise(lambda *given: _samplers.ode_trajectory("euler", *given)),
+        "heun": without_noise(lambda *given: _samplers.ode_trajectory("heun", *given)),
         "dopri5": Sampler(
-            lambda process, ask, start, _, steps, own: _samplers.dopri5_chain(
-                process, ask, start, steps, own.rtol, own.atol
+            lambda process, model_fn, start, _, steps, own: _samplers.dopri5_trajectory(
+                process, model_fn, start, steps, own.rtol, own.atol
             ),
             Tolerances,
         ),

@@ -33,7 +33,9 @@ def heun(velocity: Velocity, x: Tensor, t: np.ndarray, h: float) -> Tensor:
 Step = Callable[[Velocity, Tensor, np.ndarray, float], Tensor]
 
 
-def walk(step: Step, velocity: Velocity, x: Tensor, times: np.ndarray, last: Step | None = None) -> Iterator[Tensor]:
+def integrate(
+    step: Step, velocity: Velocity, x: Tensor, times: np.ndarray, last: Step | None = None
+) -> Iterator[Tensor]:
     """Yield the state after each step of the grid ``times``, which may rise or fall.
 
     last: the kind of the last step, if it differs.

@@ -7,36 +7,36 @@ from collections.abc import Iterator
 import numpy as np
 
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.contract import Ask, NoiseAt, Tensor
+from mindspeed_mm_dit.objectives.contract import ModelFn, NoiseAt, Tensor
 from mindspeed_mm_dit.objectives.flow import ode, sde
 from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
-from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, sde_times, told
+from mindspeed_mm_dit.objectives.flow.timesteps import network_time, sampling_times, sde_times
 
 _ODE_STEPS = {"euler": ode.euler, "heun": ode.heun}
 _SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}
 
 
-def ode_chain(name: str, process: FlowMatching, ask: Ask, start: Tensor, steps: int) -> Iterator[Tensor]:
+def ode_trajectory(name: str, process: FlowMatching, model_fn: ModelFn, start: Tensor, steps: int) -> Iterator[Tensor]:
     """Take ``steps`` steps on a fixed grid with the config's shift; for predicted data the last is Euler's (JiT)."""
     times = sampling_times(process.config, steps, start.shape[1:])
     last = ode.euler if process.prediction_type == "data" else None
-    return ode.walk(_ODE_STEPS[name], _velocity(process, ask), _scaled(process, start), times, last)
+    return ode.integrate(_ODE_STEPS[name], _velocity(process, model_fn), _scaled(process, start), times, last)
 
 
-def dopri5_chain(
-    process: FlowMatching, ask: Ask, start: Tensor, steps: int, rtol: float, atol: float
+def dopri5_trajectory(
+    process: FlowMatching, model_fn: ModelFn, start: Tensor, steps: int, rtol: float, atol: float
 ) -> Iterator[Tensor]:
     """Take steps of sizes chosen per sample; yield the state at ``steps`` even times."""
     times = sampling_times(process.config, steps, start.shape[1:])
-    return ode.dopri5(_velocity(process, ask), _scaled(process, start), times, rtol, atol)
+    return ode.dopri5(_velocity(process, model_fn), _scaled(process, start), times, rtol, atol)
 
 
-def sde_chain(
+def sde_trajectory(
     name: str,
     process: FlowMatching,
-    ask: Ask,
+    model_fn: ModelFn,
     start: Tensor,
     noise_at: NoiseAt,
     steps: int,
@@ -46,11 +46,11 @@ def sde_chain(
     times = sde_times(process.config, steps, diffusion, start.shape[1:])
 
     def fields(x: Tensor, t: np.ndarray) -> tuple[Tensor, Tensor]:
-        output = _ask(process, ask, x, t)
+        output = _call_model(process, model_fn, x, t)
         return process.velocity(output, x, t), process.score(output, x, t)
 
     equation = sde.Sde(fields, lambda t: point_at(process.config, t), diffusion)
-    return sde.walk(_SDE_STEPS[name], equation, _scaled(process, start), times, noise_at)
+    return sde.integrate(_SDE_STEPS[name], equation, _scaled(process, start), times, noise_at)
 
 
 def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
@@ -59,9 +59,9 @@ def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
     return start if scale == 1 else scale * start
 
 
-def _velocity(process: FlowMatching, ask: Ask) -> ode.Velocity:
-    return lambda x, t: process.velocity(_ask(process, ask, x, t), x, t)
+def _velocity(process: FlowMatching, model_fn: ModelFn) -> ode.Velocity:
+    return lambda x, t: process.velocity(_call_model(process, model_fn, x, t), x, t)
 
 
-def _ask(process: FlowMatching, ask: Ask, x: Tensor, t: np.ndarray) -> Tensor:
-    return ask(x, ops.tensor(told(process.config, t)), 1 - t)
+def _call_model(process: FlowMatching, model_fn: ModelFn, x: Tensor, t: np.ndarray) -> Tensor:
+    return model_fn(x, ops.tensor(network_time(process.config, t)), 1 - t)

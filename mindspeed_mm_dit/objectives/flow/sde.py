@@ -68,7 +68,7 @@ def heun(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
 Step = Callable[[Sde, Tensor, np.ndarray, float, Tensor], Tensor]
 
 
-def walk(step: Step, sde: Sde, x: Tensor, times: np.ndarray, noise_at: NoiseAt) -> Iterator[Tensor]:
+def integrate(step: Step, sde: Sde, x: Tensor, times: np.ndarray, noise_at: NoiseAt) -> Iterator[Tensor]:
     """Yield the state after each step of the grid ``times``, then after the last step, if there is one."""
     for number, (t, h) in enumerate(zip(times, np.diff(times))):
         x = step(sde, x, np.full(x.shape[0], t), float(h), noise_at(number))

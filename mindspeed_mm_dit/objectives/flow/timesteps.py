@@ -39,7 +39,7 @@ def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     return np.maximum(1 - t.astype(np.float64), config.t_eps)
 
 
-def told(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+def network_time(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     """Return the network's time input for times ``t``, float32."""
     return (t if config.data_time else 1 - t).astype(np.float32)
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.draws import Stream, normals, timesteps
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.lazy_imports import later
-from mindspeed_mm_dit.objectives.contract import Arrays, Ask, NoiseAt, Objective, Sampler, Tensor, option
+from mindspeed_mm_dit.objectives.contract import Arrays, ModelFn, NoiseAt, Objective, Sampler, Tensor, option
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 
 _process = later("mindspeed_mm_dit.objectives.gaussian.process")
@@ -53,18 +53,20 @@ def _respacing(name: str, steps: int) -> str:
 def _sampler(name: str, function: str) -> Sampler:
     """Return the record of the generator ``function`` in samplers.py."""
 
-    def chain(process: Any, ask: Ask, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip) -> Iterator[Tensor]:
+    def trajectory(
+        process: Any, model_fn: ModelFn, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip
+    ) -> Iterator[Tensor]:
         last = max(len(process.schedule) - 1, 1)
         respaced = process.respaced(respaced_steps(len(process.schedule), _respacing(name, steps)))
         states: Iterator[Tensor] = getattr(_samplers, function)(
-            respaced, lambda x, t, timestep: ask(x, t, timestep / last), start, noise_at, clip=options.clip
+            respaced, lambda x, t, timestep: model_fn(x, t, timestep / last), start, noise_at, clip=options.clip
         )
         return states
 
     def check(config: GaussianDiffusionConfig, steps: int, options: Clip) -> None:
         respaced_steps(config.num_train_timesteps, _respacing(name, steps))
 
-    return Sampler(chain, Clip, check)
+    return Sampler(trajectory, Clip, check)
 
 
 _SAMPLERS = {"ddpm": "ddpm", "ddim": "ddim", "dpm++": "dpm_solver_pp"}

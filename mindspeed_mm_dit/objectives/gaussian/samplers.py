@@ -26,7 +26,7 @@ def ddpm(
 ) -> Iterator[Tensor]:
     """Ancestral sampling (Ho et al. 2020, algorithm 2), with the network's own variance if it is learned."""
     for step, index in enumerate(reversed(range(len(diffusion.schedule)))):
-        t, output = _ask(diffusion, predict, x, index)
+        t, output = _call_model(diffusion, predict, x, index)
         predicted = diffusion.predict(output, x, t, clip)
         x = predicted.mean
         if index > 0:
@@ -39,7 +39,7 @@ def ddim(
 ) -> Iterator[Tensor]:
     """Deterministic sampling (Song et al. 2021, eq. 12 with sigma = 0); ``noise_at`` is not used."""
     for index in reversed(range(len(diffusion.schedule))):
-        t, output = _ask(diffusion, predict, x, index)
+        t, output = _call_model(diffusion, predict, x, index)
         x_start = diffusion.predict(output, x, t, clip).x_start
         epsilon = diffusion.epsilon_from_x_start(x, t, x_start)
         signal = diffusion.at("alphas_cumprod_prev", t, x)
@@ -58,7 +58,7 @@ def dpm_solver_pp(
     x_before: Tensor = None
     h_before = 0.0
     for index in reversed(range(len(diffusion.schedule))):
-        t, output = _ask(diffusion, predict, x, index)
+        t, output = _call_model(diffusion, predict, x, index)
         x_start = diffusion.predict(output, x, t, clip).x_start
         keep, gain, h = diffusion.schedule.solution_weights(index)
         slope = 0.0 if x_before is None or index == 0 else 0.5 * h / h_before
@@ -68,7 +68,7 @@ def dpm_solver_pp(
         yield x
 
 
-def _ask(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
+def _call_model(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
     """Return (chain index, network output) for a whole batch at one step of the chain."""
     timestep = int(diffusion.schedule.timestep_map[index])
     t_index, t_network = (ops.tensor(np.full(x.shape[0], value, np.int64)) for value in (index, timestep))

@@ -40,26 +40,37 @@ class MeanFlow(nn.Module):
         )  # fmt: skip
 
     def losses(
-        self, network: Network, null: int, x: Tensor, labels: Tensor, times: Tensor, noise: Tensor, held_out: Tensor
+        self,
+        network: Network,
+        unconditional: int,
+        x: Tensor,
+        labels: Tensor,
+        times: Tensor,
+        noise: Tensor,
+        held_out: Tensor,
     ) -> Tensor:
         """Return the loss of each sample, (B,): |u - u_target|^2 / (|u - u_target|^2 + c)^p (eqs. 10 and 22).
 
         null: label of the null class. held_out (B,): 1 for the mean squared error of the velocity instead.
         """
         z, v = self.noised(x, times, noise, held_out), noise - x
-        target = self.target(network, z, v, times, labels, null)
+        target = self.target(network, z, v, times, labels, unconditional)
         u = ops.to_float32(network(z, times, labels))  # (B, C, ...)
         error = self.squared(u - target)  # (B,)
         weighted = error / self.denominator(error)
         return ops.where(held_out > 0, ops.mean_per_sample((u - v) * (u - v)), weighted)
 
-    def target(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, null: int) -> Tensor:
+    def target(
+        self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, unconditional: int
+    ) -> Tensor:
         """Return u_target = v_g - (t - r) du/dt, without gradient (eq. 10)."""
-        guided = self.guided(network, z, v, times, labels, null)
+        guided = self.guided(network, z, v, times, labels, unconditional)
         rate = self.derivative(network, z, guided, times, labels)
         return ops.stop_gradient(guided - over_samples(times[:, 0] - times[:, 1], z) * rate)
 
-    def guided(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, null: int) -> Tensor:
+    def guided(
+        self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, unconditional: int
+    ) -> Tensor:
         """Return v_g = omega v + (1 - omega - kappa) u(z, t, t, null) + kappa u(z, t, t, label) (eq. 19).
 
         Outside the guided times, and for samples whose label is dropped, it is v.
@@ -70,10 +81,12 @@ class MeanFlow(nn.Module):
         t = times[:, 0]
         now = ops.cat([times[:, :1], times[:, :1]], 1)  # (B, 2): r = t
         v_g = config.omega * v
-        for label, weight in ((labels * 0 + null, 1 - config.omega - config.kappa), (labels, config.kappa)):
+        for label, weight in ((labels * 0 + unconditional, 1 - config.omega - config.kappa), (labels, config.kappa)):
             if weight:
                 v_g = v_g + weight * ops.to_float32(ops.without_gradient(network, z, now, label))
-        applies = over_samples(ops.to_float32((t >= config.t_start) & (t <= config.t_end) & (labels != null)), z)
+        applies = over_samples(
+            ops.to_float32((t >= config.t_start) & (t <= config.t_end) & (labels != unconditional)), z
+        )
         return ops.where(applies > 0, v_g, v)
 
     def derivative(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor) -> Tensor:

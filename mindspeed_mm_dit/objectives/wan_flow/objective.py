@@ -16,8 +16,8 @@ WAN_FLOW = Objective(
     draws,
     draws_at,
     {
-        "euler": without_noise(lambda *given: _samplers.euler_chain(*given)),
-        "unipc": without_noise(lambda *given: _samplers.unipc_chain(*given)),
+        "euler": without_noise(lambda *given: _samplers.euler_trajectory(*given)),
+        "unipc": without_noise(lambda *given: _samplers.unipc_trajectory(*given)),
     },
     quick_sampler="unipc",
 )

@@ -17,7 +17,7 @@ DataAt = Callable[[Tensor, float], Tensor]
 """(x (B, ...), sigma) -> the data (B, ...) that the network predicts from x."""
 
 
-class Visited(NamedTuple):
+class TrajectoryPoint(NamedTuple):
     """A point of the chain."""
 
     x: Tensor
@@ -34,17 +34,17 @@ def unipc(data_at: DataAt, x: Tensor, sigmas: np.ndarray) -> Iterator[Tensor]:
     One network call per step. The first and the last step are of first order.
     """
     last = len(sigmas) - 2
-    seen: list[Visited] = []
+    seen: list[TrajectoryPoint] = []
     for step, (sigma, following) in enumerate(pairwise(sigmas.tolist())):
         data = data_at(x, sigma)
         if step:
             x = _corrected(seen, data, sigmas[step - 1].item(), sigma)
-        seen = [*seen[-1:], Visited(x, data, _half_log_snr(sigma))]
+        seen = [*seen[-1:], TrajectoryPoint(x, data, _half_log_snr(sigma))]
         x = _predicted(seen if step < last else seen[-1:], sigma, following)
         yield x
 
 
-def _predicted(seen: list[Visited], sigma: float, following: float) -> Tensor:
+def _predicted(seen: list[TrajectoryPoint], sigma: float, following: float) -> Tensor:
     """Step from the last point of ``seen``, at ``sigma``, to ``following`` (algorithm 2)."""
     here = seen[-1]
     h = _half_log_snr(following) - here.half_log_snr
@@ -54,7 +54,7 @@ def _predicted(seen: list[Visited], sigma: float, following: float) -> Tensor:
     return _walked(here.x, towards, h, sigma, following)
 
 
-def _corrected(seen: list[Visited], data: Tensor, sigma: float, reached: float) -> Tensor:
+def _corrected(seen: list[TrajectoryPoint], data: Tensor, sigma: float, reached: float) -> Tensor:
     """Redo the last step with the ``data`` predicted at its end (algorithm 1)."""
     here = seen[-1]
     h = _half_log_snr(reached) - here.half_log_snr
@@ -70,7 +70,7 @@ def _walked(x: Tensor, data: Tensor, h: float, sigma: float, reached: float) -> 
     return reached / sigma * x - (1 - reached) * math.expm1(-h) * data
 
 
-def _slope(seen: list[Visited], h: float) -> Tensor:
+def _slope(seen: list[TrajectoryPoint], h: float) -> Tensor:
     """Return the change of the data over a step of ``h``, from the last two points ``seen``."""
     before, here = seen
     return h / (before.half_log_snr - here.half_log_snr) * (before.data - here.data)

@@ -17,8 +17,8 @@ from mindspeed_mm_dit.configs.flag_combinations import check_tool
 from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.framework.ending import end_at_once_when_interrupted, hold_ctrl_c
-from mindspeed_mm_dit.training.launch.variables import read_launch, say_whom_it_waits_for, threads_of
+from mindspeed_mm_dit.framework.exits import exit_on_sigint, hold_ctrl_c
+from mindspeed_mm_dit.training.launch.variables import log_waiting_for_nodes, read_launch, threads_of
 
 
 def train(config: str, flags: Sequence[str]) -> int:
@@ -26,7 +26,7 @@ def train(config: str, flags: Sequence[str]) -> int:
 
     config: a folder, or the name of an embedded one. flags: override those of its train.args.
     """
-    end_at_once_when_interrupted()  # until a launcher handles the signal and passes it on
+    exit_on_sigint()  # until a launcher handles the signal and passes it on
     framework = os.environ.get("AI_FRAMEWORK") or FRAMEWORKS[0]
     if framework not in FRAMEWORKS:
         raise ConfigError(
@@ -46,7 +46,7 @@ def start(framework: str, command: Sequence[str]) -> int:
     if launch.is_alone:
         hold_ctrl_c()  # the script handles it from its first lines on
         os.execv(sys.executable, [sys.executable, *command])
-    say_whom_it_waits_for(launch)
+    log_waiting_for_nodes(launch)
     return int(launcher.start(launch, command))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.environment import whole_number
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 
 LOOPBACK = "127.0.0.1"
 
@@ -87,10 +87,10 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
     return Launch(processes, nodes, node_rank, address, port or DEFAULT_PORT)
 
 
-def say_whom_it_waits_for(launch: Launch) -> None:
+def log_waiting_for_nodes(launch: Launch) -> None:
     """Print that this node waits for others, if there are any."""
     if launch.nodes > 1:
-        tell(
+        echo_if_open(
             f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
             f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}",
             file=sys.stderr,
@@ -111,7 +111,7 @@ def _check_processes(processes: int) -> None:
             f"this machine has {memory / 2**30:,.0f} GiB",
         )
     if processes > _cores():
-        tell(
+        echo_if_open(
             f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
             file=sys.stderr,
         )

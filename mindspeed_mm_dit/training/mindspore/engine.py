@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
-from mindspeed_mm_dit.models.data import sized
+from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.dry_run import example
@@ -61,7 +61,7 @@ class Engine:
         if isinstance(self._loss, CompiledLoss) and args.mm is not None and runtime.world_size() > 1:
             # On a CPU, workers wait 30 s for each other, and the first step of a shape compiles: compile all now.
             for shape in open_data_set(args.mm, args.seed).shapes():
-                self._loss.compile(example(model, sized(args.mm.model, shape), args.micro_batch_size))
+                self._loss.compile(example(model, with_size(args.mm.model, shape), args.micro_batch_size))
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         count = runtime.num_microbatches()

@@ -30,7 +30,7 @@ class FlatOptimizer(nn.Cell):
         config: Any,
         weights: np.ndarray,
         decay: np.ndarray,
-        of_matrices: Callable[[Any, tuple[Any, ...]], Any] | None,
+        update_matrices: Callable[[Any, tuple[Any, ...]], Any] | None,
         ema_decay: float,
         power_emas: int = 0,
     ) -> None:
@@ -47,7 +47,7 @@ class FlatOptimizer(nn.Cell):
         zeros = np.zeros_like(weights)
         self.kept = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
         """The state of the rule, by the rule's names."""
-        self._of_matrices = of_matrices
+        self._of_matrices = update_matrices
         self._compiled = mindspore.jit(self._step)
         self._compiled_change = mindspore.jit(self._change)
         self._compiled_take = mindspore.jit(self._take)
@@ -96,8 +96,8 @@ class EachMatrix(nn.Cell):
 
     def __init__(self, rule: Rule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
-        assert rule.of_matrices is not None
-        self.config, self.alike, self._rule_of_matrices = config, tuple(alike), rule.of_matrices
+        assert rule.update_matrices is not None
+        self.config, self.alike, self._rule_of_matrices = config, tuple(alike), rule.update_matrices
         self._compiled = mindspore.jit(self._make)
 
     def make(self, change: Any, numbers: tuple[Any, ...]) -> Any:

@@ -11,7 +11,7 @@ from types import FrameType
 
 import psutil  # MindSpore brings it
 
-from mindspeed_mm_dit.framework.ending import SIGNALS
+from mindspeed_mm_dit.framework.exits import SIGNALS
 
 AGAIN_SECONDS = 1.0
 """A signal this long after the first counts as a second one, and kills the workers at once."""
@@ -61,7 +61,7 @@ class Job:
         """
         self._find()
         living = [worker for worker in self._workers if _lives(worker)]
-        self._tell(living)
+        self._notify(living)
         if living or not self._workers:
             self._last_worker_at = time.monotonic()
         msrun_lives = self._msrun.poll() is None
@@ -80,7 +80,7 @@ class Job:
                 elif role == "MS_SCHED":
                     self._scheduler = child
 
-    def _tell(self, workers: list[psutil.Process]) -> None:
+    def _notify(self, workers: list[psutil.Process]) -> None:
         if self.asked is None:
             return
         for worker in workers:

@@ -18,9 +18,9 @@ from datetime import datetime
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.ending import SAID
+from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES
 from mindspeed_mm_dit.framework.launched import die_with_parent, without_launcher
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
 CPU_PROCESSES = 2
@@ -83,11 +83,11 @@ class _NewLines:
                 continue
             with open(log, "rb") as file:
                 file.seek(start)
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self._read[log] = start + len(whole + newline)
-            for line in whole.decode("utf-8", "replace").splitlines():
+                gathered, newline, _ = file.read().rpartition(b"\n")
+            self._read[log] = start + len(gathered + newline)
+            for line in gathered.decode("utf-8", "replace").splitlines():
                 if not line.startswith(_NOISE):
-                    tell(line)
+                    echo_if_open(line)
 
 
 def _search_path() -> str:
@@ -133,8 +133,8 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    own = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **own, "PATH": _search_path()}
+    local_slice = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
+    return {**without_launcher(os.environ), **local_slice, "PATH": _search_path()}
 
 
 def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
@@ -144,8 +144,8 @@ def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
         return 128 + asked
     said = (logs / "msrun.log").read_text(encoding="utf-8", errors="replace")
     codes = {int(found) for found in re.findall(r"Error code: (-?\d+)", said)}
-    if told := [code for code in SAID if code in codes]:
+    if told := [code for code in REPORTED_EXIT_CODES if code in codes]:
         return told[0]
     why = f"msrun was ended by {signal.Signals(-code).name}" if code < 0 else "a worker failed"
-    tell(f"{why}; all logs are in {logs}", file=sys.stderr)
+    echo_if_open(f"{why}; all logs are in {logs}", file=sys.stderr)
     return 1

@@ -99,7 +99,7 @@ class Part:
         shards: Shards,
     ) -> None:
         config = args.chosen_optimizer().config
-        matrices = {name: _matrices(declared[name]) for name in names} if rule.of_matrices else {}
+        matrices = {name: _matrices(declared[name]) for name in names} if rule.update_matrices else {}
         self.names = tuple(sorted(names, key=lambda name: matrices[name][1:]) if matrices else names)
         self._numbers = [list(parameters).index(name) for name in self.names]
         self._parameters, self._rule, self._shards = [parameters[name] for name in self.names], rule, shards
@@ -107,7 +107,7 @@ class Part:
         self._matrices = EachMatrix(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
         decay = {n: np.full(p.shape, args.weight_decay if p.ndim >= 2 else 0.0) for n, p in parameters.items()}
         weights = {name: runtime.to_host(p) for name, p in zip(self.names, self._parameters)}
-        own_weights, own_decay = (shards.own(self._layout.from_arrays(arrays)) for arrays in (weights, decay))
+        own_weights, own_decay = (shards.local_slice(self._layout.from_arrays(arrays)) for arrays in (weights, decay))
         self.optimizer = FlatOptimizer(
             rule, config, own_weights, own_decay, self._of_matrices if matrices else None, args.ema_decay,
             len(args.power_ema_stds),
@@ -119,17 +119,17 @@ class Part:
 
     def step(self, gradient: Any, lr: float) -> None:
         """Take one step with ``gradient``, the whole vector, and let the parameters hold the new weights."""
-        part = self.optimizer.step(self._shards.own(gradient), lr)
-        self._layout.assign(self._parameters, self._shards.whole(part))
+        part = self.optimizer.step(self._shards.local_slice(gradient), lr)
+        self._layout.assign(self._parameters, self._shards.gathered(part))
 
     def hold(self, vector: Any) -> None:
         """Let the parameters hold a vector of which this worker has a slice."""
-        self._layout.assign(self._parameters, self._shards.whole(vector.value()))
+        self._layout.assign(self._parameters, self._shards.gathered(vector.value()))
 
     def _of_matrices(self, change: Any, numbers: tuple[Any, ...]) -> Any:
         """Return the rule's result for this worker's slice: the change is gathered, and every worker computes all."""
         assert self._matrices is not None
-        return self._shards.own(self._matrices.make(self._shards.whole(change), numbers))
+        return self._shards.local_slice(self._matrices.make(self._shards.gathered(change), numbers))
 
     # --- state -------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Part:
 
     def arrays(self, vector: Any) -> Arrays:
         """Return a vector, of which this worker has a slice, as arrays by parameter; every worker must call this."""
-        return self.named(runtime.to_host(self._shards.whole(vector)))
+        return self.named(runtime.to_host(self._shards.gathered(vector)))
 
     def named(self, vector: np.ndarray) -> Arrays:
         """Cut a whole vector, on the host, into arrays by parameter."""
@@ -149,7 +149,7 @@ class Part:
 
     def set(self, vector: Any, arrays: Arrays) -> None:
         """Write this worker's slice of ``arrays`` into a vector."""
-        ops.assign(vector, Tensor(self._shards.own(self._layout.from_arrays(arrays))))
+        ops.assign(vector, Tensor(self._shards.local_slice(self._layout.from_arrays(arrays))))
 
     def kept(self) -> Arrays:
         """Return the state of the rule, as ``PARAMETER.NAME``; every worker must call this."""

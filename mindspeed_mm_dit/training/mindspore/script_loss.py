@@ -56,7 +56,7 @@ class InterpretedLoss:
     def _inputs(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Return (latents, condition ..., draws ...) of a batch; the encoding is never compiled here."""
         with no_grad():
-            return self._model.latents(batch), *self._model.given(batch)
+            return self._model.latents(batch), *self._model.loss_inputs(batch)
 
 
 class CompiledLoss(InterpretedLoss):
@@ -64,7 +64,7 @@ class CompiledLoss(InterpretedLoss):
 
     def __init__(self, model: Any, parameters: Sequence[Parameter], micro_batch_size: int) -> None:
         super().__init__(model, parameters)
-        if model.asks:
+        if model.calls_model:
             raise PlatformError(
                 "diffusion.model_id", "MindSpore does not compile the derivative in the loss of this objective",
                 "train it with --ai-framework pytorch; the checkpoint draws samples with MindSpore too",
@@ -80,7 +80,7 @@ class CompiledLoss(InterpretedLoss):
             ConfigError: the script does not call the model once with a whole micro-batch.
         """
         calls: list[tuple[tuple[Tensor, ...], Sequence[Tensor]]] = []
-        own = np.ones_like(self._weights)  # factors of the batch for each l_i
+        local_slice = np.ones_like(self._weights)  # factors of the batch for each l_i
 
         def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # added to the l_i: zeros
             def model(**batch: Tensor) -> Tensor:
@@ -88,10 +88,10 @@ class CompiledLoss(InterpretedLoss):
                     inputs = self._inputs(batch)
                     _check_size(inputs[0].shape[0], len(self._weights))
                     if "loss_weights" in batch:
-                        own[:] = batch["loss_weights"].asnumpy()
-                    losses, found = self._run(self._weights * own, inputs)
+                        local_slice[:] = batch["loss_weights"].asnumpy()
+                    losses, found = self._run(self._weights * local_slice, inputs)
                 calls.append((inputs, found))
-                return losses * Tensor(own) + shift
+                return losses * Tensor(local_slice) + shift
 
             return _run_script(forward_step, batches, model)
 
@@ -101,7 +101,7 @@ class CompiledLoss(InterpretedLoss):
         ((inputs, found),) = calls
         if not np.array_equal(weights.asnumpy(), self._weights):
             self._weights = weights.asnumpy()
-            found = self._run(self._weights * own, inputs)[1]
+            found = self._run(self._weights * local_slice, inputs)[1]
         return reported, found
 
     def compile(self, inputs: tuple[Tensor, ...]) -> None:

@@ -63,12 +63,12 @@ class Shards:
         number = runtime.rank() % count
         return cls(count, number, f"shards_{runtime.rank() - number}")
 
-    def own(self, vector: Any) -> Any:
+    def local_slice(self, vector: Any) -> Any:
         """Return this worker's slice of a vector."""
         length = vector.shape[0] // self.count
         return vector[self.number * length : (self.number + 1) * length]
 
-    def whole(self, part: Tensor) -> Tensor:
+    def gathered(self, part: Tensor) -> Tensor:
         """Join the slices of all workers of the group."""
         if self.group is None:
             return part

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api
 from torch.distributed.run import parse_args, run
 
-from mindspeed_mm_dit.framework.ending import SIGNALS, leave
+from mindspeed_mm_dit.framework.exits import SIGNALS, leave
 
 SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Environment variable: how long ranks that were asked to stop may save before they are killed."""

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.ending import SAID
-from mindspeed_mm_dit.terminal import tell
+from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES
+from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.launch.variables import WAIT_SECONDS, Launch
 
 CPU_PROCESSES = 1
@@ -55,13 +55,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
     except DistError as error:
-        tell(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
+        echo_if_open(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
-        if said := [code for code in SAID if code in codes]:
+        if said := [code for code in REPORTED_EXIT_CODES if code in codes]:
             return said[0]
-        tell(error, file=sys.stderr)
+        echo_if_open(error, file=sys.stderr)
         return 1
     return 0
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.framework.pytorch.optim import groups, own_optimizer
+from mindspeed_mm_dit.framework.pytorch.optim import groups, native_optimizer
 from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
 from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
 
@@ -43,7 +43,7 @@ class Stepper:
             found = groups((self._trained[name] for name in names), weight_decay)
             matrices = {self._trained[name]: declared[name].matrices for name in names}
             optimizer = (
-                own_optimizer(rule, chosen.config, found)
+                native_optimizer(rule, chosen.config, found)
                 if rule.pytorch
                 else ByRule(chosen.config, rule, found, matrices)
             )
@@ -106,10 +106,10 @@ class ByRule(torch.optim.Optimizer):
         change, *after = rule.change(self._config, _own(p.grad), before, numbers)
         for name, value in zip(rule.state, after):
             _own(state[name]).copy_(value)
-        if rule.of_matrices is not None:
+        if rule.update_matrices is not None:
             whole = _whole(change, p)
             parts = whole.reshape(self._matrices[p], -1, whole.shape[-1])  # (n, rows, columns)
-            change = _part(rule.of_matrices(self._config, parts, numbers).reshape(whole.shape), p)
+            change = _part(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
         _own(p).mul_(1 - lr * decay).sub_(change)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.objectives.flow.path import PATHS
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.tools.verify.table import relative_error
 
 T = np.linspace(0.02, 0.98, 25)
 PREDICTIONS = ("velocity", "noise", "score")

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.draws import draws
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
-from mindspeed_mm_dit.objectives.flow.samplers import ode_chain, sde_chain
+from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory, sde_trajectory
 from mindspeed_mm_dit.objectives.flow.sde import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, shifted, training_times
 
@@ -60,25 +60,27 @@ def test_chain_begins_with_noise_of_training_and_ends_at_data(prediction):
     """One image is all there is: what is asked answers with the data, or with the way there, and the chain arrives."""
     objective = process(prediction_type=prediction, noise_scale=2.0)
 
-    def ask(x, t, share):
+    def model_fn(x, t, share):
         return X if prediction == "data" else (X - x) / (1 - t)[:, None, None, None].clamp(min=1e-3)
 
-    first, *_, last = ode_chain("euler", objective, ask, NOISE, 8)
+    first, *_, last = ode_trajectory("euler", objective, model_fn, NOISE, 8)
     torch.testing.assert_close(first, 2 * NOISE + (X - 2 * NOISE) / 8)
     torch.testing.assert_close(last, X, rtol=1e-4, atol=1e-4)
     diffusion = DiffusionCoefficient(last_step="Tweedie")
-    *_, walked = sde_chain("sde-euler", objective, ask, NOISE, lambda step: torch.zeros_like(X), 50, diffusion)
+    *_, walked = sde_trajectory(
+        "sde-euler", objective, model_fn, NOISE, lambda step: torch.zeros_like(X), 50, diffusion
+    )
     torch.testing.assert_close(walked, X, rtol=1e-3, atol=1e-3)
 
 
 def test_the_last_step_of_heun_is_eulers_where_data_is_predicted():
     times = []
 
-    def ask(x, t, share):
+    def model_fn(x, t, share):
         times.append(float(t[0]))
         return torch.zeros_like(x)
 
-    list(ode_chain("heun", process(prediction_type="data"), ask, NOISE, 2))
+    list(ode_trajectory("heun", process(prediction_type="data"), model_fn, NOISE, 2))
     assert times == [0, 0.5, 0.5]
 
 
@@ -138,17 +140,17 @@ def test_data_time_of_0_learns_and_draws_the_same(path, prediction):
     losses = [each.loss(by * TRUE, X, X, *drawn(each)) for each, by in ((here, 1), (there, sign))]
     assert torch.equal(*losses)
 
-    def ask(x, t, noise):
+    def model_fn(x, t, noise):
         return torch.tanh(x) * (1 + t)[:, None, None, None]
 
     def ask_there(x, t, noise):
         np.testing.assert_allclose(t.numpy(), noise, atol=1e-6)  # guidance goes by the noise level
-        return sign * ask(x, 1 - t, noise)
+        return sign * model_fn(x, 1 - t, noise)
 
     def sde(each, by):
-        return sde_chain("sde-euler", each, by, X, lambda step: NOISE, 5, DiffusionCoefficient("linear"))
+        return sde_trajectory("sde-euler", each, by, X, lambda step: NOISE, 5, DiffusionCoefficient("linear"))
 
-    for walk in (lambda each, by: ode_chain("heun", each, by, X, 5), sde):
-        *_, one = walk(here, ask)
-        *_, other = walk(there, ask_there)
+    for integrate in (lambda each, by: ode_trajectory("heun", each, by, X, 5), sde):
+        *_, one = integrate(here, model_fn)
+        *_, other = integrate(there, ask_there)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # (1 - t in float32, divided by what is small)

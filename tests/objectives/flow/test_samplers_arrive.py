@@ -17,7 +17,7 @@ def end_of(framework, name, **given):
     sampler, ops = FLOW_MATCHING.samplers[name], framework.ops
     options, seen = sampler.options(**given), []
 
-    def ask(x, t, shares):
+    def model_fn(x, t, shares):
         times = ops.numpy(t).astype(np.float64)
         np.testing.assert_allclose(shares, 1 - times, atol=1e-6)
         seen.extend(times)
@@ -28,7 +28,9 @@ def end_of(framework, name, **given):
         return ops.tensor(np.zeros_like(START))
 
     sampler.check(CONFIG, STEPS, options)
-    states = list(sampler.chain(FLOW_MATCHING.build(CONFIG), ask, ops.tensor(START), noise_at, STEPS, options))
+    states = list(
+        sampler.trajectory(FLOW_MATCHING.build(CONFIG), model_fn, ops.tensor(START), noise_at, STEPS, options)
+    )
     assert len(states) == STEPS and min(seen) < 0.01 and max(seen) <= 1
     return ops.numpy(states[-1])
 
@@ -53,11 +55,11 @@ def test_a_chain_is_shifted_by_the_size_of_its_latents(framework, name, steps, l
     config = FlowMatchingConfig(shift_base=2)  # of 18 elements: a shift of 3
     sampler, start, seen = FLOW_MATCHING.samplers[name], framework.ops.tensor(START), []
 
-    def ask(x, t, shares):
+    def model_fn(x, t, shares):
         seen.append(float(framework.ops.numpy(t)[0]))
         return 0 * x
 
-    list(sampler.chain(FLOW_MATCHING.build(config), ask, start, lambda step: start, steps, sampler.options()))
+    list(sampler.trajectory(FLOW_MATCHING.build(config), model_fn, start, lambda step: start, steps, sampler.options()))
     even = np.linspace(0, 1, 5)[:steps]
     np.testing.assert_allclose(seen, last * even / (even + 3 * (1 - even)), rtol=1e-6)
 

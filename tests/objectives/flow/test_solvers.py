@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.path import PATHS
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.tools.verify.table import relative_error
 
 START = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32)
 
@@ -34,7 +34,9 @@ def gaussian_velocity(path, spread=2.0):
 def errors(framework, ode, step, counts):
     ends = []
     for steps in counts:
-        *_, end = ode.walk(step, gaussian_velocity("linear"), framework.ops.tensor(START), np.linspace(0, 1, steps + 1))
+        *_, end = ode.integrate(
+            step, gaussian_velocity("linear"), framework.ops.tensor(START), np.linspace(0, 1, steps + 1)
+        )
         ends.append(relative_error(framework.ops.numpy(end), 2 * START))
     return np.array(ends)
 
@@ -72,8 +74,8 @@ def test_the_steps_of_dopri5_do_not_depend_on_the_other_samples(framework, flow)
 def test_times_may_fall_so_that_data_go_back_to_their_noise(framework, flow):
     ode = flow[0]
     velocity, grid = gaussian_velocity("gvp"), np.linspace(0, 1, 201)
-    *_, data = ode.walk(ode.heun, velocity, framework.ops.tensor(START), grid)
-    *_, noise = ode.walk(ode.heun, velocity, data, grid[::-1])
+    *_, data = ode.integrate(ode.heun, velocity, framework.ops.tensor(START), grid)
+    *_, noise = ode.integrate(ode.heun, velocity, data, grid[::-1])
     assert relative_error(framework.ops.numpy(noise), START) < 1e-4  # 200 steps of second order
 
 
@@ -102,7 +104,7 @@ def test_sde_ends_with_the_spread_of_the_data(framework, flow, form, last_step):
     equation = sde.Sde(fields, PATHS["linear"], sde.DiffusionCoefficient(form, last_step=last_step))
     times = np.linspace(0, 1 if last_step is None else 0.96, 61)
     start = ops.tensor(draw.standard_normal((1, 16_000)).astype(np.float32))
-    walked = sde.walk(
+    walked = sde.integrate(
         sde.heun, equation, start, times, lambda step: ops.tensor(draw.standard_normal((1, 16_000)).astype(np.float32))
     )
     *_, end = walked

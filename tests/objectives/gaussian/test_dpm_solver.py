@@ -12,8 +12,8 @@ SHAPE = (2, 3, 4, 4)
 
 
 def sample(diffusion, predict, start, steps, clip=None):
-    chain = diffusion.respaced(respaced_steps(len(diffusion.schedule), str(steps)))
-    states = list(dpm_solver_pp(chain, predict, start, lambda step: None, clip=clip))
+    trajectory = diffusion.respaced(respaced_steps(len(diffusion.schedule), str(steps)))
+    states = list(dpm_solver_pp(trajectory, predict, start, lambda step: None, clip=clip))
     assert len(states) == steps
     return states
 

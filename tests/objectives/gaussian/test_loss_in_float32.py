@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.tools.verify.table import relative_error
 from tests.conftest import gradient
 
 PAGE = np.sqrt(2 / np.longdouble(np.pi)), np.longdouble(0.044715)

@@ -31,8 +31,10 @@ def draw(name: str, steps: int, count: int = 4096) -> torch.Tensor:
     full = GaussianDiffusion.from_config(GaussianDiffusionConfig(variance_type="fixed_small"))
     noise = torch.Generator().manual_seed(0)
     start = torch.randn(count, 1, 2, 2, generator=noise)
-    chain = full.respaced(respaced_steps(1000, f"ddim{steps}" if name == "ddim" else str(steps)))
-    states = SAMPLERS[name](chain, optimal_predict(full), start, lambda step: torch.randn(start.shape, generator=noise))
+    trajectory = full.respaced(respaced_steps(1000, f"ddim{steps}" if name == "ddim" else str(steps)))
+    states = SAMPLERS[name](
+        trajectory, optimal_predict(full), start, lambda step: torch.randn(start.shape, generator=noise)
+    )
     *_, last = states
     return last
 
@@ -47,12 +49,12 @@ def test_samples_of_a_perfect_network_have_the_spread_of_the_data(name, steps):
 def test_each_sampler_visits_the_timesteps_of_its_paper(name, timesteps):
     config, asked = GaussianDiffusionConfig(variance_type="fixed_small"), []
 
-    def ask(x, t, noise):
+    def model_fn(x, t, noise):
         asked.append((t.tolist(), round(noise * 999)))
         return x
 
     sampler, process = find_sampler(config, name), GaussianDiffusion.from_config(config)
-    list(sampler.chain(process, ask, torch.zeros(1, 1), lambda step: torch.zeros(1), 4, sampler.options()))
+    list(sampler.trajectory(process, model_fn, torch.zeros(1, 1), lambda step: torch.zeros(1), 4, sampler.options()))
     assert asked == [([t], t) for t in reversed(timesteps)]
 
 
@@ -102,8 +104,8 @@ class TestGuidance:
         def network(x, t, y):
             return x + y.reshape(-1, 1, 1, 1)
 
-        given, null = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0])
-        predict = guided_network(network, [given], [null], Guidance(2.0, "all", (0.2, 0.5)))
+        given, unconditional = torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0])
+        predict = guided_network(network, [given], [unconditional], Guidance(2.0, "all", (0.2, 0.5)))
         found = predict(torch.zeros(3, 4, 2, 2), torch.zeros(3), np.array([0.9, 0.3, 0.1]))
         assert found.shape == (3, 4, 2, 2) and found[:, 0, 0, 0].tolist() == [1, 4, 3]
         assert (found == found[:, :1, :1, :1]).all()
@@ -152,5 +154,5 @@ class TestGuidance:
 
 
 def test_from_the_boundary_on_the_expert_of_high_noise_answers():
-    ask = by_noise_level(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
-    assert [ask(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]
+    model_fn = by_noise_level(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
+    assert [model_fn(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]

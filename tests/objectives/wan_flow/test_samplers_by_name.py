@@ -13,13 +13,15 @@ def test_samplers_walk_the_chains_of_their_names(framework):
 
     process, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
 
-    def ask(x, t, sigmas):
+    def model_fn(x, t, sigmas):
         return x * x
 
-    for name, chain in (("euler", samplers.euler_chain), ("unipc", samplers.unipc_chain)):
+    for name, trajectory in (("euler", samplers.euler_trajectory), ("unipc", samplers.unipc_trajectory)):
         sampler = WAN_FLOW.samplers[name]
-        wanted = [ops.numpy(x) for x in chain(process, ask, ops.tensor(START), 5)]
-        found = [ops.numpy(x) for x in sampler.chain(process, ask, ops.tensor(START), None, 5, sampler.options())]
+        wanted = [ops.numpy(x) for x in trajectory(process, model_fn, ops.tensor(START), 5)]
+        found = [
+            ops.numpy(x) for x in sampler.trajectory(process, model_fn, ops.tensor(START), None, 5, sampler.options())
+        ]
         assert len(found) == 5
         np.testing.assert_array_equal(found, wanted)
         ends.append(found[-1])

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import objective_of, sampler_options
 from mindspeed_mm_dit.objectives.wan_flow.draws import batch, draws, draws_at
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, multistep_sigmas, training_table
-from mindspeed_mm_dit.wings.lab.table import relative_error
+from mindspeed_mm_dit.tools.verify.table import relative_error
 
 TUTORIAL = WanFlowConfig(shift=5.0, sigma_min=0.0, extra_one_step=True)
 SHAPE = (4, 3, 2, 2)
@@ -105,19 +105,19 @@ def test_frames_that_are_known_do_not_count(framework):
 def gaussian_velocity(spread):
     """The velocity of data N(0, spread^2), under which every x_t is the noise times the standard deviation there."""
 
-    def ask(x, timesteps, sigma):
+    def model_fn(x, timesteps, sigma):
         variance = ((1 - sigma) * spread) ** 2 + sigma**2
         slope = (sigma - (1 - sigma) * spread**2) / variance
         return x * float(slope[0])
 
-    return ask
+    return model_fn
 
 
-def end_of(framework, name, steps, config=TUTORIAL, ask=None):
+def end_of(framework, name, steps, config=TUTORIAL, model_fn=None):
     objective = objective_of(config)
     options = sampler_options(config, name, {})
-    chain = objective.samplers[name].chain
-    *_, last = chain(objective.build(config), ask or gaussian_velocity(2.0), framework.ops.tensor(START), None, steps,
+    trajectory = objective.samplers[name].trajectory
+    *_, last = trajectory(objective.build(config), model_fn or gaussian_velocity(2.0), framework.ops.tensor(START), None, steps,
                      options)  # fmt: skip
     return framework.ops.numpy(last)
 
@@ -140,7 +140,7 @@ def test_unipc_is_of_second_order_and_better_than_euler(framework):
 def test_one_step_ends_in_the_data_that_the_network_sees(framework):
     for name in ("euler", "unipc"):
         sigma = 1.0 if name == "euler" else multistep_sigmas(TUTORIAL, 1)[0]
-        found = end_of(framework, name, 1, ask=lambda x, t, sigma: 0.25 * x)
+        found = end_of(framework, name, 1, model_fn=lambda x, t, sigma: 0.25 * x)
         np.testing.assert_allclose(found, START - sigma * 0.25 * START, rtol=1e-5, atol=1e-6)
 
 
@@ -163,19 +163,19 @@ def test_unipc_walks_as_diffusers_does(framework, steps, shift):
     def curved(x):
         return torch.sin(3 * x) + 0.3 * x
 
-    def ask(x, t, sigma):
+    def model_fn(x, t, sigma):
         told.append(t[0].item())
         return curved(x)
 
     for t in theirs.timesteps:
         x = theirs.step(curved(x), t, x).prev_sample
-    assert relative_error(end_of(framework, "unipc", steps, config, ask), x.numpy()) < 1e-5
+    assert relative_error(end_of(framework, "unipc", steps, config, model_fn), x.numpy()) < 1e-5
     assert [int(t + 1e-3) for t in told] == theirs.timesteps.tolist()
 
 
 def test_the_network_is_told_the_times_it_was_trained_at(framework):
     told = []
-    end_of(framework, "euler", 4, ask=lambda x, t, sigma: told.append((framework.ops.numpy(t), sigma)) or 0 * x)
+    end_of(framework, "euler", 4, model_fn=lambda x, t, sigma: told.append((framework.ops.numpy(t), sigma)) or 0 * x)
     for (t, sigma), wanted in zip(told, euler_sigmas(TUTORIAL, 4), strict=False):
         np.testing.assert_allclose(t, np.full(3, 1000 * wanted), rtol=1e-6)
         np.testing.assert_allclose(sigma, np.full(3, wanted))

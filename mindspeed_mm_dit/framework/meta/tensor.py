@@ -1,0 +1,172 @@
+"""Tensors without values: shape, dtype, layout in memory, and whether a gradient reaches them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from mindspeed_mm_dit.framework.meta.trace import Storage, current
+
+Shape = tuple[int, ...]
+ITEM_BYTES = {"bool": 1, "int64": 8, "bfloat16": 2, "float32": 4}
+"""Bytes of an element. Of two types, elementwise work gives the later one."""
+_ORDER = list(ITEM_BYTES)
+
+
+class Tensor:
+    """A tensor of ``shape``; a new one has memory of its own, in the order of its axes."""
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: str = "float32",
+        needs_gradient: bool = False,
+        storage: Storage | None = None,
+        strides: Shape | None = None,
+    ) -> None:
+        self.shape, self.dtype, self.needs_gradient = tuple(shape), dtype, needs_gradient
+        self.storage = storage or Storage(math.prod(self.shape) * ITEM_BYTES[dtype])
+        self.strides = row_major(self.shape) if strides is None else strides
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def view(self, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+        """Return a tensor that shares this one's memory."""
+        return Tensor(shape, self.dtype, self.needs_gradient, self.storage, tuple(strides))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        axes, shape, strides = list(zip(self.shape, self.strides)), list[int](), list[int]()
+        for part in index if isinstance(index, tuple) else (index,):
+            if part is None:
+                shape.append(1)
+                strides.append(0)
+                continue
+            size, stride = axes.pop(0)
+            if isinstance(part, slice):
+                chosen = range(size)[part]
+                shape.append(len(chosen))
+                strides.append(stride * chosen.step)
+            else:
+                range(size)[part]  # (raises IndexError, as a tensor does)
+        return self.view([*shape, *(size for size, _ in axes)], [*strides, *(stride for _, stride in axes)])
+
+    def __add__(self, other: Any) -> Tensor:
+        return elementwise(self, other)
+
+    def __mul__(self, other: Any) -> Tensor:
+        return elementwise(self, other, keeps=factors(self, other))
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return elementwise(self, other, keeps=[other, *([self] if _needs(other) else [])])
+
+    def __pow__(self, power: float) -> Tensor:
+        return elementwise(self, keeps=[self])
+
+    def __neg__(self) -> Tensor:
+        return elementwise(self)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return Tensor(self.shape, "bool")
+
+    __radd__ = __sub__ = __rsub__ = __add__
+    __rmul__ = __mul__
+
+
+def result(
+    shape: Sequence[int],
+    dtype: str,
+    inputs: Sequence[Any],
+    keeps: Sequence[Any] = (),
+    strides: Shape | None = None,
+) -> Tensor:
+    """Return what an operator makes of ``inputs``: a tensor of its own.
+
+    keeps: the tensors that backward needs, if a gradient is wanted. Anything among both that is no tensor is ignored.
+    """
+    trace = current()
+    made = Tensor(shape, dtype, trace.with_gradient and any(map(_needs, inputs)), strides=strides)
+    if made.needs_gradient:
+        trace.widest_bytes = max(trace.widest_bytes, made.storage.num_bytes)
+        for x in keeps:
+            if isinstance(x, Tensor):
+                trace.save(x.storage)
+    return made
+
+
+def elementwise(*inputs: Any, keeps: Sequence[Any] = ()) -> Tensor:
+    """Return the result of elementwise work on tensors and numbers, with broadcasting; it lies in memory as they do."""
+    tensors = [x for x in inputs if isinstance(x, Tensor)]
+    dtype = promoted(*(x.dtype for x in tensors))
+    dtype = promoted(dtype, "float32") if dtype == "int64" and any(isinstance(x, float) for x in inputs) else dtype
+    shape = broadcast(*(x.shape for x in tensors))
+    like = next((x for x in tensors if x.shape == shape), None)
+    return result(shape, dtype, tensors, keeps, dense_like(like) if like else None)
+
+
+def factors(x: Any, y: Any) -> list[Any]:
+    """Return which of two factors backward needs: each for the gradient of the other."""
+    return [x if _needs(y) else None, y if _needs(x) else None]
+
+
+def _needs(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.needs_gradient
+
+
+def row_major(shape: Sequence[int]) -> Shape:
+    """Return the strides of a tensor that lies in memory in the order of its axes."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def dense_like(x: Tensor) -> Shape:
+    """Return the strides of a tensor without gaps whose axes lie in memory in the order of those of ``x``."""
+    order = sorted(range(x.ndim), key=lambda axis: -x.strides[axis])
+    strides = dict(zip(order, row_major([x.shape[axis] for axis in order])))
+    return tuple(strides[axis] for axis in range(x.ndim))
+
+
+def view_strides(x: Tensor, shape: Shape) -> Shape | None:
+    """Return the strides of ``x`` viewed in another ``shape``; None if its elements must be copied for that."""
+    runs: list[tuple[int, int]] = []  # (elements, stride) of neighbouring axes that lie in memory like one
+    for size, stride in zip(x.shape, x.strides):
+        if size > 1 and runs and runs[-1][1] == size * stride:
+            runs[-1] = (runs[-1][0] * size, stride)
+        elif size > 1:
+            runs.append((size, stride))
+    found, left, step = [], 1, 1
+    for size in reversed(shape):
+        if left == 1 and size > 1:
+            left, step = runs.pop()
+        if left % size:
+            return None
+        found.append(step)
+        left, step = left // size, step * size
+    return tuple(reversed(found))
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """Return the shape of elementwise work on tensors of ``shapes``."""
+    length = max(map(len, shapes))
+    padded = [(1,) * (length - len(shape)) + tuple(shape) for shape in shapes]
+    found = tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
+    for sizes in zip(*padded):
+        if len({*sizes} - {1}) > 1:
+            raise ValueError(f"shapes that do not fit each other: {', '.join(map(str, shapes))}")
+    return found
+
+
+def promoted(*dtypes: str) -> str:
+    """Return the type of elementwise work on tensors of ``dtypes``."""
+    return max(dtypes, key=_ORDER.index)

@@ -1,0 +1,12 @@
+"""MindSpeed-MM as the host of a run, by either of its routes."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Make both hosts known, of which the one that joins later is asked first, and the keys of a data.json."""
+    from mindspeed_mm_dit.registry import register
+
+    register("host", "mindspeed-mm", f"{__name__}.megatron.record:KIND")
+    register("host", "mindspeed-mm-native", f"{__name__}.native.record:KIND")
+    register("data_dialect", "mindspeed-mm", f"{__name__}.data_json:in_our_words")

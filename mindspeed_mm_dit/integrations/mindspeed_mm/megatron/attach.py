@@ -1,0 +1,83 @@
+"""Start MindSpeed-MM, with its imports in the order it requires."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.framework.exits import raise_when_interrupted
+from mindspeed_mm_dit.framework.launched import launched_alone
+from mindspeed_mm_dit.hosts.contract import Host
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import where
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import versions
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
+from mindspeed_mm_dit.terminal import echo_if_open
+
+ROOM = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron"
+
+
+def attach(argv: Sequence[str]) -> Host:
+    """Import MindSpeed-MM and return the host on top of it.
+
+    Checks and completes the command line first, because the host reads it while it is imported.
+
+    Raises:
+        UserError: the command line or a config file cannot be used.
+        PlatformError: the host is installed but broken, or lacks what we rely on; the cause is named.
+    """
+    check_before_import(argv)
+    words = list(argv)
+    sys.argv[1:] = complete(spelled_out(argv))
+    if "MS_WORKER_NUM" not in os.environ:  # (msrun sets its own variables)
+        launched_alone()
+    for name in import_order(wants_mindspore(argv)):
+        try:
+            importlib.import_module(name)
+        except UserError:
+            raise
+        except Exception as error:  # (whatever a broken installation raises)
+            raise _broken(name, error) from error
+    _announce()
+    from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.host import MindSpeedMM
+
+    raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    return MindSpeedMM(words)
+
+
+def _broken(name: str, error: Exception) -> PlatformError:
+    """Return the error to report if the import of ``name`` failed with ``error``."""
+    torch = getattr(sys.modules.get("torch"), "__version__", "none")
+    return PlatformError(
+        "--host = mindspeed-mm",
+        f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
+        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {versions.TORCH}; "
+        "docs/mindspeed_mm.md lists versions that go together), or pass --host standalone",
+    )
+
+
+def _announce() -> None:
+    if launched_as()[0] == 0:
+        echo_if_open(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
+        from megatron.core.package_info import __version__ as megatron
+
+        for line in versions.warnings(str(megatron)):
+            echo_if_open(line, file=sys.stderr)
+
+
+def import_order(mindspore: bool) -> tuple[str, ...]:
+    """Return the modules to import, in MindSpeed-MM's order; ``mindspore`` is --ai-framework mindspore."""
+    gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if mindspore else ()
+    return (
+        "torch",
+        "torch_npu",
+        "mindspeed.megatron_adaptor",
+        *gate,
+        f"{ROOM}.composite",
+        "mindspeed_mm.patchs.torch_dcp_patch",
+        f"{ROOM}.host",
+    )

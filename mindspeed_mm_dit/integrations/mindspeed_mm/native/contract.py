@@ -1,0 +1,89 @@
+"""The lists of everything this package relies on in the engine and replaces there, and checks of both.
+
+tests/contract compares the lists with our imports, and with an unpacked tree if there is one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import ReliedOn, missing_from, where
+
+NAME = "mindspeed-mm-native"
+"""Value of --host."""
+KNOWN_MINDSPEED_MM = ("v26.1.0", "master (57069cd5)")
+KNOWN_TORCH = ("2.7.1", "2.9.0")
+"""Versions of PyTorch that the engine accepts, because it replaces private parts of FSDP2."""
+TRAINER = "fsdp/train/trainer.py"
+
+RELIED_ON: ReliedOn = {
+    "mindspeed.fsdp.utils.str_match": {"module_name_match": ("pattern", "string")},
+    "mindspeed_mm.config.config_manager": {"ConfigManager": None},
+    "mindspeed_mm.config.exception": {"ConfigValidationError": None},
+    "mindspeed_mm.fsdp.checkpoint.dcp_checkpointer": {"DistributedCheckpointer": None},
+    "mindspeed_mm.fsdp.checkpoint.hf_checkpointer": {"HuggingFaceCheckpointer": None},
+    "mindspeed_mm.fsdp.data.dataloader.data_collator": {"DATA_COLLATOR": None},
+    "mindspeed_mm.fsdp.models.base_model": {"BaseModel": None},
+    "mindspeed_mm.fsdp.params.argument": {"Arguments": None},
+    "mindspeed_mm.fsdp.utils.lora_utils": {"match_target_modules": ("model", "patterns")},
+    "mindspeed_mm.fsdp.utils.register": {"data_register": None, "model_register": None},
+}
+
+REPLACED: Mapping[str, tuple[str, ...]] = {
+    "save": ("path", "state", "iteration", "save_ckpt_dtype"),
+    "load": ("path", "state"),
+}
+"""Functions of the engine's checkpointers that ``checkpoints`` replaces, with the parameters that ours take by name;
+nothing else of the engine is replaced."""
+
+
+def check_replaced(checkpointer: type) -> None:
+    """Raise PlatformError unless the engine's ``checkpointer`` has the functions that we replace, as we know them."""
+    for name, parameters in REPLACED.items():
+        function = getattr(checkpointer, name, None)
+        found = tuple(inspect.signature(function).parameters) if function else ()
+        if missing := [parameter for parameter in parameters if parameter not in found]:
+            raise PlatformError(
+                f"mindspeed_mm {checkpointer.__name__}.{name}",
+                f"has the parameters {found}, and lacks {', '.join(missing)}, which our replacement needs",
+                f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
+            )
+
+
+def check_engine(what: str = f"--host = {NAME}") -> None:
+    """Raise PlatformError if the engine, which ``what`` requires, is missing or cannot run; does not import it."""
+    import torch
+
+    mindspeed = where("mindspeed")
+    missing = [name for name in ("mindspeed_mm", "mindspeed") if where(name) is None]
+    if missing or mindspeed is None:
+        cure = "install MindSpeed-MM (it is not on PyPI), or leave --host out"
+        raise PlatformError(what, f"{', '.join(missing)} cannot be found", cure)
+    if not trainer_script().is_file():
+        raise PlatformError(what, f"this MindSpeed-MM has no {TRAINER}", f"use {KNOWN_MINDSPEED_MM[0]}")
+    if not (mindspeed / "fsdp").is_dir():
+        raise PlatformError(
+            what,
+            f"the MindSpeed in {mindspeed} has no mindspeed.fsdp",
+            "use the branch that goes with your MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0",
+        )
+    if lacking := missing_from(RELIED_ON):
+        raise PlatformError(
+            what,
+            f"what is installed lacks {', '.join(lacking)}, which this project relies on",
+            f"use MindSpeed-MM {' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)",
+        )
+    if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 counts, as in the engine)
+        raise PlatformError(
+            what,
+            f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {torch.__version__.partition('+')[0]}",
+            "install one of them, or use --host standalone",
+        )
+
+
+def trainer_script() -> Path:
+    """Return the engine's entry script."""
+    return (where("mindspeed_mm") or Path("mindspeed_mm")) / TRAINER

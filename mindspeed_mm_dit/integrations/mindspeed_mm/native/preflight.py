@@ -1,0 +1,191 @@
+"""Checks before the engine builds anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.families import FAMILIES
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
+from mindspeed_mm_dit.configs.precision import ComputeMode
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
+from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, log_data_set
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import written
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup
+from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
+from mindspeed_mm_dit.models.registry import build_predictor
+from mindspeed_mm_dit.training.changes import check_restorable
+from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
+from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
+
+_UNREAD = "the engine never reads it"
+_NO_EXPERTS = "a DiT has no experts"
+_DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
+TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
+    "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.expert_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
+    "parallel.fsdp_plan.param_dtype": _DTYPES,
+    "parallel.fsdp_plan.reduce_dtype": _DTYPES,
+    "parallel.fsdp_plan.output_dtype": _DTYPES,
+    "parallel.recompute": ((False,), _UNREAD, "write features.recompute and its recompute_plan"),
+    "model.mtp_num_layers": ((0,), "a DiT predicts no tokens", "drop it"),
+    "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),
+    "features.enable_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
+    "features.enable_dynamic_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
+    "training.lora.init_lora_weights": ((True,), "every host draws them as peft does by default", "drop it"),
+    "training.lora.pretrained_lora_path": (
+        (None,),
+        "adapters resume with their moments and EMA, so from a checkpoint",
+        "write training.load; or begin with merged weights (mm-dit convert BASE NEW --merge-lora FILE)",
+    ),
+    "features.loss_cfg.router_aux_loss_coef": ((0.0,), _NO_EXPERTS, "drop it"),
+    "features.enable_ep_balance": ((False,), _NO_EXPERTS, "drop it"),
+    "features.skip_moe_pad_tokens": ((False,), _NO_EXPERTS, "drop it"),
+    "features.enable_chunk_mbs": (
+        (False,),
+        "it would cut the samples of a block's input and leave their conditions whole",
+        "write a smaller training.micro_batch_size, and more gradient_accumulation_steps",
+    ),
+    "training.quantization_plan.recipe_name": (
+        (None,),
+        "it replaces PyTorch's layers, but a DiT here has layers of its own: this was never tested",
+        "drop it; parallel.fsdp_plan.param_dtype: bf16 computes in bfloat16",
+    ),
+    "training.no_decay_modules": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
+    "training.no_decay_params": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
+    "training.max_steps": ((None,), _UNREAD, "write train_iters"),
+    "training.save_steps": ((0,), _UNREAD, "write save_interval"),
+    "training.load_checkpoint_path": ((None,), _UNREAD, "write load"),
+    "training.enable_full_determinism": ((False,), _UNREAD, "write use_deter_comp"),
+    "training.profile.enable": ((False,), _UNREAD, "write tools.profile"),
+    "training.val_micro_batch_size": ((None,), "a validation takes micro-batches of training's size", "drop it"),
+    "training.optimizer": (
+        ("adamw", "muon"),
+        "every host steps by its own AdamW or Muon, which does not swap its moments out",
+        "write adamw; parallel.fsdp_plan.cpu_offload: true keeps them in the machine's memory",
+    ),
+    "training.matched_adamw_rms": ((0.2,), "is the scale of every host's Muon", "drop it"),
+}
+"""Settings of the engine that would not do to a DiT what they say: key -> (values allowed, reason, cure)."""
+
+
+def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
+    """Check the engine's arguments ``read``, the ``flags`` made from them, and the config files; return the configs.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    offered: tuple[ComputeMode, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
+    host = dataclasses.replace(
+        host_facts(),
+        name="MindSpeed-MM's native engine",
+        shares_sequences=True,
+        bf16_modes=offered,
+        check_sharding=lambda mm: _check_patterns(read, mm),
+        mm_model="model.mm_model",
+        mm_data="data.dataset_param.mm_data",
+    )
+    bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
+    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
+    check_restorable(dataclasses.replace(flags, mm=mm))
+    if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
+        reason = f"diffusers has no {mm.model.predictor.model_id}"
+        raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
+    data = open_data_set(mm, flags.seed)
+    if flags.eval_interval and not data.num_valid:
+        raise ConfigError(
+            f"training.val_interval = {flags.eval_interval} (--eval-interval)",
+            f"no {data.noun} is held out: dataset_param.valid_fraction in data.json is "
+            f"{mm.data.dataset_param.valid_fraction}",
+            "set valid_fraction, name a data.json of its own (data.val_dataset_param), or drop the interval",
+        )
+    if host.rank == 0:
+        check_outputs(flags)
+        check_metrics_loggers(flags, [tensorboard.KIND])
+        log_data_set(flags, mm)
+    return mm
+
+
+def check_offered(read: Any) -> None:
+    """Refuse settings that the engine offers but that would not do what they say to a DiT."""
+    parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
+    for key, (taken, reason, cure) in TAKEN.items():
+        if (value := lookup(read, key)) not in taken:
+            raise ConfigError(f"{key} = {written(value)}", reason, cure)
+    dtype = parallel.fsdp_plan.param_dtype
+    if (
+        parallel.fully_shard_parallel_size == 1
+        and not training.init_model_with_meta_device
+        and dtype not in (None, "fp32")
+    ):
+        raise ConfigError(
+            f"parallel.fsdp_plan.param_dtype = {dtype}",
+            "with fully_shard_parallel_size 1 the engine makes weights, moments and average of this type",
+            "drop it and write model.bf16: true, or write training.init_model_with_meta_device: true",
+        )
+    if loader.dataloader_mode != "base" or loader.num_workers:
+        raise ConfigError(
+            f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
+            "our data set decides the order and the random numbers, and has threads of its own",
+            "write base and 0; the threads are data.dataset_param.num_workers",
+        )
+    if training.train_epochs is not None and not loader.drop_last:
+        raise ConfigError("data.dataloader_param.drop_last = false", "every batch here is a whole one", "write true")
+    if training.load_format == HF and not (training.load and training.no_load_optim and training.no_load_rng):
+        raise ConfigError(
+            "training.load_format = hf", "names weights alone",
+            "write training.load, no_load_optim: true and no_load_rng: true; or model.init_from",
+        )  # fmt: skip
+    held_out = read.data.val_dataset_param
+    if held_out is not None and (held_out.dataset_type, bool(getattr(held_out, "mm_data", None))) != (DATA_ID, True):
+        raise ConfigError(
+            "data.val_dataset_param", "does not name a data.json of ours",
+            f"write dataset_type: {DATA_ID}, and mm_data: the data.json of what to validate on",
+        )  # fmt: skip
+    if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
+        raise ConfigError(
+            f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
+            "the engine does not average their gradients over the ranks, so the ranks would diverge",
+            "drop it, or use --host standalone, which averages them",
+        )
+
+
+def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
+    """Raise ConfigError for a pattern that matches no module: the engine only checks all patterns together."""
+    import torch
+    from mindspeed.fsdp.utils.str_match import module_name_match
+    from mindspeed_mm.fsdp.utils.lora_utils import match_target_modules
+
+    if mm.fsdp2 is not None:
+        check_recompute(mm.fsdp2, parameters_of(mm.model))
+    with torch.device("meta"):
+        predictor = build_predictor(mm.model)
+    names = [name for name, _ in predictor.named_modules() if name]
+    plan = read.parallel.fsdp_plan
+    for setting, patterns in (
+        ("parallel.fsdp_plan.apply_modules", plan.apply_modules),
+        ("parallel.fsdp_plan.ignored_modules", plan.ignored_modules),
+        ("features.recompute_plan.apply_modules", read.features.recompute_plan.apply_modules),
+    ):
+        for pattern in patterns or ():
+            if not any(module_name_match(pattern, name) for name in names):
+                raise ConfigError(f"{setting}: {pattern}", "matches no module", nearest(pattern, names))
+    for pattern in read.model.freeze:
+        try:
+            module_name_match(pattern, "")
+        except ValueError:
+            reason = "in braces the engine takes {*} and {0-3}"
+            raise ConfigError(f"model.freeze: {pattern}", reason, "write several patterns") from None
+    targets = read.training.lora.target_modules
+    if adapters_of(mm.model) and not match_target_modules(predictor, targets):
+        raise ConfigError(
+            f"training.lora.target_modules = {targets}",
+            "the engine finds no module by it: it knows no numbers in braces there, and no sets such as attention",
+            f"also name one of the layers in full: {next(iter(adapters_of(mm.model)))}",
+        )

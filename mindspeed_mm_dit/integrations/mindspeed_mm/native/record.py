@@ -1,0 +1,48 @@
+"""The record of MindSpeed-MM's native FSDP2 engine: when it is taken and what it needs. Imports nothing of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+
+from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.hosts.contract import HostKind, Recognised
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import folders, is_installed
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
+
+
+def recognised() -> Recognised:
+    """Take the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
+    if not has_engine():
+        return Recognised(False)
+    if os.environ.get("NON_MEGATRON") == "true":
+        return Recognised(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
+    if not is_installed("megatron.training") and torch_version() in KNOWN_TORCH:
+        reason = "megatron.training cannot be found, which the old route needs"
+        return Recognised(True, f"--host auto takes {NAME}: {reason}")
+    return Recognised(False)
+
+
+def has_engine() -> bool:
+    """Return whether the folders of the engine exist; importing their parent would start the engine."""
+    return all(any((place / "fsdp").is_dir() for place in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
+
+
+def torch_version() -> str:
+    """Return the version of the installed PyTorch, without the part after a plus sign; empty if there is none."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+_ROOM = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
+
+KIND = HostKind(
+    NAME,
+    lambda argv: later(f"{_ROOM}.host").attach(),
+    recognised,
+    lambda argv: check_engine(),
+    logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
+    config_of=lambda folder, world_size: later(f"{_ROOM}.commandline").yaml_of_config(folder, world_size),
+)

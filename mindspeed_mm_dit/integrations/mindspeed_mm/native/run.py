@@ -1,0 +1,194 @@
+"""The run that the engine will do, read from its yaml and checked before anything is built."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import checked_values
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import HF, flags_of, fsdp2_of, lookup, recomputed
+from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import RELEASE
+from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.flags import words_of
+from mindspeed_mm_dit.training.initial_weights import First, first_weights
+from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
+from mindspeed_mm_dit.training.pytorch.trained import Trained
+from mindspeed_mm_dit.training.resume import Start, find_start, print_rank_0
+from mindspeed_mm_dit.training.signals import Stop, StopRequest
+
+
+class SavedAs(Trained):
+    """The trained state, with an optional dtype for the weights in checkpoints."""
+
+    dtype: torch.dtype | None = None
+
+    def state(self, with_optimizer: bool = True) -> torch_dcp.State:
+        """Return what a resumed run needs: the live tensors, with weights cast to ``dtype`` if it is set."""
+        state = super().state(with_optimizer)
+        if self.dtype is None:
+            return state
+        return state | {"model": {name: weight.to(self.dtype) for name, weight in state["model"].items()}}
+
+
+class Run:
+    """One run: its yaml translated to our flags (``flags.mm``: the config files), and its progress."""
+
+    def __init__(self, flags: RunConfig, recomputed: Sequence[str], lr_plan: Sequence[Any], exports: bool) -> None:
+        self.flags, self.recomputed, self._lr_plan, self.exports = flags, recomputed, lr_plan, exports
+        self.model: Any = None
+        """The ``TrainedPredictor``, once it is built."""
+        self.start: Start | None = None
+        """The checkpoint from which it resumes, known once the ranks have met."""
+        self.first = First(None)
+        """The initial weights."""
+        self.meeting = contextlib.ExitStack()
+        """Contexts that end when the ranks have met."""
+        self._whole = contextlib.ExitStack()
+
+    def meet(self) -> None:
+        """Let the ranks meet, claim the folder of checkpoints, and find where the run begins and with which weights.
+
+        Raises:
+            UserError: a checkpoint, weights or the folder do not belong to this run.
+        """
+        self.meeting.close()
+        flags = self.flags
+        runtime.divide_among_ranks(flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size)
+        self._stop = self._whole.enter_context(StopRequest(flags.exit_duration_in_mins))
+        self._claim = self._whole.enter_context(claimed_save(flags))
+        self.start = find_start(flags, torch_dcp)
+        self.first = first_weights(flags, self.start)
+        self.flags = dataclasses.replace(flags, mm=dataclasses.replace(flags.mm, base=self.first.base))
+
+    @property
+    def consumed_samples(self) -> int:
+        """Number of samples consumed when training begins."""
+        if self.start is None:
+            return 0
+        return int(self.start.facts.get("consumed_samples", self.start.iteration * self.flags.global_batch_size))
+
+    @functools.cached_property
+    def trained(self) -> SavedAs:
+        """The trained state; first used once the model is sharded over the ranks."""
+        declared = self.model.composite[0].declared
+        return SavedAs(self.model, declared, self.flags, {name: self._scale_of(name) for name in declared})
+
+    def _scale_of(self, name: str) -> float:
+        """Return the factor of a parameter's learning rate: the first match in lr_scaling_plan."""
+        return next((float(part.scale) for part in self._lr_plan if re.match(part.match, name)), 1.0)
+
+    @functools.cached_property
+    def progress(self) -> Progress:
+        """The run's progress, and saving and loading it; all ranks must use it for the first time together."""
+        progress = open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
+        progress.words = words_of(self.flags)
+        return progress
+
+    def step(self) -> None:
+        """Take an optimizer step with the current gradients, at the learning rate that every host uses."""
+        self.trained.optimizer.step(LearningRate.of(self.flags).at(self.progress.iteration))
+        self.trained.ema.update()
+        self.progress.advance()
+        if ended := self._stop.agree():
+            self._end(ended)
+
+    def _end(self, ended: Stop) -> NoReturn:
+        """Save this step and exit, because the run was asked to stop."""
+        saved = "saving it" if self.flags.save else "nothing is saved without training.save"
+        print_rank_0(f"{ended.reason} at iteration {self.progress.iteration}: {saved}")
+        self.progress.finish()
+        runtime.barrier()
+        sys.exit(ended.code)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether matrix products cast their inputs to bfloat16 (with FSDP2 ``param_dtype`` does it)."""
+        precision = self.flags.mm.precision
+        return precision is not None and precision.way == "autocast"
+
+
+_current: Run | None = None
+
+
+def current() -> Run:
+    """Return the run of this process."""
+    assert _current is not None, "the engine has not imported the plugin"
+    return _current
+
+
+def begin(argv: Sequence[str]) -> None:
+    """Read and check the run that ``argv``, the engine's command line, describes.
+
+    Raises:
+        UserError: whatever is wrong, with setting, value, reason and cure.
+    """
+    global _current
+    from mindspeed_mm_dit.integrations.mindspeed_mm.native.preflight import check, check_offered
+
+    read = engine_arguments(argv)
+    check_offered(read)
+    flags = _flags(read, argv[1])
+    mm = check(read, flags, fsdp2_of(read))
+    if read.training.train_epochs is not None:
+        samples = open_data_set(mm, flags.seed).epoch_samples
+        read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
+        flags = _flags(read, argv[1])
+    _current = Run(
+        dataclasses.replace(flags, mm=mm),
+        recomputed(read),
+        read.training.lr_scaling_plan or (),
+        read.training.save_format == HF,
+    )
+
+
+def _flags(read: Any, path: str) -> RunConfig:
+    values = flags_of(read, lookup)
+    if weights := _weights_in(values["load"], read.training.load_format):
+        values |= {"load": None, "init_from": weights}
+    return checked_values(values, path, runtime.world_size())
+
+
+def _weights_in(load: str | None, load_format: str) -> str | None:
+    """Return the weights without a run that ``training.load`` names: another format, or a converter's output."""
+    if load is None or load_format == HF:
+        return load
+    tracker = Path(load) / TRACKER
+    is_release = tracker.is_file() and tracker.read_text(encoding="utf-8", errors="replace").strip() == RELEASE
+    return str(Path(load) / RELEASE) if is_release else None
+
+
+def engine_arguments(argv: Sequence[str]) -> Any:
+    """Check the keys of the yaml in the command line, and return the engine's own parse of both.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    from mindspeed_mm.config.config_manager import ConfigManager
+    from mindspeed_mm.config.exception import ConfigValidationError
+    from mindspeed_mm.fsdp.params.argument import Arguments
+
+    from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import check_keys, refused
+
+    if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
+        raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml")
+    check_keys(argv[1])
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # (it prints all of it, and so does the trainer)
+            return ConfigManager(config_class=Arguments).load_and_parse()
+    except ConfigValidationError as error:
+        raise refused(argv[1], error.__cause__ or error) from None

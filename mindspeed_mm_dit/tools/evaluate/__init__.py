@@ -1,0 +1,18 @@
+"""Scores of images and videos: FID and its kin, judges of your own images, the demo's data sets and their scores."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Make the command and the data sets known, and what scores the samples of a report."""
+    from mindspeed_mm_dit.cli.commands import Command
+    from mindspeed_mm_dit.registry import register
+
+    summary = "score a model on many samples: FID, Inception Score, precision and recall"
+    register("command", "evaluate", Command(summary, f"{__name__}.cli.evaluate", "scores", {"sklearn": "scikit-learn"}))
+    for name in ("digits", "captioned_digits", "inverted_digits", "digits_buckets"):
+        register("builtin_images", name, f"{__name__}.demo.digits:{name.upper()}")
+    for name in ("moving_digits", "moving_digits_buckets"):
+        register("builtin_clips", name, f"{__name__}.demo.moving_digits:{name.upper()}")
+    register("report_judge", "built-in data", f"{__name__}.built_in:judge_of")
+    register("score_test", "own images", f"{__name__}.images_judge:self_test")

@@ -1,0 +1,155 @@
+"""The result of an evaluation, with every setting that affects it: report.json and report.html."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.pages import write
+from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
+
+REPORT, PAGE = "report.json", "report.html"
+
+_NAMES = {
+    "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
+    "accuracy": "read as asked", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
+}  # fmt: skip
+_MEANINGS = {
+    "fid": "Distance between Inception features of samples and real images. Lower is better.",
+    "sfid": "The same, with features that keep where things are in the image. Lower is better.",
+    "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
+    "precision": "Fraction of samples that look like real images. Higher is better.",
+    "recall": "Fraction of real images that the samples reach. Higher is better.",
+    "accuracy": "Fraction of samples that a classifier of real images reads as the class asked for. Higher is better.",
+    "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
+    "variety": "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
+    "copies": "Samples that are nearly a training image. 0 is best.",
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A judge's scores of a set of images, and all of the judge's settings that affect them."""
+
+    scores: Mapping[str, float | None]
+    """By name; None if the reference does not allow the score."""
+    yardstick: Mapping[str, float | None]
+    """The same scores of as many real images, or of all there are; empty if unknown."""
+    reference: Mapping[str, Any]
+    """What the images were compared with."""
+    features: Mapping[str, Any]
+    """The feature space in which they were compared."""
+    notes: Sequence[str]
+    """What makes the scores easy to misread."""
+    destroyed: Mapping[str, float | None] = field(default_factory=dict)
+    """The best scores that real images reach with their shapes destroyed; empty if unknown."""
+    tells: str = ""
+    """What the scores can tell on these images, which is said first."""
+
+    def columns(self) -> dict[str, Mapping[str, float | None]]:
+        """Return the scores, and those to compare them with, by the heading of each."""
+        found = {"samples": self.scores, "real images": self.yardstick, "shapes destroyed": self.destroyed}
+        return {head: column for head, column in found.items() if column}
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Images to be scored, which need not exist yet."""
+
+    what: str
+    """The flag that names them, with its value."""
+    shape: tuple[int, int, int]
+    """Height, width, channels of each."""
+    count: int
+    counted_by: str
+    """The flag that sets their number, with its value."""
+    num_labels: int
+    """Each label is below this; 0 where there are none."""
+    classes: tuple[str, ...] = ()
+    """Name of each label, if known."""
+
+
+class Judge(Protocol):
+    """Scores images against its reference."""
+
+    def check(self, images: Candidates) -> None:
+        """Raise ConfigError unless such images can be scored."""
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        """Score ``samples``."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A judgement, and everything that decided the images."""
+
+    images: Mapping[str, Any]
+    """Where the images come from: how they were sampled, or file and hash."""
+    judgement: Judgement
+    reference_sha256: str
+    """Of the file, or of the files of the folder."""
+    versions: Mapping[str, str]
+    computed: Mapping[str, Any]
+    """What changes the images by rounding alone: ranks, batch size, device."""
+
+    def lines(self) -> list[str]:
+        """Return what the scores can tell, the scores, then the notes, for the terminal."""
+        found = self.judgement
+        wide = max(len(_NAMES[name]) for name in found.scores)
+        (_, scores), *beside = found.columns().items()
+        rows = [f"{_NAMES[name]:<{wide}}  {format_score(name, value)}" for name, value in scores.items()]
+        for place, (head, column) in enumerate(beside):
+            words = [f"{head}: {format_score(name, column.get(name))}" for name in scores]
+            rows = [f"{row:<{wide + 12 + 23 * place}}  {own}" for row, own in zip(rows, words)]
+        return [found.tells] * bool(found.tells) + rows + [f"note: {note}" for note in found.notes]
+
+    def write(self, folder: Path, grid_png: bytes) -> None:
+        """Write report.json and report.html, with a picture of samples, into ``folder``."""
+        content = without_places(_finite(asdict(self)))
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        (folder / REPORT).write_text(text, encoding="utf-8")
+        found, settings = self.judgement, dict(content)
+        settings |= {name: settings["judgement"][name] for name in ("reference", "features")}
+        del settings["judgement"]
+        columns = found.columns()
+        write(
+            folder / PAGE, "evaluation.html", title="Evaluation", notes=found.notes, grid=grid_png, tells=found.tells,
+            heads=("", *columns),
+            rows=[
+                (_NAMES[name], *(format_score(name, each.get(name)) for each in columns.values()))
+                for name in found.scores
+            ],
+            meanings=[(_NAMES[name], _MEANINGS[name]) for name in found.scores],
+            settings=[(name, text) for name, text in _flat(settings) if text not in ("None", "{}")],
+        )  # fmt: skip
+
+
+def format_score(name: str, value: float | None) -> str:
+    """Format a score: fractions in percent, and a dash if there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if name in ("accuracy", "variety"):
+        return f"{value:.1%}"
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON lacks by null."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", str(value)

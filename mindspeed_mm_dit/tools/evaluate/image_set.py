@@ -1,0 +1,298 @@
+"""Sets of images to score, from ADM's ``.npz`` or a folder: headers are checked first, pixels read in batches."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from einops import rearrange
+
+from mindspeed_mm_dit.configs.buckets import Size
+from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, check_unfolded, nearest_to, reason_of
+from mindspeed_mm_dit.configs.limits import check_path, short_repr
+from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
+from mindspeed_mm_dit.data.check_images import look_at
+from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+from mindspeed_mm_dit.data.labels import composed
+from mindspeed_mm_dit.data.listing import is_hidden
+from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_pixels, readable_formats, sides
+from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.tools.evaluate.metrics import Gaussian
+
+INCEPTION = (
+    "mm-dit get Inception, or download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "weights-inception-2015-12-05-6726825d.pth, and name it with --inception"
+)
+"""What to do if the Inception's weights are missing."""
+POOL, SPATIAL = 2048, 17 * 17 * 7
+"""Number of Inception features per image: of the last pooling, and of 7 channels of ``mixed_6/conv``."""
+IMAGES, LABELS = "arr_0", "arr_1"
+"""Names in an npz: the images, and their labels, which are optional."""
+MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
+"""Names beside our statistics: the weights that made them; how many of their images were scaled, and were JPEGs."""
+STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
+"""Names of mean and covariance of the features of a reference."""
+WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
+BATCH_BYTES = 1 << 26
+"""Bytes of the images of an npz that are read at once, as long as one image has fewer; scores take 8 times as much."""
+_JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
+Batches = Callable[[int], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images of one size, or the statistics of their features, or both."""
+
+    what: str
+    """The flag and its value, as named in errors."""
+    count: int
+    """Number of images; 0 if there are statistics only."""
+    shape: tuple[int, int, int]
+    """Height, width, channels (1 or 3) of each."""
+    batches: Batches
+    """Largest batch -> all images in order, (B, H, W, C) uint8."""
+    labels: np.ndarray | None = None
+    """(count,) int64, if they are known."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; empty if they are not known."""
+    statistics: dict[str, Gaussian] | None = None
+    """Of "pool" features and perhaps "spatial" ones, over a set of which the images may be a part."""
+    made_by: str = ""
+    """SHA-256 of the Inception's weights that the statistics were made with; empty if unknown."""
+    resized: int = 0
+    """Number of images that were scaled or cut; for statistics, of the images that they were made from."""
+    jpegs: int = 0
+    """Number of images that come from a JPEG, likewise."""
+    grey: int = 0
+    """Number of images in grey, by their format."""
+    left_out: int = 0
+    """Number of images beside the folders of the classes, or in hidden folders, which are not read."""
+    skipped: tuple[str, ...] = ()
+    """Names of damaged images, which are not read."""
+
+
+def open_image_set(
+    flag: str, path: str | Path, image_size: int | Size | None = None, skip_bad: bool = False, by_class: bool = True
+) -> ImageSet:
+    """Open an npz or a folder of images; no image is decoded yet, except to find damaged ones.
+
+    image_size: (H, W), or the side of a square, to which images of a folder are brought, as DiT prepares ImageNet;
+    None if all have the same size. skip_bad: leave out the damaged images of a folder, as a run may do. by_class:
+    folders are classes; if not, images beside them are as good as those in them.
+
+    Raises:
+        ConfigError, DataError: nothing is there, or it cannot be scored; the error tells what is wrong.
+    """
+    check_path(flag, str(path))
+    what, path = f"{flag} = {path}", Path(path)
+    if path.is_dir():
+        return _open_folder(what, path, image_size, skip_bad, by_class)
+    try:
+        check_file(path)
+    except UnusableFile as problem:
+        words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
+        raise ConfigError(what, words, f"{nearest_to(path, 'digits')}name an .npz or a folder of images") from None
+    if not zipfile.is_zipfile(path):
+        raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
+    return _Npz(what, path).images()
+
+
+# --- npz -------------------------------------------------------------------------------------------------------
+
+
+class _Npz:
+    """An npz whose images are read as they are needed; objects in it, which could run code, are never unpickled."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        self._what, self._path = what, path
+        with zipfile.ZipFile(path) as archive:
+            self._names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
+
+    def images(self) -> ImageSet:
+        """Return the content of the file."""
+        statistics = self._statistics()
+        if IMAGES not in self._names:
+            if statistics:
+                return ImageSet(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
+                                made_by=self._made_by())  # fmt: skip
+            found = ", ".join(sorted(self._names)) or "nothing"
+            raise DataError(self._what, f"holds {found}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
+        shape = self._image_shape()
+        labels = self._labels(shape[0])
+        return ImageSet(
+            self._what, shape[0], shape[1:], self._batches, labels, (), statistics, self._made_by(), *self._made_of(),
+            grey=shape[0] if shape[3] == 1 else 0,
+        )  # fmt: skip
+
+    def _image_shape(self) -> tuple[int, int, int, int]:
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+            shape, fortran, dtype = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
+        if dtype != np.uint8:
+            raise DataError(f"{self._what}: {IMAGES}", f"has the dtype {dtype}, expected uint8", "save 0 ... 255")
+        if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
+            raise DataError(
+                f"{self._what}: {IMAGES}", f"has the shape {short_repr(shape)}, expected (N, height, width, 3 or 1)"
+            )
+        if fortran:
+            raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
+        if shape[1] * shape[2] >= MAX_SCALED_PIXELS:
+            raise DataError(f"{self._what}: {IMAGES}", f"holds images of {shape[1]:,} x {shape[2]:,} pixels, more than "
+                            f"{MAX_SCALED_PIXELS:,}", "scale them down")  # fmt: skip
+        try:
+            check_unfolded(self._path.stat().st_size, math.prod(shape))
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it with np.savez, uncompressed") from None
+        self._check_whole()
+        return shape  # type: ignore[return-value]
+
+    def _check_whole(self) -> None:
+        """Read all images once to compare their checksum: an Inception would meet the damage far later."""
+        try:
+            with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+                while member.read(1 << 24):
+                    pass
+        except UNREADABLE as error:
+            raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {reason_of(error)}", "copy it again") from None
+
+    def _batches(self, size: int) -> Iterator[np.ndarray]:
+        with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
+            (count, *shape), _, _ = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
+            size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
+            for start in range(0, count, size):
+                here = min(size, count - start)
+                content = member.read(here * int(np.prod(shape)))
+                yield np.frombuffer(content, np.uint8).reshape(here, *shape)
+
+    def _labels(self, count: int) -> np.ndarray | None:
+        if LABELS not in self._names:
+            return None
+        labels = self._array(LABELS)
+        if labels.shape != (count,) or labels.dtype.kind not in "iu":
+            raise DataError(
+                f"{self._what}: {LABELS}",
+                f"has the shape {short_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of whole numbers",
+            )
+        if labels.min() < 0:
+            raise DataError(f"{self._what}: {LABELS}", f"holds {labels.min()}, and labels are numbered from 0")
+        return labels.astype(np.int64)
+
+    def _statistics(self) -> dict[str, Gaussian] | None:
+        there = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
+        return {kind: self._gaussian(*pair) for kind, pair in there.items()} if "pool" in there else None
+
+    def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
+        mean, covariance = self._array(mean_name), self._array(covariance_name)
+        what, width = f"{self._what}: {mean_name}, {covariance_name}", WIDTHS[mean_name]
+        if (mean.shape, covariance.shape) != ((width,), (width, width)) or not _are_real(mean, covariance):
+            raise DataError(
+                what,
+                f"are {mean.shape} {mean.dtype} and {covariance.shape} {covariance.dtype}, expected ({width},) and "
+                f"({width}, {width}) of real numbers: they are of another network",
+            )
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
+            raise DataError(what, "hold numbers that are not finite", "copy or make the file again")
+        return Gaussian(mean.astype(np.float64), covariance.astype(np.float64))
+
+    def _made_by(self) -> str:
+        return str(self._array(MADE_BY)) if MADE_BY in self._names else ""
+
+    def _made_of(self) -> tuple[int, int]:
+        resized, jpegs = self._array(MADE_OF).tolist() if MADE_OF in self._names else (0, 0)
+        return resized, jpegs
+
+    def _array(self, name: str) -> np.ndarray:
+        try:
+            return read_npz(self._path, [name])[name]
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {name}", str(problem), "copy it again") from None
+
+    def _header(self, member: IO[bytes], size: int) -> Header:
+        try:
+            return read_header(member, size)
+        except UnusableFile as problem:
+            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it again with np.savez") from None
+        except UNREADABLE as error:
+            raise DataError(f"{self._what}: {IMAGES}", f"cannot be read: {reason_of(error)}", "copy it again") from None
+
+
+def _are_real(*arrays: np.ndarray) -> bool:
+    return all(array.dtype.kind == "f" for array in arrays)
+
+
+# --- a folder --------------------------------------------------------------------------------------------------
+
+
+def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_bad: bool, by_class: bool) -> ImageSet:
+    """Return the images below ``folder``, sorted by name; folders in it are classes, as in training."""
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
+    found = sorted(path for path in images if not path.name.startswith("."))
+    paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
+    in_folders = [path for path in paths if path.parent != folder]
+    paths = in_folders if by_class and in_folders else paths
+    if not paths:
+        raise DataError(what, "holds no images", "name a folder of images, or an .npz")
+    size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
+    looks = look_at(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
+    bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
+    if bad and not (skip_bad and len(bad) < len(paths)):
+        raise DataError(f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored",
+                        "repair or remove them")  # fmt: skip
+    paths = [path for path, look in zip(paths, looks) if look.problem is None]
+    looks = [look for look in looks if look.problem is None]
+    off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
+    if off and image_size is None:
+        square = " x ".join(map(str, size))
+        raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
+    labels, classes = _labels_of(folder, paths) if by_class else (None, ())
+    return ImageSet(
+        what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
+        resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
+        grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths) - len(bad),
+        skipped=tuple(str(path.relative_to(folder)) for path, _ in bad),
+    )  # fmt: skip
+
+
+def _size_of(what: str, path: Path) -> Size:
+    (look,) = look_at([path], 1, decode=False)
+    if look.problem is not None:
+        raise DataError(str(path), look.problem, "repair or remove it")
+    if look.width != look.height:
+        raise DataError(what, f"{path.name} is {look.width} x {look.height}, no square", "add --image-size")
+    return look.height, look.width
+
+
+def _decoded(paths: list[Path], size: Size, batch: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(paths), batch):
+        yield np.stack([_pixels(path, size) for path in paths[start : start + batch]])
+
+
+def _pixels(path: Path, size: Size) -> np.ndarray:
+    try:
+        return rearrange(load_pixels(str(path), size, 3), "c h w -> h w c")
+    except UnusableFile as problem:
+        raise DataError(str(path), str(problem), "repair or remove it") from None
+
+
+def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Return the class of each image and their names, by the folder it lies in; None if all lie in one."""
+    classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
+    as_numbers = all(map(str.isdecimal, classes))
+    names = tuple(sorted(set(classes), key=lambda name: (int(name) if as_numbers else 0, name)))
+    return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of all files below a folder."""
+    root, digest = Path(path), hashlib.sha256()
+    files = sorted(file for file in root.rglob("*") if file.is_file()) if root.is_dir() else [root]
+    for file in files:
+        digest.update(b"" if file == root else f"{file.relative_to(root)}\0".encode("utf-8", "surrogateescape"))
+        add_content(digest, file)
+    return digest.hexdigest()

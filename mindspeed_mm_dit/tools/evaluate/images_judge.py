@@ -1,0 +1,197 @@
+"""The judge of your own images: ``--reference`` without ``--inception``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from einops import reduce
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.tools.evaluate.cautions import cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
+from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
+from mindspeed_mm_dit.tools.evaluate.real_images import (
+    FEWEST_IMAGES,
+    HELD_OUT,
+    NEAREST_SHARE,
+    VARIANCE_KEPT,
+    RealImages,
+    Scores,
+)
+
+SIDE = 32
+"""Larger images are averaged down to about this side in pixels."""
+MOST_IMAGES = 5_000
+"""Most images of a reference that are used; of more, this many are chosen evenly."""
+MANY_COPIES = 0.5
+"""A note is written from this part of copies among the samples on."""
+OF_QUALITY = ("accuracy", "precision", "recall")
+"""Scores that are left out if images with destroyed shapes reach more than half of what whole ones do."""
+LEAST_READ = 0.5
+"""There is no verdict if fewer real images than this part are read as asked."""
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """The scores of real images that were held out: whole, and with their shapes destroyed."""
+
+    whole: Mapping[str, Any]
+    """By name; empty if too few were held out."""
+    destroyed: Mapping[str, Mapping[str, Any]]
+    """Way to destroy shapes -> scores by name."""
+
+    @classmethod
+    def of(cls, real: RealImages) -> SelfTest:
+        """Put the held-out images through the test that samples are put through."""
+        if (~real.reference).sum() <= NEIGHBOURS:
+            return cls({}, {})
+        return cls(asdict(real.score_held_out()), {way: asdict(own) for way, own in real.score_destroyed().items()})
+
+    @property
+    def best_destroyed(self) -> dict[str, float]:
+        """The best of each score among destroyed images."""
+        if not self.destroyed:
+            return {}
+        best = {name: max(own[name] for own in self.destroyed.values()) for name in OF_QUALITY}
+        return best | {"frechet": min(own["frechet"] for own in self.destroyed.values())}
+
+    def tells(self, name: str) -> bool:
+        """Return whether this score of OF_QUALITY tells whole images from destroyed ones."""
+        can_read = bool(self.whole) and self.whole["accuracy"] >= LEAST_READ
+        return can_read and self.best_destroyed[name] < self.whole[name] / 2
+
+    def judged(self, found: Scores) -> dict[str, Any]:
+        """Return the scores by name, without those that tell nothing on these images."""
+        names = [name for name in OF_QUALITY if not self.tells("accuracy") or not self.tells(name)]
+        return asdict(found) | dict.fromkeys(names)
+
+    def __str__(self) -> str:
+        """What the scores can tell on these images, in a sentence."""
+        if not self.whole:
+            return f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class"
+        ways = ", ".join(f"{way} {own['accuracy']:.0%}" for way, own in self.destroyed.items())
+        seen = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
+        if self.tells("accuracy"):
+            return f"{seen}; with their shapes destroyed few: {ways}"
+        return f"no verdict: {seen}, and with their shapes destroyed: {ways}. It hardly sees shapes here"
+
+
+def self_test(images: np.ndarray, labels: np.ndarray) -> SelfTest:
+    """Return what scores can tell on real images (N, H, W, C) uint8, of labels (N,); N at least FEWEST_IMAGES."""
+    return SelfTest.of(RealImages.of(_averaged(images), labels))
+
+
+class ImagesJudge:
+    """Scores of images against real ones of the same size; needs no network and no framework."""
+
+    def __init__(self, reference: ImageSet) -> None:
+        """Raise ConfigError for a reference with statistics only, or with too few images."""
+        if not reference.count:
+            words = "is needed: the reference holds statistics of the Inception's features, and no images"
+            raise ConfigError("--inception", words, INCEPTION)
+        if reference.count < FEWEST_IMAGES:
+            words = f"{reference.count} image(s): scores without --inception need at least {FEWEST_IMAGES}"
+            raise ConfigError(reference.what, words, "use more")
+        self._reference = reference
+
+    def check(self, images: Candidates) -> None:
+        reference = self._reference
+        if reference.shape[:2] != images.shape[:2]:
+            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
+            raise ConfigError(reference.what, f"has images of {sizes[0]}, and {images.what} of {sizes[1]}",
+                              "score against a reference of the same size")  # fmt: skip
+        check_count(images)
+        self._by_class = reference.labels is not None and images.num_labels > 0
+        if self._by_class:
+            _check_classes(reference, images)
+        there, named = reference.classes, images.classes if reference.classes else ()
+        self._numbers = [there.index(name) for name in named] if self._by_class else []
+        self._grey = 1 in (reference.shape[2], images.shape[2])
+        chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
+        pixels = _pixels(reference, self._grey)[chosen]
+        self._real = RealImages.of(pixels, self._labels(reference)[chosen])
+        self._test = SelfTest.of(self._real)
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        reference, real, test = self._reference, self._real, self._test
+        found = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers))
+        held_out = int((~real.reference).sum())
+        judgement = judgement_of(
+            test.judged(found), test.whole, real,
+            {"what": reference.what, "images": len(real.pixels), "held out": held_out},
+            [*_notes(reference, held_out, found.copies / samples.count), *cautions(samples, reference)],
+        )  # fmt: skip
+        return replace(judgement, destroyed=test.best_destroyed, tells=str(test))
+
+    def _labels(self, images: ImageSet, numbers: Sequence[int] = ()) -> np.ndarray:
+        """Return the reference's number of the class of each image; ``numbers``: that of each class, if it differs."""
+        if not self._by_class or images.labels is None:
+            return np.zeros(images.count, np.int64)
+        return np.array(numbers)[images.labels] if numbers else images.labels
+
+
+def judgement_of(
+    found: Mapping[str, Any],
+    yardstick: Mapping[str, Any],
+    real: RealImages,
+    what: Mapping[str, Any],
+    notes: Sequence[str],
+) -> Judgement:
+    """Return the judgement of images whose scores against ``real`` ones are ``found``."""
+    seen = "pixels" if real.pixels.ndim == 2 else "shapes"
+    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference's {seen}"
+    return Judgement(
+        scores=found, yardstick=yardstick, reference={**what, "scikit-learn": version("scikit-learn")},
+        features={"space": space, "components": len(real.space.components_), "copy_quantile": NEAREST_SHARE,
+                  "copy_distance": real.copy_distance}, notes=notes,
+    )  # fmt: skip
+
+
+def check_count(images: Candidates) -> None:
+    """Raise ConfigError for too few images to score."""
+    if images.count < FEWEST_IMAGES:
+        words = f"{images.count} image(s): variety within a class wants at least {FEWEST_IMAGES}"
+        raise ConfigError(images.counted_by, words, "use more")
+
+
+def _check_classes(reference: ImageSet, images: Candidates) -> None:
+    missing = [name for name in images.classes if name not in reference.classes]
+    if missing and reference.classes:
+        raise ConfigError(reference.what, f"has no class {missing[0]!r}, which {images.what} has",
+                          f"its folders are {', '.join(reference.classes[:20])}")  # fmt: skip
+    count = len(reference.classes) or int(reference.labels.max()) + 1  # type: ignore[union-attr]
+    if images.num_labels > count:
+        raise ConfigError(images.what, f"has {images.num_labels} classes, and {reference.what} has {count}",
+                          "name a reference of the same classes")  # fmt: skip
+
+
+def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:
+    notes = [
+        f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: "
+        "samples cannot be expected to be read better than these; of few images, some are near to each other by chance"
+    ]
+    if copied > MANY_COPIES:
+        notes.insert(0, f"{copied:.0%} of the samples are nearly images of the reference: they show that the model has "
+                        "learned these by heart, and not what else it can draw")  # fmt: skip
+    if reference.count > MOST_IMAGES:
+        notes.append(
+            f"{MOST_IMAGES:,} of {reference.count:,} real images were used: a copy of another one is not found"
+        )
+    return notes
+
+
+def _pixels(images: ImageSet, grey: bool) -> np.ndarray:
+    """Return (N, H, W, C) float64 in [0, 1], of images averaged down; without colours if ``grey``."""
+    return np.concatenate([_averaged(images, grey) for images in images.batches(256)])
+
+
+def _averaged(images: np.ndarray, grey: bool = False) -> np.ndarray:
+    times = -(-max(images.shape[1:3]) // SIDE)
+    height, width = (side // times * times for side in images.shape[1:3])
+    into = "n h w ()" if grey else "n h w c"
+    return reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)

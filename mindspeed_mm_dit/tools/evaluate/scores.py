@@ -1,0 +1,125 @@
+"""FID, sFID, Inception Score, precision and recall of one set of images against a reference."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.files import replace_file
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.terminal import progress
+from mindspeed_mm_dit.tools.evaluate.cautions import cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.tools.evaluate.image_set import IMAGES, MADE_BY, MADE_OF, STATISTICS, ImageSet
+from mindspeed_mm_dit.tools.evaluate.inception import Features, Inception
+from mindspeed_mm_dit.tools.evaluate.metrics import (
+    NEIGHBOURS,
+    SPLIT_IMAGES,
+    Gaussian,
+    frechet_distance,
+    gaussian_of,
+    inception_score,
+    precision_recall,
+)
+
+KEPT_IMAGES = 10_000
+"""Images of a reference kept beside its statistics, for precision and recall; ADM keeps as many."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """ADM's five scores; None if the reference does not allow one."""
+
+    fid: float
+    sfid: float | None
+    inception_score: float
+    precision: float | None
+    recall: float | None
+
+
+class InceptionJudge:
+    """Gives ADM's five scores, from the Inception's features."""
+
+    def __init__(self, reference: ImageSet, network: Inception, batch_size: int) -> None:
+        self._reference, self._network, self._batch_size = reference, network, batch_size
+
+    def check(self, images: Candidates) -> None:
+        reference, ours = self._reference, self._network.sha256
+        if reference.count and reference.shape[:2] != images.shape[:2]:
+            raise ConfigError(
+                reference.what,
+                f"has images of {reference.shape[0]} x {reference.shape[1]}, and {images.what} of {images.shape[0]} x "
+                f"{images.shape[1]}",
+                "score against a reference of the same size",
+            )
+        if reference.made_by and reference.made_by != ours:
+            raise ConfigError(
+                reference.what,
+                f"has statistics by an Inception of other weights (sha256 {reference.made_by[:12]}, here {ours[:12]})",
+                "make them again with mm-dit evaluate --statistics, or give the weights they were made with",
+            )
+        check_enough(images.counted_by, images.count)
+        if reference.statistics is None:
+            check_enough(reference.what, reference.count)
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        reference = self._reference
+        seen = self._see(reference) if reference.count else None
+        scores = _scores(self._see(samples), reference, seen)
+        return Judgement(
+            scores=asdict(scores), yardstick={}, notes=cautions(samples, reference),
+            reference={"what": reference.what, "images": reference.count,
+                       "statistics": sorted(reference.statistics or ())},
+            features={"network": "torch-fidelity's TF1-compatible Inception", "weights_sha256": self._network.sha256,
+                      "torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
+        )  # fmt: skip
+
+    def _see(self, images: ImageSet) -> Features:
+        with progress("features", total=images.count, unit="image") as bar:
+            return self._network.features(images, self._batch_size, bar.update)
+
+
+def check_enough(what: str, count: int) -> None:
+    """Raise ConfigError for a set too small for its images to have neighbours."""
+    if count <= NEIGHBOURS:
+        raise ConfigError(what, f"{count} image(s): precision and recall need more than {NEIGHBOURS}", "use more")
+
+
+def _scores(samples: Features, reference: ImageSet, seen: Features | None) -> Scores:
+    """Score ``samples``; ``seen``: features of the reference's images, if it holds any."""
+    statistics = reference.statistics or _statistics(seen)
+    balls = precision_recall(samples.pool, seen.pool) if seen is not None and len(seen.pool) > NEIGHBOURS else None
+    return Scores(
+        fid=frechet_distance(gaussian_of(samples.pool), statistics["pool"]),
+        sfid=frechet_distance(gaussian_of(samples.spatial), statistics["spatial"]) if "spatial" in statistics else None,
+        inception_score=inception_score(samples.logits),
+        precision=balls.precision if balls else None,
+        recall=balls.recall if balls else None,
+    )
+
+
+def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
+    """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
+    chosen = np.unique(np.linspace(0, images.count - 1, KEPT_IMAGES).round().astype(int))
+    kept, start = [], 0
+    for batch in images.batches(64):
+        kept.append(batch[chosen[(chosen >= start) & (chosen < start + len(batch))] - start])
+        start += len(batch)
+    arrays = {IMAGES: np.concatenate(kept), MADE_BY: np.array(network.sha256)}
+    arrays[MADE_OF] = np.array([images.resized, images.jpegs])
+    for kind, gaussian in _statistics(features).items():
+        arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
+
+    def write(aside: Path) -> None:
+        with open(aside, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    replace_file(path, write)
+
+
+def _statistics(features: Features | None) -> dict[str, Gaussian]:
+    assert features is not None
+    return {"pool": gaussian_of(features.pool), "spatial": gaussian_of(features.spatial)}

@@ -1,0 +1,40 @@
+"""``mm-dit get``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mindspeed_mm_dit.terminal import echo
+from mindspeed_mm_dit.tools.planning.fetch import fetch, with_needs
+from mindspeed_mm_dit.tools.planning.hubs import HUBS
+from mindspeed_mm_dit.tools.planning.published import PUBLISHED
+
+DESCRIPTION = """\
+Fetch published weights into weights/, with what they need. Size, licence and digests are said before, as the hub states
+them, and checked after. What was broken off goes on where it stopped. Without a NAME: list the names.
+
+  mm-dit get DiT-XL/2
+  mm-dit get stabilityai/sd-vae-ft-ema                any other name of the hub, as OWNER/NAME
+  HF_ENDPOINT=https://hf-mirror.com mm-dit get DiT-XL/2
+  mm-dit get DiT-XL/2 --hub modelscope
+
+No other command downloads anything."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help="what to fetch; none: list what there is")
+    parser.add_argument("--hub", choices=tuple(HUBS)[:2], help="where from (default huggingface)")
+    parser.add_argument("--output", metavar="DIR", default="weights", help="folder to fetch into (default weights)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch, or list the names."""
+    if not args.names:
+        for name, record in PUBLISHED.items():
+            echo(f"  {name:<16} {record.summary}\n{'':<19}{', '.join(dict.fromkeys(record.repos.values()))}")
+        return 0
+    for name, record in with_needs(args.names, args.hub).items():
+        fetch(name, record, args.hub, Path(args.output))
+    return 0

@@ -1,0 +1,271 @@
+"""Where published weights are fetched from: the Hugging Face hub or a mirror, ModelScope, or an address of one file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
+from mindspeed_mm_dit.errors import CheckpointError, PlatformError, not_installed
+from mindspeed_mm_dit.terminal import plain, progress
+
+MIRRORS = "HF_ENDPOINT=https://hf-mirror.com, or --hub modelscope"
+CHUNK_BYTES = 2**16
+"""What is written at a time: at most this much is lost if a connection breaks."""
+MOST_LISTING_BYTES = 2**26
+PARTIAL_CONTENT = 206
+_DIGITS = {"sha256": 64, "git": 40}
+_DIGEST_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
+"""As PyTorch's hub names its files: the beginning of their SHA-256."""
+
+
+class Part(NamedTuple):
+    """A file, as a hub states it."""
+
+    path: str
+    size: int
+    """In bytes."""
+    digest: str
+    """``sha256:...`` or, of a small file, ``git:...``, its name as a blob; of an address only the beginning. Empty if
+    none is stated."""
+
+
+class Listing(NamedTuple):
+    """What a hub has under a name."""
+
+    revision: str
+    licence: Any
+    """As the hub states it; empty if it states none."""
+    parts: list[Part]
+
+
+class Hub(Protocol):
+    """A place that holds published weights."""
+
+    endpoint: str
+    page: str
+    """Where a person finds the files, a format of ``endpoint`` and ``repo``."""
+
+    def listing(self, repo: str) -> Listing:
+        """Return what there is."""
+
+    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
+
+
+class HuggingFace:
+    """The Hugging Face hub, or the mirror that HF_ENDPOINT names."""
+
+    page = "{endpoint}/{repo}/tree/main"
+
+    def __init__(self) -> None:
+        self.endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+
+    def listing(self, repo: str) -> Listing:
+        from huggingface_hub.utils import build_hf_headers
+
+        with tempfile.TemporaryFile() as file:
+            address = f"{self.endpoint}/api/models/{repo}?blobs=True"
+            _append(address, file, MOST_LISTING_BYTES, build_hf_headers(), lambda count: None)
+            file.seek(0)
+            content = file.read()
+        with _parsing(address):
+            info = json.loads(content)
+            parts = [
+                _part(each["rfilename"], each["size"], "sha256", each["lfs"]["sha256"]) if each.get("lfs")
+                else _part(each["rfilename"], each["size"], "git", each.get("blobId"))
+                for each in info["siblings"]
+            ]  # fmt: skip
+            return Listing(_text(info["sha"]), (info.get("cardData") or {}).get("license"), parts)
+
+    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        _fetch(hf_hub_url(repo, part.path, revision=revision, endpoint=self.endpoint), part, folder, build_hf_headers())
+
+
+class Address:
+    """A file at an address of its own; the name of the file holds the beginning of its digest."""
+
+    endpoint, page = "", "{repo}"
+
+    def listing(self, repo: str) -> Listing:
+        from huggingface_hub.utils import get_session
+
+        answer = get_session().request("HEAD", repo, timeout=10)  # (follows redirects, of requests and of httpx)
+        _check_status(answer)
+        digest = _DIGEST_IN_NAME.search(repo)
+        with _parsing(repo):
+            part = _part(repo.rpartition("/")[2], int(answer.headers["Content-Length"]))
+        return Listing("", "", [part._replace(digest=f"sha256:{digest[1]}" if digest else "")])
+
+    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        _fetch(repo, part, folder, {})
+
+
+class ModelScope:
+    """ModelScope (modelscope.cn), through its own package."""
+
+    page = "{endpoint}/models/{repo}/files"
+
+    def __init__(self) -> None:
+        try:
+            from modelscope_hub import HubApi, HubConfig
+        except ImportError:
+            raise not_installed("--hub modelscope", "modelscope-hub", "modelscope") from None
+        self._api: Any = HubApi()
+        self.endpoint = str(HubConfig().endpoint)
+
+    def listing(self, repo: str) -> Listing:
+        with _parsing(self.page.format(endpoint=self.endpoint, repo=repo)):
+            files = [file for file in self._api.list_repo_files(repo, "model") if not file.is_dir]
+            parts = [_part(file.path, file.size, "sha256", file.sha256) for file in files]
+            return Listing("master", self._api.get_repo(repo, "model").license, parts)
+
+    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+        self._api.download_file(repo, "model", part.path, revision=revision, local_dir=folder, file_size=part.size)
+
+
+HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelScope, "address": Address}
+
+
+class Refused(OSError):
+    """A hub's answer with a status other than success."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"answered with {response.status_code}")
+        self.response = response
+
+
+def _check_status(response: Any) -> None:
+    if not 200 <= response.status_code < 300:
+        raise Refused(response)
+
+
+@contextmanager
+def _opened(address: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Return the status of a hub's answer, and its chunks. The session is that of requests, or from 1.0 on of httpx."""
+    from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
+    from huggingface_hub.utils import get_session
+
+    session, options = get_session(), {"headers": headers, "timeout": HF_HUB_DOWNLOAD_TIMEOUT}
+    if callable(session.stream):
+        with session.stream("GET", address, **options) as response:
+            _check_status(response)
+            yield response.status_code, response.iter_bytes(CHUNK_BYTES)
+    else:
+        with session.get(address, stream=True, **options) as response:
+            _check_status(response)
+            yield response.status_code, response.iter_content(CHUNK_BYTES)
+
+
+def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], update: Callable[[int], Any]) -> None:
+    """Append to ``file`` what follows at ``address``; raises CheckpointError if it is longer than ``most`` bytes."""
+    if start := file.tell():
+        headers = {**headers, "Range": f"bytes={start}-"}
+    with _opened(address, headers) as (status, chunks):
+        if status != PARTIAL_CONTENT:  # the hub sends all of it
+            _empty(file)
+        for chunk in chunks:
+            if file.tell() + len(chunk) > most:
+                _empty(file)
+                reason = f"sends more than the {most:,} bytes that it may have; they were removed"
+                raise CheckpointError(address, reason, "use another mirror or hub")
+            file.write(chunk)
+            update(len(chunk))
+
+
+def _empty(file: BinaryIO) -> None:
+    file.seek(0)
+    file.truncate()
+
+
+def part_file(part: Part, folder: Path) -> Path:
+    """Return where a part lies until it is whole; another version of it lies elsewhere."""
+    return folder / f"{part.path}.{part.digest[-8:]}.part"
+
+
+def _fetch(address: str, part: Part, folder: Path, headers: dict[str, str]) -> None:
+    """Fetch ``part``, which lies at ``address``, from where an attempt before was broken off."""
+    aside = part_file(part, folder)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    with open(aside, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PlatformError(
+                str(aside), "is being fetched by another process", "wait for it, and run again"
+            ) from None
+        except OSError:
+            pass  # a network disk without locks
+        if file.tell() > part.size:
+            _empty(file)
+        try:
+            if file.tell() < part.size:
+                with progress(part.path, total=part.size, unit="byte", unit_scale=True) as bar:
+                    bar.update(file.tell())
+                    _append(address, file, part.size, headers, bar.update)
+            if file.tell() < part.size:
+                raise ConnectionError(f"{address} broke off")
+        finally:
+            if not file.tell() and part.size:
+                aside.unlink()
+    aside.replace(folder / part.path)
+
+
+@contextmanager
+def _parsing(address: str) -> Iterator[None]:
+    """In this context, what a hub has answered is parsed: whatever fails is its fault."""
+    try:
+        yield
+    except OSError:  # (the packages of hubs ask for more on the way; some of their errors are ValueErrors, too)
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"lists no files as a hub does: {type(error).__name__}: {error}"
+        raise CheckpointError(address, reason, f"name another mirror or hub: {MIRRORS}") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or plain(value) != value or {"\n", "\t"} & set(value):
+        raise ValueError(f"{short_repr(value)} is no name")
+    return value
+
+
+def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> Part:
+    """Return a file as a hub states it; raises ValueError or TypeError for what cannot be."""
+    if {"", ".", ".."} & set(_text(path).split("/")):
+        raise ValueError(f"the file {short_repr(path)} lies outside of the folder")
+    if type(size) is not int or not 0 <= size <= LARGEST:
+        raise ValueError(f"the size of {path} is {short_repr(size)}")
+    if digest in (None, ""):
+        return Part(path, size, "")
+    if not re.fullmatch(f"[0-9a-fA-F]{{{_DIGITS[kind]}}}", digest):
+        raise ValueError(f"the digest of {path} is {short_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits")
+    return Part(path, size, f"{kind}:{digest.lower()}")
+
+
+_OF_HUBS = ("modelscope_hub", "huggingface_hub", "httpx", "httpx2", "urllib3")
+"""Packages whose errors tell of a hub; huggingface_hub 1 asks by httpx, 2 by httpx2."""
+
+
+def answer_of(error: Exception) -> tuple[int | None, str]:
+    """Return the HTTP status of a hub's refusal (None: it did not answer), and how many seconds it asks to wait.
+
+    Raises ``error`` if it is no hub's: that of a full disk, say, or of our own code. A UnicodeError is a redirect to a
+    host that cannot be.
+    """
+    of_hub = isinstance(error, (OSError, UnicodeError)) or type(error).__module__.partition(".")[0] in _OF_HUBS
+    if not of_hub or getattr(error, "errno", None) is not None:
+        raise error
+    answers = [getattr(one, "response", None) for one in (error, error.__cause__)]
+    answer = next((one for one in answers if one is not None), None)
+    status = getattr(answer, "status_code", None) or getattr(error, "status_code", None)
+    return status, getattr(answer, "headers", {}).get("Retry-After", "")

@@ -1,0 +1,22 @@
+"""Proofs, quantity by quantity: published values, framework against framework, layouts, and a step taken again."""
+
+from __future__ import annotations
+
+_FIGURES = {"matplotlib": "matplotlib"}
+
+
+def register() -> None:
+    """Make the commands and functions known."""
+    from mindspeed_mm_dit.cli.commands import Command
+    from mindspeed_mm_dit.registry import register
+
+    for name, summary in {
+        "parity": "check this implementation against a file of reference values",
+        "compare": "compare PyTorch with MindSpore, a network with diffusers', or two machines' steps",
+        "prove": "check a training step against float64 in every layout: ranks, sharding, precision",
+        "replay": "recompute one step of a run, and find what in it was not finite",
+    }.items():
+        packages = {"parity": {"rich": "rich"}, "compare": _FIGURES, "prove": _FIGURES}.get(name, {})
+        register("command", name, Command(summary, f"{__name__}.cli.{name}", "lab", packages))
+    register("function", "prove", f"{__name__}.port:prove")
+    register("function", "record_trace", f"{__name__}.step_trace:TraceRecorder")

@@ -1,0 +1,166 @@
+"""``mm-dit compare``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
+from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
+from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.terminal import echo
+from mindspeed_mm_dit.tools.verify.against import compare_against
+from mindspeed_mm_dit.tools.verify.compare import Comparison, Side, Sides, compare_sides
+from mindspeed_mm_dit.tools.verify.compare_traces import compare_witnesses
+from mindspeed_mm_dit.tools.verify.processes import find_python
+
+DESCRIPTION = """\
+Where do two programs or two machines part? Three kinds of comparison:
+
+  mm-dit compare --model examples/dit/model.json             a model on PyTorch and on MindSpore
+  mm-dit compare --against diffusers:Wan2.1-T2V-1.3B         our network and diffusers', with the weights in a folder
+  mm-dit compare --against diffusers:WanTransformer3DModel   the same for a small network with random weights
+  mm-dit compare gpu.trace npu.trace                     first steps of any training loop, on two machines
+
+The last two measure how far two right programs may differ: they move every number by its rounding. They compare
+outputs, gradients and the loss, and name the first module that is wrong. Witnesses are recorded by two lines in the
+loop, "with dit.record_trace(model, optimizer, 'gpu.trace') as w" and "w.step(loss)" (docs/prove.md).
+
+With --model, both frameworks get the same weights and random numbers.
+Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps (with the
+train.args beside model.json), and samples. Measures images/s. Writes one HTML page, and the same as JSON. Each
+framework runs in a process of its own, and in an interpreter of its own if needed. The exit code is 1 if a check
+fails."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the command."""
+    parser.add_argument(
+        "witnesses", nargs="*", metavar="WITNESS", help="what two machines recorded; the first is the reference"
+    )
+    parser.add_argument("--names", metavar="JSON", help="of witnesses: an object, parameter or module in the second -> "
+                        "its name in the first, * for any part")  # fmt: skip
+    parser.add_argument("--against", metavar="PROGRAM", help="diffusers:FOLDER or diffusers:CLASS")
+    parser.add_argument("--model", metavar="JSON", help="model.json")
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)"
+    )
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps; 0: none (default 20)")
+    parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json beside --model)")
+    parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args beside --model)")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: from train.args)")
+    parser.add_argument(
+        "--sample-steps",
+        type=int,
+        default=20,
+        metavar="N",
+        help="steps of the objective's quick sampler; 0: no samples (default 20)",
+    )
+    parser.add_argument("--seed", type=int, default=1234, help="seed of weights and random numbers (default 1234)")
+    parser.add_argument("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
+    parser.add_argument("--pytorch-python", metavar="PY", help="interpreter with PyTorch (default: this one, .venv)")
+    parser.add_argument(
+        "--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, .venv-mindspore)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare what is asked for; return 0 if it agrees, 1 if not."""
+    if sum(map(bool, (args.witnesses, args.against, args.model))) != 1 or len(args.witnesses) not in (0, 2):
+        raise ConfigError("mm-dit compare", "takes two witnesses, or --against, or --model", "name one of them")
+    if not args.model:
+        _check_output(args.output)
+        return _told(args, _of_witnesses(args) if args.witnesses else _of_diffusers(args))
+
+    check_arguments(args)
+    given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+    first, second = (Side(name, find_python(name, python), name) for name, python in given.items())
+    return run_sides(args, (first, second))
+
+
+def _of_witnesses(args: argparse.Namespace) -> Comparison:
+    first, second = args.witnesses
+    return compare_witnesses(first, second, read_json(args.names, "--names") if args.names else None)
+
+
+def _of_diffusers(args: argparse.Namespace) -> Comparison:
+    return compare_against(args.against, args.seed)
+
+
+def _told(args: argparse.Namespace, comparison: Comparison) -> int:
+    """Write the report and print it."""
+    comparison.save(args.output)
+    echo(str(comparison))
+    echo(f"report: {args.output}")
+    return 0 if comparison.good else 1
+
+
+def run_sides(args: argparse.Namespace, sides: Sides) -> int:
+    """Compare any two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
+    folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
+    try:
+        comparison = compare_sides(
+            sides, folder, model=args.model, checkpoint=args.checkpoint, seed=args.seed, steps=args.steps,
+            data=_data(args), train_args=_train_args(args), batch_size=args.batch_size, sample_steps=args.sample_steps,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)  # (kept if a side fails, for its log)
+    return _told(args, comparison)
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse flags that cannot work, before time is spent."""
+    model = load_model_config(args.model)
+    model.require_labelled_images(f"--model = {args.model}")
+    check_model_fits(model, MemoryLimit("this machine", host_memory_bytes()))
+    check_between("--seed", args.seed, 0, LARGEST)
+    if args.steps < 0 or args.sample_steps < 0:
+        raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
+    if args.sample_steps:
+        check_sample_steps(args.sample_steps, model)
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ConfigError(f"--batch-size = {args.batch_size}", "must be at least 1")
+    if args.train_args is not None and not Path(args.train_args).is_file():
+        raise ConfigError(f"--train-args = {args.train_args}", "is not there", "correct it, or leave it out")
+    if args.steps:
+        if not _data(args).is_file():
+            raise ConfigError(f"--data = {_data(args)}", "is not there", "name a data.json, or pass --steps 0")
+        load_data_config(_data(args), "--data")
+    if args.checkpoint:
+        find_checkpoint(args.checkpoint)
+    _check_output(args.output)
+
+
+def _check_output(path: str) -> None:
+    if Path(path).suffix != ".html":
+        raise ConfigError(f"--output = {path}", "is not a .html")
+    check_output_file("--output", path)
+
+
+def check_sample_steps(steps: int, model: ModelConfig) -> None:
+    """Refuse a number of steps that the sampler of the comparison cannot take."""
+    try:
+        sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
+        sampler.check(model.diffusion, steps, sampler.options())
+    except ConfigError as error:
+        cure = f"{error.cure.partition(',')[0]}, or 0 for no samples"
+        raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
+
+
+def _data(args: argparse.Namespace) -> Path:
+    return Path(args.data) if args.data else Path(args.model).with_name("data.json")
+
+
+def _train_args(args: argparse.Namespace) -> Path:
+    return Path(args.train_args) if args.train_args else Path(args.model).with_name("train.args")

@@ -1,0 +1,143 @@
+"""Find the module where two computations of a step diverge, from every module's inputs, outputs and gradients.
+
+On MindSpore modules are watched operator by operator (``--pynative``): a compiled graph does not call them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.tools.verify.table import MODULES, Finding
+
+AFTER_BACKWARD = "after backward: every module gives and is given back what it should, what follows is wrong"
+
+
+class Watch:
+    """Records the inputs, outputs and gradients of each module of ``network`` in its first step, by sample.
+
+    The values of a step's micro-batches are concatenated. If a module is called several times for a micro-batch, the
+    first call is recorded, and of the gradients those of the call from which the first ones come; recomputation calls
+    it again with the same result.
+
+    Args:
+        is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
+        taken: tensor -> what is recorded of it; None: all of it.
+        of_scalars: whether tensors without axes are recorded, too: they cannot be joined.
+    """
+
+    def __init__(
+        self,
+        network: Any,
+        is_watched: Callable[[str], bool] = lambda name: True,
+        taken: Callable[[Any], np.ndarray] | None = None,
+        of_scalars: bool = False,
+    ) -> None:
+        room, self._of_scalars = functions_for(network), of_scalars
+        self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+        self._taken, self._micro_batch = taken or room.host, -1
+        self._calls, self._summed = count(), dict[tuple[int, str], int]()
+        self._hooks: list[Any] = []
+        for name, module in room.named(network):
+            if is_watched(name):
+                self._hooks += room.observe(module, name, partial(self._now, self._keep), self._next_sum)
+
+    def next(self) -> None:
+        """Begin the next micro-batch."""
+        self._micro_batch += 1
+
+    def end(self) -> dict[str, np.ndarray]:
+        """Stop watching and return the values, in the order in which they were computed.
+
+        They are ``input/MODULE/PLACE``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
+        ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
+        """
+        self.remove()
+        return {name: self._joined([each[n] for n in sorted(each)]) for name, each in self._found.items() if each}
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def parts(self, begin: str) -> dict[int, dict[str, Any]]:
+        """Return the values whose names begin so, by micro-batch and the rest of the name, as they were taken."""
+        found: dict[int, dict[str, Any]] = defaultdict(dict)
+        for name in sorted(name for name in self._found if name.startswith(begin)):
+            for micro_batch, value in self._found[name].items():
+                found[micro_batch][name.removeprefix(begin)] = value
+        return dict(found)
+
+    def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
+        network = [each for name, each in self._found.items() if name == "output/" or name.startswith("input//")]
+        samples = {len(x) for each in network for x in each.values()}
+        return np.concatenate(parts) if not samples or len(parts[0]) in samples else parts[0]
+
+    def _now(self, record: Callable[[int, str, Any], None]) -> Callable[[str, Any], None]:
+        return partial(record, self._micro_batch)
+
+    def _keep(self, micro_batch: int, name: str, tensor: Any) -> None:
+        if (tensor.ndim or self._of_scalars) and micro_batch not in self._found[name]:
+            self._found[name][micro_batch] = self._taken(tensor)
+
+    def _next_sum(self) -> Callable[[str, Any], None]:
+        return self._now(partial(self._add, next(self._calls)))
+
+    def _add(self, call: int, micro_batch: int, name: str, tensor: Any) -> None:
+        if self._summed.setdefault((micro_batch, name), call) == call:
+            sums = self._found[name] = self._found.pop(name, {})  # (a sum is computed when its last part is)
+            sums[micro_batch] = sums.get(micro_batch, 0.0) + self._taken(tensor)
+
+
+def functions_for(network: Any) -> Any:
+    """Return the module of functions for the framework of ``network``; UserError if it is of neither."""
+    for kind in type(network).__mro__:
+        framework = {"torch": "pytorch", "mindspore": "mindspore"}.get(kind.__module__.partition(".")[0])
+        if framework:
+            return importlib.import_module(f"mindspeed_mm_dit.tools.verify.{framework}.modules")
+    raise ConfigError(f"{type(network).__name__}", "is no module of PyTorch and no Cell of MindSpore")
+
+
+@contextmanager
+def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Iterator[None]:
+    """While entered, each weight of ``module`` is moved by about ``size(name)`` of itself; no copy of it is held."""
+    flip = partial(functions_for(module).flip, module, size, seed)
+    flip()
+    try:
+        yield
+    finally:
+        flip()
+
+
+def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:
+    """Return in words where the error begins; ``findings``: of MODULES, each kind in the order of computation.
+
+    The wrong module is the first one whose inputs are right and whose output is not. Submodules finish before their
+    parent, so it is the smallest such module. If a parent's own code between its submodules is wrong, a submodule shows
+    that first. theirs: module -> its name in the other program, or "".
+    """
+
+    def said(module: str) -> str:
+        return (module or "the network") + (f" (theirs: {other})" if (other := theirs(module)) else "")
+
+    inputs, out, given, back = ([f.which for f in findings if not f.good and f.kind == kind] for kind in MODULES)
+    fed = [name.rpartition("/")[0] for name in inputs]
+    out, given, back = ([name.partition("#")[0] for name in names] for names in (out, given, back))
+    if "" in fed:
+        numbers = " and ".join(name[1:] for name in inputs if name.startswith("/"))
+        return f"forward: the data: input {numbers} of the network"
+    if out:
+        module = next((name for name in out if name not in fed), out[0])
+        return f"forward: module {said(module)}" + (f", first seen in {said(out[0])}" if module != out[0] else "")
+    if wrong := [name for name in back if name not in given]:
+        return f"backward: module {said(wrong[0])}"
+    return f"backward: behind module {said('' if '' in given else given[0])}" if given else AFTER_BACKWARD

@@ -1,0 +1,182 @@
+"""Judge whether a training step is right in every layout: compare it with the truth, within bounds that are measured.
+
+The truth is the step on one rank in float64. How far rounding may move each quantity is measured there too: in the same
+step, the weights, the outputs of every module, and every gradient are perturbed at random by ROUNDINGS roundings of the
+precision in question. A layout's own arithmetic is not used, so an error in a layout cannot widen its bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mindspeed_mm_dit.tools.verify.first_wrong_module import AFTER_BACKWARD, first_wrong
+from mindspeed_mm_dit.tools.verify.layouts import UNITS, Layout
+from mindspeed_mm_dit.tools.verify.table import (
+    MODULES,
+    STEPS,
+    Bound,
+    Computed,
+    Finding,
+    Tolerances,
+    judge_steps,
+    noise_of,
+    worst,
+)
+from mindspeed_mm_dit.tools.verify.task import Arrays, Taken
+
+ROUNDINGS = 8
+"""Perturbation of a number, in roundings: a sum of many terms is rounded once per partial sum."""
+DRAWS = 3
+"""Number of perturbed steps; the largest error counts."""
+UNDECIDED = 0.25
+"""If rounding moves an entry of a gradient by this fraction of itself, its sign is uncertain. An optimizer that follows
+the sign of single entries, as Adam does, may step either way, so such entries are left out when steps and averages are
+compared."""
+
+UNWATCHED = "only where modules are not watched: in a compiled graph, or not every time"
+_PLACES = {
+    "step": "the optimizer: gradients are right, the weights after its step are not",
+    "average": "the average: weights are right, their average is not",
+    "loss": "after the first step, which is right",
+}
+"""The place of an error after backward, by kind of quantity."""
+
+MEASURED = Bound(
+    f"Measured: twice the largest error of {DRAWS} steps in float64 in which the weights, what every module gives, and "
+    f"every gradient were moved at random by up to {ROUNDINGS} roundings; at least twice {ROUNDINGS} roundings."
+)
+
+
+PROVED = dict.fromkeys(STEPS, MEASURED)
+"""The quantities that are proved of a layout: the loss of every sample, the gradient norm, every gradient, and the
+change of every weight and its EMA by the optimizer step."""
+
+
+def asked_of(precision: str) -> Tolerances:
+    """Return the tolerance that is always allowed."""
+    return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
+
+
+def decided(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Return a mask of the entries of a gradient that rounding, which has ``moved`` them, moves little (UNDECIDED)."""
+    usual = math.sqrt(float((moved.astype(np.float64) ** 2).mean()))
+    return np.maximum(moved, usual) < UNDECIDED * np.abs(gradient)
+
+
+def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
+    """Return the quantities of ``taken`` by their names in the table; weights and averages as changes from the start.
+
+    ``start``: the initial weights of all layouts; ``counts``: for each parameter, a mask of the entries to compare.
+    """
+    found = dict(taken.quantities)
+    for kind, tree in (("step", "model"), ("average", "ema")):
+        for name, counted in counts.items():
+            there = taken.arrays.get(f"{tree}/{name}", np.zeros(0))
+            fits = there.shape == counted.shape
+            found[f"{kind}/{name}"] = (there.astype(np.float64) - start[name])[counted] if fits else there
+    return found
+
+
+@dataclass(frozen=True)
+class Reference64:
+    """A step in float64, and the same step with rounding."""
+
+    taken: Taken
+    rounded: Mapping[str, Sequence[Taken]]
+    """The perturbed steps by precision."""
+
+    def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
+        """Judge every quantity of ``taken``, in the order of the table; those without any certain entry come last."""
+        names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
+        counts = {name: self._decided(name, layout.precision) for name in names}
+        ours, truth, *noisy = (
+            computed(each, self.taken.start, counts) for each in (taken, self.taken, *self.rounded[layout.precision])
+        )
+        lost = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in truth.items() if not values.size]
+        return judge_steps(ours, truth, PROVED, asked_of(layout.precision), noise_of(noisy, truth)) + lost
+
+    def _decided(self, name: str, precision: str) -> np.ndarray:
+        """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
+        truth, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.taken, *self.rounded[precision]))
+        return decided(truth, np.max([np.abs(each - truth) for each in noisy], 0))
+
+    def first_wrong(self, verdict: Verdict, taken: Taken) -> str:
+        """Return in words where a layout departs from the truth; ``taken``: its steps again, watched."""
+        layout, samples = verdict.layout, len(self.taken.losses[0])
+        there = {
+            name: values
+            for name, values in self.taken.watched.items()
+            if name in taken.watched and (len(values) == samples or values.shape == taken.watched[name].shape)
+        }  # fmt: skip  (leaves out compiled modules, and tables of positions of which each rank has a part)
+        noise = noise_of([each.watched for each in self.rounded[layout.precision]], there)
+        asked, bounds = asked_of(layout.precision), dict.fromkeys(MODULES, MEASURED)
+        where = first_wrong(judge_steps(taken.watched, there, bounds, asked, noise))
+        if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, taken) if f.good}:
+            return UNWATCHED
+        return where
+
+
+class Crashed(str):
+    """The last words of processes that ended before the layout's steps were taken; no bound was applied."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of one layout."""
+
+    layout: Layout
+    findings: Sequence[Finding] = ()
+    reason: str = ""
+    """Why it is not proved, if it is not."""
+    where: str = ""
+    """Where it departs from the truth, if it does."""
+    taken: Taken | None = None
+
+    @property
+    def word(self) -> str:
+        """PASS, FAIL or "not proved"."""
+        if self.reason:
+            return "FAIL" if isinstance(self.reason, Crashed) else "not proved"
+        return "FAIL" if self.wrong else "PASS" if self.telling else "not proved"
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """Return the findings about one kind of quantity."""
+        return [finding for finding in self.findings if finding.kind == kind]
+
+    @cached_property
+    def telling(self) -> list[Finding]:
+        """The findings that prove something; in the others, rounding is larger than the quantity."""
+        return [finding for finding in self.findings if finding.tells]
+
+    @cached_property
+    def wrong(self) -> list[Finding]:
+        """The findings past their bounds, in the order of the table."""
+        return [finding for finding in self.findings if not finding.good]
+
+    @property
+    def named(self) -> str:
+        """Name of the quantity furthest past its bound: a gradient; if those are right, a step, average or loss."""
+        return named(self.findings)
+
+    @property
+    def place(self) -> str:
+        """Where it goes wrong, in words; empty if that was not looked for."""
+        return place_of(self.where, self.named)
+
+
+def named(findings: Sequence[Finding]) -> str:
+    """Return the quantity furthest past its bound: a gradient; if those are right, a step, average or loss; or ""."""
+    for kind in ("gradient", "step", "average", "loss", "gradient norm"):
+        if found := [finding for finding in findings if finding.kind == kind and not finding.good]:
+            return worst(found).name
+    return ""
+
+
+def place_of(where: str, name: str) -> str:
+    """Return in words where a step goes wrong, if that is behind the modules, for it is ``name`` that is wrong."""
+    return _PLACES.get(name.partition("/")[0], where) if where == AFTER_BACKWARD else where

@@ -1,0 +1,113 @@
+"""A record of an engine's step: the gradients that the optimizer got, and the weights and EMA after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.tools.verify.pytorch import modules
+from mindspeed_mm_dit.training.pytorch.engine import Engine
+
+Arrays = dict[str, np.ndarray]
+whole = modules.host
+stay_on_host = runtime.stay_on_host
+IS_DIVIDED_AFTER = False
+"""Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
+
+
+class StepObserver:
+    """Observes ``engine`` from outside. Every rank must make the same calls, and gets whole arrays."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.gradients: Arrays = {}
+        """Gradients of the first step, by parameter, as the optimizer got them: reduced and clipped."""
+        self._engine = engine
+        self._names = {parameter: name for name, parameter in engine.predictor.named_parameters()}
+        for optimizer in engine.optimizer.optimizers:
+            optimizer.register_step_pre_hook(self._note)
+
+    def tree(self, name: str) -> Arrays:
+        """Return the weights ("model") or their EMA ("ema"), by parameter."""
+        return {parameter: whole(tensor) for parameter, tensor in self._engine.state(False)[name].items()}
+
+    def _note(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            if p.grad is not None and self._names[p] not in self.gradients:
+                self.gradients[self._names[p]] = whole(p.grad)
+
+
+class Roundings(modules.Roundings):
+    """Moves the numbers of an engine's step: also the weights and their gradients, by up to ``size`` of themselves.
+
+    Constants, and the weights that the optimizer gets, change by ``kept`` only, since they are float32 in every
+    precision. (An error of an angle's frequency grows with the time, to thousands of roundings.)
+    """
+
+    def __init__(self, engine: Engine, size: float, kept: float, seed: int) -> None:
+        super().__init__(engine.predictor, size, seed)
+        self._kept = kept
+        self._parameters, self._own = list(engine.predictor.parameters()), dict[Tensor, Tensor]()
+        for optimizer in engine.optimizer.optimizers:
+            optimizer.register_step_pre_hook(self._step)
+        for constant in (b for module in (engine.predictor, engine.model.diffusion) for b in module.buffers()):
+            if constant.is_floating_point():
+                self.move(constant, kept)
+
+    def begin(self) -> None:
+        """Perturb the weights, for the step that begins."""
+        for parameter in self._parameters:
+            self._own[parameter] = parameter.detach().clone()
+            self.move(parameter, self._size)
+
+    @torch.no_grad()
+    def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            p.copy_(self.moved(self._own[p], self._kept))
+            if p.grad is not None:
+                p.grad = self.moved(p.grad, self._size)
+
+
+def look_everywhere(before: Any, after: Any, step: Any) -> None:
+    """Call ``before`` and ``after`` around every module's forward pass, and ``step`` before optimizers step."""
+    register_module_forward_pre_hook(before)
+    register_module_forward_hook(after)
+    register_optimizer_step_pre_hook(step)
+
+
+def weights(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a model by their names in its checkpoints."""
+    return {n: p for n, p in model.state_dict(keep_vars=True).items() if isinstance(p, nn.Parameter)}
+
+
+def tensors(output: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors in a module's output."""
+    for tensor in output if isinstance(output, (tuple, list)) else (output,):
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+            yield tensor
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """Make a composite compute in float64; frozen modules, which make its inputs, stay as they are."""
+    return model.double()
+
+
+def losses_in_float64(model: Any, batch: Any) -> Tensor:
+    """Return the loss of each sample of ``batch``, (B,) float64."""
+    latents, *given = (
+        x.double() if x.is_floating_point() else x for x in (model.latents(batch), *model.loss_inputs(batch))
+    )
+    return model.losses(latents, *given)
+
+
+def forget() -> None:
+    """Drop what was compiled for one layout, so that the next compiles anew."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()

@@ -1,0 +1,288 @@
+"""Files of reference values of diffusers' image transformers: FLUX.1, FLUX.2, SD3, Qwen-Image and Z-Image.
+
+--checkpoint is the folder that diffusers wrote; its config.json tells the family. Chains and steps are those of
+diffusers' pipelines and examples, whose times run from 0 (data) to 1 (noise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
+from mindspeed_mm_dit.checkpoint.shapes import predictor_of
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.joint import pack
+from mindspeed_mm_dit.models.layers import as_tokens
+from mindspeed_mm_dit.models.positions import rotary_of_places
+from mindspeed_mm_dit.models.qwen_image import places
+from mindspeed_mm_dit.models.registry import network_of
+from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory
+from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
+from mindspeed_mm_dit.objectives.guidance import guided_network
+from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, loaded, watched
+from mindspeed_mm_dit.tools.verify.reference.image_families import FAMILIES
+from mindspeed_mm_dit.tools.verify.reference.images import Point
+from mindspeed_mm_dit.tools.verify.reference.step import Step, norm
+from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Bound, NotThere, Quantity
+
+
+def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
+    """Return config and weights of the network in a folder of diffusers, or a file; CheckpointError for others."""
+    what = f"--checkpoint = {path}"
+    if not path.is_file() and not diffusers.fits(path):
+        raise CheckpointError(what, "is no folder of diffusers: it has no config.json", FORMAT)
+    state = FORMATS[of_source(path)].read(path)
+    shapes = {name: array.shape for name, array in state.weights.items()}
+    found = predictor_of(shapes, state.facts, state.config)
+    if not isinstance(found, JointConfig):
+        raise CheckpointError(what, f"is a {found.model_id!r}, and no image transformer", FORMAT)
+    return found, state.weights
+
+
+class ImageTransformer:
+    """The quantities of a file."""
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        self.given = given
+        self.config, self._weights = network_in(Path(weights["--checkpoint"]))
+        self.family = FAMILIES[self.config.model_id](given, self.config)
+        self.number = len(given[self.family.latents])
+        self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
+        self.states = cache(self._states)
+
+    def fresh_network(self) -> Any:
+        """Return a new network, whose weights may change."""
+        return loaded(network_of, self.config, self._weights, "--checkpoint", compiled=False)
+
+    @cached_property
+    def network(self) -> Any:
+        """The network."""
+        return self.fresh_network()
+
+    @cached_property
+    def inputs(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Latents, times and conditions of the network."""
+        x = self.family.images(self.given.tensor(self.family.latents))
+        t = ops.tensor(self.family.time(self.given["timestep"]).astype(np.float32))
+        return x, t, self.family.condition(self.number)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The network's output, (B, C, H, W)."""
+        x, t, condition = self.inputs
+        return answer(self.network, x, t, *condition)
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        H, W = self.inputs[0].shape[2:]
+        return H // self.config.patch_size, W // self.config.patch_size
+
+    def of_file(self, output: Tensor) -> Tensor:
+        """Return (B, C, H, W) with the axes that latents of the file have."""
+        return output if self.given[self.family.latents].ndim == 4 else output[:, :, None]
+
+    # --- parts of the network ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def taps(self) -> Mapping[str, Any]:
+        """Output of every module by its name: a tensor, or a tuple of them."""
+        network, (x, t, condition) = self.fresh_network(), self.inputs
+        return watched(network, lambda: answer(network, x, t, *condition))
+
+    def tap(self, name: str) -> Any:
+        """Return the output of a module, or the one of several whose number follows the name.
+
+        A block that has text and image as one sequence gives two of it, as such a block does in diffusers.
+        """
+        if name in self.taps:
+            return self.taps[name]
+        module, _, part = name.rpartition(".")
+        if module not in self.taps or not part.isdecimal():
+            raise NotThere("")
+        output, L = self.taps[module], self.inputs[2][0].shape[1]
+        return (output if isinstance(output, tuple) else (output[:, :L], output[:, L:]))[int(part)]
+
+    # --- one step of training ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def at(self) -> Point:
+        """The samples at their times."""
+        x, noise = (self.family.images(self.given.tensor(key)) for key in (self.family.latents, "train/noise"))
+        times = 1 - self.given["train/sigma"].astype(np.float64)
+        return Point.of_flow(
+            self.family.flow(), x, noise, times, *self.family.condition(self.number, guidance="train/guidance")
+        )
+
+    def target(self) -> Tensor:
+        """Return the velocity towards noise."""
+        return self.of_file(-self.at.target())
+
+    def trained(self, name: str) -> Tensor:
+        """Return the network's output at x_t; ``minus_``: towards noise for a network that points to data."""
+        output = self.of_file(self.at.output(self.network))
+        return -output if name else output
+
+    def preconditioned(self, losses: np.ndarray) -> np.ndarray:
+        """Return the losses of the data that x_t and a velocity imply."""
+        return losses * self.given["train/sigma"].astype(np.float64) ** 2
+
+    def gradient(self, parameter: str) -> np.ndarray:
+        """Return the norm of the gradient of a parameter; zero for one that leads nowhere."""
+        if parameter not in self._weights:
+            raise NotThere("")
+        found = self.step.gradients.get(parameter)
+        return np.zeros(()) if found is None else norm(found)
+
+    # --- chains ------------------------------------------------------------------------------------------------------
+
+    def sigmas(self, variant: str | None) -> np.ndarray:
+        """Return the noise levels of a chain."""
+        steps = len(self.given[f"sample/{variant or ''}sigmas"]) - 1
+        return 1 - self._times((variant or "").rstrip("/"), steps)
+
+    def _times(self, variant: str, steps: int) -> np.ndarray:
+        return sampling_times(self.family.flow(variant).config, steps, self._start.shape[1:])
+
+    @cached_property
+    def _start(self) -> Tensor:
+        return self.family.images(self.given.tensor("sample/start"))
+
+    def _states(self, variant: str | None) -> np.ndarray:
+        name = (variant or "").rstrip("/")
+        guidance, embedded = self.family.guidance(name)
+        number, steps = self._start.shape[0], len(self.given[f"sample/{variant or ''}sigmas"]) - 1
+        condition = self.family.condition(number, guidance=embedded)
+        unconditional = self.family.condition(number, "negative_", embedded) if guidance.scale != 1 else condition
+        with ops.no_grad():
+            ask = guided_network(self.network, condition, unconditional, guidance)
+            walked = ode_trajectory("euler", self.family.flow(name), ask, self._start, steps)
+            return np.stack([ops.numpy(self.family.like_theirs(state)) for state in walked])
+
+    def schedule(self, tokens: str | None, steps: str, name: str) -> np.ndarray:
+        """Return a table of a chain of another length, for an image of other tokens."""
+        if name == "mu":
+            return np.array(self.family.mu(int(tokens or 0), int(steps)))
+        side = self.config.patch_size
+        shape = (1, side, side * int(tokens or 1))
+        sigmas = 1 - sampling_times(self.family.flow().config, int(steps), shape)
+        return sigmas if name == "sigmas" else 1000 * sigmas[:-1]
+
+    # --- other positions ---------------------------------------------------------------------------------------------
+
+    def rope(self, number: int) -> np.ndarray:
+        """Return the cosines (0) or sines (1) of the positions, each twice."""
+        h, w = self._grid
+        return ops.numpy(self.network.positions(self.given["text"].shape[1], h, w)[number]).repeat(2, 1)
+
+    def at_places(self, x: Tensor, places: np.ndarray) -> Tensor:
+        """Return the answer for tokens ``x``, with text and them at ``places`` (L + N, axes)."""
+        config: Any = self.config
+        tables = ops.tensor(rotary_of_places(places, config.axes_dims_rope, config.rope_theta))
+        _, t, (text, *rest) = self.inputs
+        given = (x, t, text, *rest)
+        split = 4 if self.config.model_id in ("flux", "qwen_image") else 3
+        return answer(self.network.tokens, *given[:split], tables[0], tables[1], *given[split:])
+
+    def other_ids(self) -> Tensor:
+        """Return the answer at other positions."""
+        places = np.concatenate([self.given["ids_other/txt_ids"], self.given["ids_other/img_ids"]])
+        return self.at_places(pack(self.inputs[0]), places)
+
+    def with_references(self) -> Tensor:
+        """Return the answer with tokens of other images behind those of the image."""
+        x, own = as_tokens(self.inputs[0]), self.given["reference/tokens"]
+        own = np.concatenate([own, own[::-1]])  # (the second image is the first, its tokens backwards)
+        more = ops.tensor(np.broadcast_to(own, (self.number, *own.shape)).astype(np.float32))
+        ids = [self.given[key] for key in ("txt_ids", "img_ids", "reference/img_ids")]
+        return self.at_places(ops.cat([x, more], 1), np.concatenate(ids))[:, : x.shape[1]]
+
+    def edited(self) -> Tensor:
+        """Return the answer for the tokens of an image and of one behind it."""
+        grids = [(int(h), int(w)) for _, h, w in self.given["edit/img_shapes"]]
+        x = ops.cat([pack(self.family.images(self.given.tensor(key))) for key in ("latents", "edit/reference")], 1)
+        return self.at_places(x, places(self.given["text"].shape[1], grids))
+
+    def angles(self, edit: str | None, of: str) -> np.ndarray:
+        """Return the angles by which text or images turn, in (-pi, pi]."""
+        shapes = self.given["edit/img_shapes"] if edit else self.given["img_shape"][None]
+        L = self.given["text"].shape[1]
+        where = places(L, [(int(h), int(w)) for _, h, w in shapes])
+        cos, sin = rotary_of_places(where, self.config.axes_dims_rope)  # type: ignore[attr-defined]
+        angles = np.arctan2(sin.astype(np.float64), cos)
+        return angles[:L] if of == "text" else angles[L:]
+
+    def masked(self, name: str) -> Tensor:
+        """Return the output with another mask of the text."""
+        x, t, (text, _) = self.inputs
+        mask = np.ones(text.shape[:2], bool) if name == "no_mask" else self.given["mask_with_holes"] > 0
+        return pack(answer(self.network, x, t, text, ops.tensor(mask)))
+
+    def mixed(self, number: str) -> Tensor:
+        """Return the output for one of several images of different sizes."""
+        x = self.given.tensor(f"mixed/latents{number}")[None, :, 0]
+        _, t, (text,) = self.inputs
+        row = slice(int(number), int(number) + 1)
+        return answer(self.network, x, t[row], text[row])[0][:, None]
+
+
+MODULES = Bound(
+    "Of modules and loaded files there is only the published float32. Its sinusoids of a guidance of 1000 x 7 are 4e-4 "
+    "off.",
+    least=lambda reference: 3e-5,
+)
+FAINT_GRADIENTS = Bound(
+    f"{GRADIENTS.why} In these files queries, keys and the stream of tokens are small on purpose, and the published "
+    "float32 itself is up to 2.8e-5 off, another parameter each time.",
+    least=lambda reference: 3e-5,
+)
+_VARIANT = r"((?:true_cfg\d+(?:\.\d+)?|dynamic|cfg1|normalised|unguided)/)?"
+
+IMAGE_TRANSFORMER = Kind(
+    signature=r"packed|pos_embed_cropped|train/minus_output",
+    inputs=r"latents|text\d*|pooled|timestep|guidance|mask|mask_with_holes|img_shape|negative_(text\d*|pooled|mask)|"
+    r"edit/(reference|packed|img_shapes)|((ids_other|reference)/)?(img|txt)_ids|reference/tokens|mixed/latents\d+|"
+    r"(pos_ids|is_padding)_.+|train/(index|sigma|timestep|noise|guidance)|sample/(start|guidance|true_cfg_scale)",
+    program=ImageTransformer,
+    not_checked={
+        r"tap/(all_x_embedder|cap_embedder|context_refiner|layers|all_final_layer).*": "rows of padding, which nothing "
+        "attends to, differ"
+    },
+    rows=(
+        Quantity("packed", lambda file: file.family.like_theirs(file.inputs[0])),
+        Quantity("patchified", lambda file: file.inputs[0]),
+        Quantity("rope_cos", lambda file: file.rope(0)),
+        Quantity("rope_sin", lambda file: file.rope(1)),
+        Quantity(r"(edit/)?rope_angle_(image|text)", ImageTransformer.angles),
+        Quantity("pos_embed_cropped", lambda file: file.network.pos_embed.cropped(*file._grid)),
+        Quantity("tap/(.+)", ImageTransformer.tap, MODULES),
+        Quantity("output", lambda file: file.family.like_theirs(file.output)),
+        Quantity("output_unpacked", lambda file: file.of_file(file.output)),
+        Quantity("output_(no_mask|mask_with_holes)", ImageTransformer.masked),
+        Quantity("ids_other/output", ImageTransformer.other_ids),
+        Quantity("reference/output", ImageTransformer.with_references),
+        Quantity("edit/output", ImageTransformer.edited),
+        Quantity(r"mixed/output(\d+)", ImageTransformer.mixed),
+        Quantity("train/x_t", lambda file: file.of_file(file.at.x_t)),
+        Quantity("train/target", ImageTransformer.target),
+        Quantity("train/(minus_)?output", ImageTransformer.trained),
+        Quantity("train/loss", lambda file: file.step.losses),
+        Quantity("train/loss_preconditioned", lambda file: file.preconditioned(file.step.losses)),
+        Quantity("train/grad_norm/(.+)", ImageTransformer.gradient, FAINT_GRADIENTS),
+        Quantity("train/loss_after_one_adamw_step", lambda file: file.step.losses_after),
+        Quantity(
+            "train/loss_preconditioned_after_one_adamw_step", lambda file: file.preconditioned(file.step.losses_after)
+        ),
+        Quantity(rf"sample/{_VARIANT}sigmas", ImageTransformer.sigmas),
+        Quantity(rf"sample/{_VARIANT}timesteps", lambda file, variant: 1000 * file.sigmas(variant)[:-1]),
+        Quantity(rf"sample/{_VARIANT}states", lambda file, variant: file.states(variant)),
+        Quantity(rf"sample/{_VARIANT}result", lambda file, variant: file.states(variant)[-1]),
+        Quantity(r"sched/(?:tokens(\d+)_)?steps(\d+)/(mu|sigmas|timesteps)", ImageTransformer.schedule),
+    ),
+)

@@ -1,0 +1,221 @@
+"""Base classes for files of reference values of labelled-image models: inputs, DiTs with their weights, and results at
+one time. For later recipes, a ``.pt`` holds the settings with which the values were made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.published import plain
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.contract import ModelFn
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.timesteps import network_time
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of, loaded
+from mindspeed_mm_dit.tools.verify.reference.step import norm
+from mindspeed_mm_dit.tools.verify.table import FORWARD, Bound, Quantity
+
+Arrays = Mapping[str, np.ndarray]
+_LATENTS = ("x0", "x1", "noise", "x", "e")
+_OF_SAMPLES = (*_LATENTS, "t", "r", "y", "drop_u", "z_normal", "time_u", "time_z")
+"""Inputs with one value per sample."""
+
+
+class Point:
+    """Samples between data and noise, with the results of ``process`` and of a network there.
+
+    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: inputs that steer the network.
+    """
+
+    def __init__(self, process: Any, x: Tensor, draws: Sequence[Tensor], *condition: Tensor) -> None:
+        self.process, self.x, self.draws, self.condition = process, x, draws, condition
+
+    @classmethod
+    def of_flow(cls, process: FlowMatching, x: Tensor, noise: Tensor, t: np.ndarray, *condition: Tensor) -> Point:
+        """Return the samples of a flow at times ``t`` (B,)."""
+        coefficients = ops.tensor(process.coefficients(t))
+        return cls(process, x, (ops.tensor(network_time(process.config, t)), noise, coefficients), *condition)
+
+    @cached_property
+    def x_t(self) -> Tensor:
+        """Noised latents (B, C, H, W)."""
+        return self.process.noised(self.x, *self.draws)
+
+    def target(self) -> Tensor:
+        """Return the velocity of a flow's path, (B, C, H, W)."""
+        return self.process.target(self.x, *self.draws[1:])
+
+    def output(self, network: Any) -> Tensor:
+        """Return the output of ``network``, (B, C or 2C, H, W), without gradients."""
+        return answer(network, self.x_t, self.draws[0], *self.condition)
+
+    def losses(self, network: Any) -> Tensor:
+        """Return the loss of each sample, (B,)."""
+        return self.loss_of(network(self.x_t, self.draws[0], *self.condition))
+
+    def loss_of(self, output: Tensor) -> Tensor:
+        """Return the loss of a network's output, (B,)."""
+        return self.process.loss(output, self.x, self.x_t, *self.draws)
+
+
+class LabelledImages:
+    """The arrays of a file and its networks. Each kind of files derives from it and computes its quantities.
+
+    Raises CheckpointError for a file without ``config``, for sizes that no network has or this machine cannot hold, for
+    weights of another network, and for inputs that do not fit the network.
+    """
+
+    sizes: tuple[str, ...] = (
+        "hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
+    )  # fmt: skip
+    """Settings of the section ``predictor`` that the numbers in ``config`` stand for."""
+    num_timesteps: int | None = None
+    """Times are whole numbers below this; None: real numbers from 0 to 1."""
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        if "config" not in given:
+            raise CheckpointError("--reference", "has no 'config'", FORMAT)
+        self.given, self._path = given, weights["--checkpoint"]
+        self._checkpoint = f"--checkpoint = {self._path}"
+        self.config = self.network_of(self.flags)
+        self._check_inputs()
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        """Settings of the network other than its sizes."""
+        return {}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shape of each input that any kind has; None is any size."""
+        given, latent = self.given, self.config.latent_shape
+        named = [name for name in _OF_SAMPLES if name in given and given[name].ndim]
+        B = len(given[named[0]]) if named else 0
+        chains = given["sample/start"].shape[0] if "sample/start" in given and given["sample/start"].ndim else 0
+        return {
+            **{name: (B, *latent) if name in _LATENTS else (B,) for name in _OF_SAMPLES},
+            **dict.fromkeys(("noise_scale", "proj_coeff", "sample/cfg_scale", "sample/cfg_interval_start"), ()),
+            "sample/start": (chains, *latent), "sample/y": (chains,), "sample/brownian": (None, chains, *latent),
+            "sample/cfg": (3,),
+        }  # fmt: skip
+
+    @cached_property
+    def weights(self) -> Arrays:
+        """The weights of --checkpoint."""
+        return read_weights(find_checkpoint(self._path), use_ema=False)
+
+    def network_of(self, flags: Mapping[str, Any]) -> DiTConfig:
+        """Return the config of the network in ``config``, with ``flags``."""
+        what = f"--reference: config = {short_repr(self.given['config'].tolist())}"
+        config: DiTConfig = config_of(DiTConfig, {**self.given.sizes(self.sizes), **flags}, what)
+        return config
+
+    def fresh_network(self, config: DiTConfig | None = None, weights: Arrays | None = None) -> DiT:
+        """Return a new network: by default that of the file, with its weights."""
+        weights = self.weights if weights is None else weights
+        network: DiT = loaded(DiT, config or self.config, weights, self._checkpoint)
+        return network
+
+    @cached_property
+    def network(self) -> DiT:
+        """The network of the file; its weights never change."""
+        return self.fresh_network()
+
+    def ask(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
+        """Return the network's output for ``x`` (B, C, H, W) at times ``t`` (B,)."""
+        return answer(self.network, x, t, ops.tensor(labels.astype(np.int64)))
+
+    def unconditional(self, count: int) -> np.ndarray:
+        """Return ``count`` null labels."""
+        return self.config.conditions.unconditional(count)["labels"]
+
+    def asked(self, guidance: Guidance) -> ModelFn:
+        """Return the guided network for the labels of the chains: (x, t, noise level) -> output."""
+        labels, unconditional = (
+            self.given.tensor("sample/y"),
+            ops.tensor(self.unconditional(len(self.given["sample/y"]))),
+        )
+        return guided_network(self.network, [labels], [unconditional], guidance)
+
+    def velocity(self, process: FlowMatching, ask: ModelFn) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """Return the vector field of a flow's chains: (x, times (B,)) -> dx/dt."""
+        return lambda x, t: process.velocity(ask(x, ops.tensor(network_time(process.config, t)), 1 - t), x, t)
+
+    def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:
+        """Return the published batch (2B, ...) of two halves, the second without labels.
+
+        The first ``channels`` of both halves are the same guided values; the others are each half's own output.
+        """
+        halves = [self.ask(x, t, each) for each in (labels, self.unconditional(len(labels)))]
+        guided = min(channels, self.config.in_channels)
+        labelled, unlabelled = (half[:, :guided] for half in halves)
+        first = Guidance(scale).combine(labelled, unlabelled, guided)
+        return ops.cat([ops.cat([first, half[:, guided:]], 1) for half in halves], 0)
+
+    def _check_inputs(self) -> None:
+        given, shapes = self.given, self.shapes
+        for name in [name for name in shapes if name in given]:
+            given.check_shape(name, shapes[name])
+        for name in [name for name in ("y", "sample/y") if name in given]:
+            given.check_range(name, self.config.num_classes, why=": the null class is the last")
+        if "t" in given and "t" in shapes and self.num_timesteps is None:
+            given.check_range("t", 1, "f", ": flow matching has data at 1")
+        elif "t" in given and "t" in shapes:
+            most = (self.num_timesteps or 0) - 1
+            given.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
+
+
+class RecipeFile(LabelledImages):
+    """A file whose ``config`` holds only sizes; flags, learning rate and constants are in the ``.pt``.
+
+    The recipe's own code saves the ``.pt``. Raises CheckpointError if it lacks a setting that the values need.
+    """
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        content = read_torch_file(weights["--checkpoint"])
+        self._content, self._checkpoint = content if isinstance(content, Mapping) else {}, "--checkpoint"
+        super().__init__(given, weights)
+
+    @cached_property
+    def weights(self) -> Arrays:
+        return plain(self.said("model"))
+
+    def fresh_network(self, config: Any = None, weights: Any = None) -> DiT:
+        return super().fresh_network(config, None if weights is None else plain(weights))
+
+    def said(self, *keys: str) -> Any:
+        """Return the entry at ``keys`` of the nested ``.pt``; raises CheckpointError if there is none."""
+        found: Any = self._content
+        for key in keys:
+            if not isinstance(found, Mapping) or key not in found:
+                raise CheckpointError(
+                    self._checkpoint, f"lacks {'/'.join(keys)}, which the values were made with", FORMAT
+                )
+            found = found[key]
+        return found
+
+    def number(self, *keys: str) -> float:
+        """Return a number of the ``.pt``."""
+        found = self.said(*keys)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise CheckpointError(self._checkpoint, f"{'/'.join(keys)} = {short_repr(found)} is no number", FORMAT)
+        return float(found)
+
+
+def rows_of_chain(names: str, bound: Bound = FORWARD) -> tuple[Quantity, Quantity]:
+    """Return the rows for the last state of the chains ``names``, and for the norms of all states (``file.states``)."""
+    return (
+        Quantity(f"{names}/result", lambda file, *chain: file.states(*chain)[-1], bound),
+        Quantity(f"{names}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound),
+    )

@@ -1,0 +1,164 @@
+"""Files of reference values of REPA (Yu et al. 2024): projectors and their loss, times and chains.
+
+In the file and for the network, t = 0 is data and t = 1 noise; here it is 1 - t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.dit import DiT
+from mindspeed_mm_dit.objectives.alignment import projection_loss
+from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import sde_trajectory
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, network_time
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights
+from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile
+from mindspeed_mm_dit.tools.verify.reference.step import ZERO, Step, rows_of_step
+from mindspeed_mm_dit.tools.verify.table import GRADIENTS, NotThere, Quantity
+
+_PATHS = {"linear": "linear", "cosine": "gvp"}
+_STEPS = {"euler": ode.euler, "heun": ode.heun}
+_LOW_INTERVAL = (0.25, 1.0)
+"""Guidance interval of ``cfg_interval_low``."""
+STEPS = 8
+"""Steps of a chain, the last one included, if the file has no noise that tells their number."""
+
+
+class Repa(RecipeFile):
+    """The quantities of a file."""
+
+    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
+             "encoder_depth", "projector_dim")  # fmt: skip
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        super().__init__(given, weights)
+        self.steps = len(given["sample/brownian"]) + 1 if "sample/brownian" in given else STEPS
+        lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
+        self.step = Step(self.fresh_network, self._losses, lr, (betas[0], betas[1]))
+        self.step_of_projection = Step(self.fresh_network, lambda network: self._both(network)[1])
+
+    @property
+    def flags(self) -> Mapping[str, Any]:
+        self.given.check_shape("z_dims", (None,))
+        return {"learn_sigma": False, "z_dims": self.given["z_dims"].tolist(), "qk_norm": self.said("args", "qk_norm")}
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        B, tokens = len(self.given["y"]) if "y" in self.given else None, self.config.num_tokens
+        return {**super().shapes, **{f"zs{n}": (B, tokens, width) for n, width in enumerate(self.config.z_dims)}}
+
+    # --- one evaluation ----------------------------------------------------------------------------------------------
+
+    def times(self, path: str, law: str) -> np.ndarray:
+        """Return the times of the samples, (B,) float64, with the direction of the file."""
+        if law == "uniform":
+            return self.given["time_u"].astype(np.float64)
+        z = self.given["time_z"].astype(np.float64)
+        return logit_normal(z, 0, 1) if path == "linear" else np.arctan(np.exp(z)) * 2 / np.pi
+
+    @cached_property
+    def _processes(self) -> dict[str, FlowMatching]:
+        return {name: FlowMatching(FlowMatchingConfig(path=path, data_time=0)) for name, path in _PATHS.items()}  # type: ignore[arg-type]
+
+    def at(self, path: str, law: str) -> Point:
+        """Return the samples at their times."""
+        x, e, y = map(self.given.tensor, ("x", "e", "y"))
+        return Point.of_flow(self._processes[path], x, e, 1 - self.times(path, law), y)
+
+    def _asked(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
+        at = self.at(path, law)
+        asked: tuple[Tensor, list[Tensor]] = network(at.x_t, at.draws[0], *at.condition, project=True)
+        return asked
+
+    def projected(self, path: str, law: str, number: str) -> Tensor:
+        """Return the tokens after a projector."""
+        if int(number) >= len(self.config.z_dims):
+            raise NotThere(f"z_dims tells of {len(self.config.z_dims)} projectors")
+        with ops.no_grad():
+            return self._asked(self.network, path, law)[1][int(number)]
+
+    # --- losses ------------------------------------------------------------------------------------------------------
+
+    def _both(self, network: DiT, path: str = "linear", law: str = "uniform") -> tuple[Tensor, Tensor]:
+        """Return the loss of the velocity and the loss of the projections, each (B,)."""
+        output, projected = self._asked(network, path, law)
+        features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
+        return self.at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
+
+    def _losses(self, network: DiT) -> Tensor:
+        denoising, projection = self._both(network)
+        return denoising + float(self.given["proj_coeff"]) * projection
+
+    def loss(self, *case: str, network: DiT | None = None) -> np.ndarray:
+        """Return the loss of the velocity (B,), or the mean loss of the projections."""
+        *place, name = case
+        with ops.no_grad():
+            denoising, projection = map(ops.numpy, self._both(network or self.network, *place))
+        return denoising if name == "denoising" else np.asarray(projection.mean(dtype=np.float64))
+
+    # --- chains ------------------------------------------------------------------------------------------------------
+
+    def chain(self, method: str, guidance: str) -> Tensor:
+        """Return the last state of a chain on the linear path."""
+        scale, *interval = self.given["sample/cfg"].tolist()
+        low, high = _LOW_INTERVAL if guidance == "cfg_interval_low" else interval
+        guided = Guidance(1.0 if guidance == "cfg1" else scale, interval=(low, high))
+        start = self.given.tensor("sample/start")
+        with ops.no_grad():
+            if method != "sde":
+                return self._ode(method, start, guided)
+            ask, noise = self.asked(guided), self.given.tensor("sample/brownian")
+            *_, last = sde_trajectory("sde-euler", self._processes["linear"], ask, start, lambda step: noise[step],
+                                 self.steps, DiffusionCoefficient("linear"))  # fmt: skip
+            return last
+
+    def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
+        """Return the last state of a chain in which each step is guided or not according to the time it begins at."""
+        process, ask = self._processes["linear"], self.asked(guidance)
+        for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
+            step = ode.euler if following == 0 else _STEPS[method]
+
+            def velocity(x: Tensor, now: np.ndarray, noise: float = t) -> Tensor:
+                return process.velocity(ask(x, ops.tensor(network_time(process.config, now)), noise), x, now)
+
+            x = step(velocity, x, np.full(x.shape[0], 1 - t), t - following)
+        return x
+
+
+_CASE = "(linear|cosine)/(uniform|lognormal)"
+_CHAIN = "sample/(euler|heun|sde)/(cfg1|cfg_interval|cfg_interval_low)/result"
+
+REPA = Kind(
+    signature=rf"zs\d+|time_[uz]|{_CASE}/.+|grad_norm(_of_proj_loss)?/projectors\..+|{_CHAIN}",
+    inputs=r"config|z_dims|proj_coeff|x|e|y|zs\d+|time_[uz]|sample/(start|y|brownian|cfg)",
+    program=Repa,
+    rows=(
+        Quantity(f"{_CASE}/x_t", lambda file, *case: file.at(*case).x_t),
+        Quantity(f"{_CASE}/t", Repa.times),
+        Quantity(f"{_CASE}/output", lambda file, *case: file.at(*case).output(file.network)),
+        Quantity(rf"{_CASE}/projected(\d+)", Repa.projected),
+        Quantity(f"{_CASE}/(denoising|proj)_loss", Repa.loss),
+        Quantity(
+            "(denoising|proj)_loss_after_one_adamw_step",
+            lambda file, name: file.loss(name, network=file.step.network_after),
+        ),
+        Quantity("loss_total", lambda file: file.step.losses.mean(dtype=np.float64)),
+        *(
+            Quantity(f"grad_norm_of_proj_loss/{name}", lambda file, p: file.step_of_projection.gradient_norm(p), bound)
+            for name, bound in ((r"(.+attn\.k_norm\.bias)", ZERO), ("(.+)", GRADIENTS))
+        ),
+        Quantity(_CHAIN, Repa.chain),
+        *rows_of_step(lambda file: file.step),
+    ),
+)

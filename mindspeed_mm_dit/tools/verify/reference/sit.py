@@ -1,0 +1,180 @@
+"""Files of reference values of flow matching as published in SiT (Ma et al. 2024).
+
+Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/parity.md describes the format.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.objectives.contract import ModelFn
+from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
+from mindspeed_mm_dit.objectives.flow.path import PATHS
+from mindspeed_mm_dit.objectives.flow.process import FlowMatching
+from mindspeed_mm_dit.objectives.flow.samplers import dopri5_trajectory, ode_trajectory, sde_trajectory
+from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights
+from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point, rows_of_chain
+from mindspeed_mm_dit.tools.verify.reference.step import Step, rows_of_step
+from mindspeed_mm_dit.tools.verify.table import EXACT, Bound, Quantity
+
+_PATHS = {"Linear": "linear", "GVP": "gvp", "VP": "vp"}
+_TABLES = {name: name for name in ("alpha", "d_alpha", "sigma", "d_sigma", "alpha_ratio")} | {"drift_var": "score_gain"}
+_TOLERANCES = {"dopri5": (1e-3, 1e-6), "dopri5_tight": (1e-6, 1e-7)}
+"""Relative and absolute tolerance with which the file's chains were run."""
+STEPS = 7
+"""Even steps of a chain, if the file has no noise that tells their number."""
+LAST_STEP = 0.04
+
+
+class SiT(LabelledImages):
+    """The quantities of a file."""
+
+    def __init__(self, given: Given, weights: Weights) -> None:
+        super().__init__(given, weights)
+        self.steps = len(given.get("sample/brownian", range(STEPS)))
+        self.at, self.states = cache(self._at), cache(self._states)
+        self.step = Step(self.fresh_network, lambda network: self.at("Linear").losses(network))
+
+    # --- one evaluation ------------------------------------------------------------------------------------
+
+    def _at(self, path: str, prediction: str = "velocity", weight: str = "None") -> Point:
+        x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
+        return Point.of_flow(FlowMatching(_config(path, prediction, weight)), x, noise, self.given["t"], y)
+
+    def loss(self, *case: str) -> Tensor:
+        """Return the weighted loss of each sample, (B,)."""
+        with ops.no_grad():
+            return self.at(*case).losses(self.network)
+
+    def guided(self, scale: str, channels: str) -> Tensor:
+        """Return the published batch of two halves, guided."""
+        C, at = self.config.in_channels, self.at("Linear")
+        return self.guided_halves(at.x_t, at.draws[0], self.given["y"], float(scale), int(channels))[:, :C]
+
+    # --- chains --------------------------------------------------------------------------------------------
+
+    def _states(self, kind: str, path: str, prediction: str, rest: str, guidance: str) -> list[np.ndarray]:
+        """Return the states of a chain; each chain is walked once."""
+        process = FlowMatching(_config(path, prediction, sample_eps=_number_after("_eps", rest)))
+        ask, start = self.asked(Guidance(float(guidance), "3")), self.given.tensor("sample/start")
+        method, *rest_of = rest.split("/")
+        if kind == "sde":
+            return self._sde(process, ask, start, method, *rest_of)
+        solver = method.partition("_eps")[0]
+        if solver in _TOLERANCES:
+            chain = dopri5_trajectory(process, ask, start, self.steps, *_TOLERANCES[solver])
+        elif solver.endswith("_reverse"):
+            start = self.given.tensor("x1")[: len(self.given["sample/y"])]
+            times = np.linspace(*process.config.reversed_interval(), self.steps + 1)
+            step = ode.euler if solver.startswith("euler") else ode.heun
+            chain = ode.integrate(step, self.velocity(process, ask), start, times)
+        else:
+            chain = ode_trajectory(solver.removesuffix("2"), process, ask, start, self.steps)
+        return [ops.numpy(start), *map(ops.numpy, chain)]
+
+    def _sde(self, process: FlowMatching, ask: ModelFn, start: Tensor, method: str, *how: str) -> list[np.ndarray]:
+        form, last = how
+        size, last_step = _number_after("_norm", form), (None if last == "None" else last)
+        form, size = form.partition("_")[0], 1.0 if size is None else size
+        diffusion = DiffusionCoefficient(form, size, last_step)  # type: ignore[arg-type]
+        brownian, steps = self.given.tensor("sample/brownian"), self.steps + (last_step is not None)
+        chain = sde_trajectory(
+            f"sde-{method.lower()}", process, ask, start, lambda step: brownian[step], steps, diffusion
+        )
+        states = list(map(ops.numpy, chain))
+        return states if last_step else [*states, states[-1]]
+
+
+def _config(
+    path: str, prediction: str = "velocity", weight: str = "None", sample_eps: float | None = None
+) -> FlowMatchingConfig:
+    """Return the config of the objective that the file's names stand for."""
+    chosen = None if weight == "None" else weight
+    return FlowMatchingConfig(_PATHS[path], prediction, chosen, sample_eps=sample_eps)  # type: ignore[arg-type]
+
+
+def _interval(path: str, prediction: str, use: str) -> tuple[float, float]:
+    config = _config(path, prediction)
+    if use == "train":
+        return config.train_interval()
+    if use == "ode_reverse":
+        return config.reversed_interval()
+    return config.sample_interval(LAST_STEP if use.startswith("sde") and not use.endswith("None") else 0)
+
+
+def _number_after(mark: str, text: str) -> float | None:
+    found = re.search(rf"{mark}([\d.]+)", text)
+    return float(found[1]) if found else None
+
+
+NEAR_DATA = Bound(
+    "1 - exp(2 l) cancels near t = 1: the published float32 itself is no more exact.", least=lambda reference: 5e-4
+)
+OWN_STEPS = Bound(
+    "dopri5 chooses steps by an error norm, ours of each sample and the published of the whole batch.",
+    least=lambda reference: 5e-4,
+)
+_P, _Q, _N = "(Linear|GVP|VP)", "(velocity|noise|score)", r"\d+(?:\.\d*)?"
+_FORMS = "constant|SBDM|sigma|linear|decreasing|increasing-decreasing"
+_LAST = "(?:Mean|Euler|Tweedie|None)"
+
+
+def _law(u: np.ndarray, number: str, towards_noise: str | None) -> np.ndarray:
+    return shifted(u, float(number) if towards_noise else 1 / float(number))
+
+
+SIT = Kind(
+    signature=rf"x1|t_embedding|sample/(y|brownian)|table/(t|{_P}/.+)|(path|loss|loss64|eps|interval|time|ode|sde)/.+",
+    inputs=r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)",
+    program=SiT,
+    rows=(
+        Quantity(
+            rf"table/{_P}/({'|'.join(_TABLES)})",
+            lambda file, path, name: getattr(PATHS[_PATHS[path]](file.given["table/t"]), _TABLES[name]), EXACT,
+        ),
+        Quantity(
+            rf"table/{_P}/diffusion/({_FORMS})",
+            lambda file, path, form: DiffusionCoefficient(form).at(
+                t := file.given["table/t"], PATHS[_PATHS[path]](t)
+            ), EXACT,
+        ),
+        Quantity(
+            rf"time/logit_normal/mean(-?{_N})_std({_N})",
+            lambda file, mean, std: logit_normal(file.given["time/z"], float(mean), float(std)), EXACT,
+        ),
+        Quantity(
+            rf"time/shift((?=.*[1-9]){_N})(_towards_noise)?", lambda file, *law: _law(file.given["time/u"], *law), EXACT
+        ),
+        Quantity(rf"eps/{_P}/{_Q}", lambda file, *names: np.array(_config(*names).eps), EXACT),
+        Quantity(
+            rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_(?:{_FORMS})_{_LAST})",
+            lambda file, *names: np.array(_interval(*names)), EXACT,
+        ),
+        Quantity("t_embedding", lambda file: file.network.t_embedder.code(file.given.tensor("t"))),
+        Quantity(f"path/{_P}/x_t", lambda file, path: file.at(path).x_t),
+        Quantity("path/(VP)/u_t", lambda file, path: file.at(path).target(), NEAR_DATA),
+        Quantity(f"path/{_P}/u_t", lambda file, path: file.at(path).target()),
+        Quantity(
+            f"path/{_P}/output", lambda file, path: file.at(path).output(file.network)[:, : file.config.in_channels]
+        ),
+        Quantity(r"loss/(VP)/(velocity)/(None)", SiT.loss, NEAR_DATA),
+        Quantity(r"loss/(VP)/(noise|score)/(None|velocity|likelihood)", SiT.loss, NEAR_DATA),
+        Quantity(rf"loss(?:64)?/{_P}/(velocity)/(None)", SiT.loss),
+        Quantity(rf"loss(?:64)?/{_P}/(noise|score)/(None|velocity|likelihood)", SiT.loss),
+        Quantity(rf"cfg_output_scale({_N})_rgb(\d+)", SiT.guided),
+        *rows_of_chain(rf"(ode)/{_P}/{_Q}/(dopri5(?:_eps{_N})?)/cfg({_N})", OWN_STEPS),
+        *rows_of_chain(rf"(ode)/{_P}/{_Q}/((?:(?:euler|heun2)(?:_reverse)?|dopri5_tight)(?:_eps{_N})?)/cfg({_N})"),
+        *rows_of_chain(
+            rf"(sde)/{_P}/{_Q}/((?:Euler|Heun)/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"
+        ),
+        *rows_of_step(lambda file: file.step),
+    ),
+)  # fmt: skip

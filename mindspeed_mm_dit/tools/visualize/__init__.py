@@ -1,0 +1,16 @@
+"""To look at: loss curves, and a page in the browser that draws samples."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Make the commands known, and the picture of a report."""
+    from mindspeed_mm_dit.cli.commands import Command
+    from mindspeed_mm_dit.registry import register
+
+    summary = "generate images or videos on a page in your browser"
+    register("command", "app", Command(summary, f"{__name__}.cli.app", "app", {"gradio": "gradio"}))
+    summary = "draw the loss curves of one run or several in one picture"
+    packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
+    register("command", "plot", Command(summary, f"{__name__}.cli.plot", "view", packages))
+    register("report_picture", "loss curve", f"{__name__}.curves:draw_loss_of_run")

@@ -1,0 +1,261 @@
+"""A browser page that samples a model with ``Pipeline.sample`` and shows the path from noise."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mindspeed_mm_dit.configs.files import lines_of
+from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
+from mindspeed_mm_dit.models.known_words import note_of_words
+from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.pipeline import GeneratedSamples, Pipeline
+from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.video_files import draw_strips
+from mindspeed_mm_dit.terminal import echo
+
+LOOPBACK = "127.0.0.1"
+POINTS = 8
+"""States shown on the path from noise."""
+MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
+MOST_ASKED, MOST_LETTERS, MOST_BODY, MOST_WAITING = 64, 10_000, 1 << 20, 16
+"""Most classes or prompts of a drawing, letters of its prompts, bytes of a request, and drawings that wait for the one
+under way."""
+MOST_KEPT, SHOWN_PIXELS, WAY_PIXELS = 12, 256, 96
+"""Drawings that the page keeps, and the least size of an image, and of a state on its way, on it."""
+STYLE = """
+.grid-container { grid: auto / repeat(auto-fill, minmax(240px, 1fr)) !important }
+.thumbnail-item { aspect-ratio: auto !important }
+"""
+"""Drawings side by side in their own shapes, where Gradio fills the page with the first, cut to a square."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+class _VisitorLeft(Exception):
+    """Nobody waits for a drawing any more."""
+
+
+def gradio() -> Any:
+    """Import Gradio, with its analytics off; raises PlatformError if it is not installed.
+
+    From then on this process uses no proxy: it asks no machine but this one.
+    """
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    warnings.filterwarnings("ignore", module=r"gradio\.")  # (of its own use of what it is built on)
+    for name in [name for name in os.environ if name.lower() in _PROXIES]:
+        del os.environ[name]
+    try:
+        import gradio
+    except ImportError as error:
+        raise PlatformError(
+            "mm-dit app", f"the page needs Gradio, which cannot be imported here: {error}",
+            "pip install 'gradio<6.18' 'pandas<3'",
+        ) from None  # fmt: skip
+    return gradio
+
+
+def serve(pipe: Pipeline, title: str, port: int) -> None:
+    """Serve the page to this machine alone, until Ctrl-C."""
+    page = page_of(pipe, title)
+    try:
+        address = launch(page, port)
+    except OSError as error:
+        raise ConfigError(f"--port = {port}", f"cannot be listened on: {error}", "use another") from None
+    echo(f"open {address} in your browser; Ctrl-C ends it")
+    page.block_thread()
+
+
+def launch(page: Any, port: int | None = None) -> str:
+    """Serve a page in the background, and return its address; ``port``: None for any that is free.
+
+    It answers only requests to this machine by its own name: a name of another site that was made to lead here is
+    refused. Nothing is uploaded, and one drawing is made at a time.
+    """
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    own_names = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+    page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
+    _, address, _ = page.launch(
+        server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
+        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [own_names, Middleware(_LimitedBody)]},
+    )  # fmt: skip
+    return str(address)
+
+
+class _TooLarge(Exception):
+    """A request has more than MOST_BODY bytes."""
+
+
+class _LimitedBody:
+    """Refuses requests with large bodies (ASGI middleware), which Gradio would parse and keep."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        stated, received = dict(scope["headers"]).get(b"content-length", b"0"), 0
+
+        async def limited() -> Any:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MOST_BODY:
+                raise _TooLarge
+            return message
+
+        try:
+            if not stated.isdigit() or int(stated) > MOST_BODY:
+                raise _TooLarge
+            await self._app(scope, limited, send)
+        except _TooLarge:
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": f"at most {MOST_BODY:,} bytes are read".encode()})
+
+
+def page_of(pipe: Pipeline, title: str) -> Any:
+    """Return the page, not served yet."""
+    gr, conditions = gradio(), pipe.config.predictor.conditions
+    if "vector" in conditions.items:
+        raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
+                          "sample it from Python: docs/python.md")  # fmt: skip
+    if conditions.needs_frames:
+        raise ConfigError("mm-dit app", "this model begins a clip with an image, for which the page has no input",
+                          "mm-dit sample --image FILE")  # fmt: skip
+    is_video, left = len(pipe.config.sample_size) == 3, set[str]()
+
+    def draw(classes, prompts, num, scale, steps, sampler, seed, request) -> Any:  # type: ignore[no-untyped-def]
+        def go_on(samples: int) -> None:
+            if request.session_hash in left:
+                raise _VisitorLeft
+
+        return _drawn(pipe, classes, prompts, num, scale, steps, sampler, seed, go_on)
+
+    def leave(request) -> None:  # type: ignore[no-untyped-def]
+        left.add(request.session_hash)
+
+    for function in (draw, leave):
+        function.__annotations__["request"] = gr.Request  # tells Gradio to pass it
+    with gr.Blocks(title=title, delete_cache=(600, 3600), fill_width=True) as page:
+        gr.Markdown(f"## {title}")
+        with gr.Row():
+            asked, button, samples, path = _inputs_and_outputs(pipe)
+        if not is_video:
+            gr.Markdown("### Drawn so far, the newest first")
+        before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
+                            buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
+        drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
+        if pipe.captions or "caption" not in conditions.items:
+            drawings.append(page.load(draw, asked, [samples, path], api_name=False))
+        for drawing in () if is_video else drawings:
+            drawing.success(_with_newest, [samples, before], before, api_name=False)
+        page.unload(leave)
+    return page
+
+
+def _with_newest(drawn: Any, before: Any) -> list[Any]:
+    """Return the drawings that the page keeps, the newest first."""
+    return [drawn, *(picture for picture, _ in before or ())][:MOST_KEPT]
+
+
+def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
+    """Return what the page asks for, its button, and where samples and their way from noise are shown."""
+    gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
+    is_video = len(pipe.config.sample_size) == 3
+    with gr.Column(min_width=280):
+        classes = _classes(pipe)
+        prompts = gr.Textbox(" ".join("".join(pipe.captions[:1]).split()), label="Prompts, one per line", lines=3,
+                             visible="caption" in conditions.items)  # fmt: skip
+        num = gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt")
+        scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_unconditional else 1, step=0.1, label="Guidance scale",
+                          visible=conditions.has_unconditional)  # fmt: skip
+        steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
+        sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
+        seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        button = gr.Button("Draw", variant="primary")
+    with gr.Column(scale=3):  # (three images of SHOWN_PIXELS side by side on a laptop's screen)
+        gr.Markdown("### Samples")
+        samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
+        gr.Markdown("### The path from noise")
+        path = _picture()
+    return [classes, prompts, num, scale, steps, sampler, seed], button, samples, path
+
+
+def _picture() -> Any:
+    return gradio().Image(show_label=False, format="png", interactive=False, buttons=["download", "fullscreen"])
+
+
+def _classes(pipe: Pipeline) -> Any:
+    label = pipe.config.predictor.conditions.label
+    labels = list(range(label.num_classes)) if label else []
+    names = SampleRequest({"label": labels}).titles(pipe.classes)
+    choices = list(zip(names, labels))
+    return gradio().Dropdown(choices, value=labels[:1], label="Classes", multiselect=True, visible=bool(labels))
+
+
+def _drawn(
+    pipe: Pipeline,
+    classes: Any,
+    prompts: Any,
+    num: Any,
+    scale: Any,
+    steps: Any,
+    sampler: Any,
+    seed: Any,
+    go_on: Callable[[int], object] = lambda samples: None,
+) -> tuple[Any, Image.Image]:
+    """Return what the page shows: the samples, and their paths from noise; the page also shows errors.
+
+    The values come from anyone who can reach the page, not only from its sliders.
+    """
+    items = pipe.config.predictor.conditions.items
+    try:
+        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
+        for item, own in given.items():
+            check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
+        if note := note_of_words(pipe.config, pipe.words, given["caption"]):
+            gradio().Info(note)
+        samples = pipe.sample(
+            given["label"] if "label" in items else None,
+            prompts=given["caption"] if "caption" in items else None,
+            num=whole_number("samples of each", num, 1, MOST_EACH), steps=whole_number("steps", steps, 1, MOST_STEPS),
+            guidance=number("guidance scale", scale, 0, MOST_SCALE), sampler=sampler, seed=seed, path=POINTS,
+            on_step=go_on,
+        )  # fmt: skip
+        return _shown(samples), _way(samples)
+    except (UserError, OSError) as error:
+        raise gradio().Error(str(error), print_exception=False) from None
+    except _VisitorLeft:
+        raise gradio().Error("its visitor left", print_exception=False) from None
+
+
+def _lines(prompts: Any) -> list[str]:
+    check_between("letters of the prompts", len(str(prompts)), 0, MOST_LETTERS)
+    return [line for line in lines_of(str(prompts)) if line.strip()]
+
+
+def _shown(samples: GeneratedSamples) -> Any:
+    """Return a grid of images, or an animation per video."""
+    if samples.arrays.ndim == 4:
+        return draw_grid(samples.arrays, samples.titles, least=SHOWN_PIXELS)
+    folder = Path(tempfile.mkdtemp())
+    samples.save(folder / "video.gif")
+    return [(str(file), title) for file, title in zip(sorted(folder.iterdir()), samples.titles)]
+
+
+def _way(samples: GeneratedSamples) -> Image.Image:
+    """Return a strip per sample: the states of an image, or the middle frame of each state of a video."""
+    path = samples.path
+    assert path is not None
+    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles, WAY_PIXELS)

@@ -1,0 +1,121 @@
+"""The interface of a callback: a run calls it at fixed moments.
+
+The moments of one step, in this order; at each of them every callback is called, in the order of ``registry.kinds``::
+
+    before_step(run)              the batches are ready, and no rank asks to stop
+    catch_up(run)                 the device is busy with the step
+    after_step(run, step)         the step is counted; its numbers may still be on their way from the device
+    after_validation(run, loss)   in the middle of ``after_step``, if there was a validation
+    check(run)                    before the state is saved
+
+``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps, so a
+callback may let the ranks communicate, as long as it does so on every rank. A callback that wants the run to end calls
+``run.stop.ask``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.errors import named_step
+
+if TYPE_CHECKING:  # (needed for types only, and importing them needs a framework)
+    from mindspeed_mm_dit.training.contract import Engine, ForwardStep, StepResult
+    from mindspeed_mm_dit.training.log import RunLog
+    from mindspeed_mm_dit.training.progress import Progress
+    from mindspeed_mm_dit.training.signals import StopRequest
+    from mindspeed_mm_dit.training.validation import ValidationLoss
+
+
+class Step(NamedTuple):
+    """An optimizer step that has been taken."""
+
+    result: StepResult
+    """Loss and gradient norm, on the device: reading them at once waits for the device."""
+    lr: float
+
+
+class Callback:
+    """A callback that does nothing; subclasses override the moments they need."""
+
+    def before_step(self, run: Run) -> None:
+        """Called after ``run.progress.iteration`` steps, before the next."""
+
+    def catch_up(self, run: Run) -> None:
+        """Report what is pending of the steps so far: the device is busy, or something slow comes next."""
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Called when step ``run.progress.iteration`` is taken."""
+
+    def after_validation(self, run: Run, loss: ValidationLoss) -> None:
+        """Called with the loss on the held-out samples, which is the same on every rank."""
+
+    def check(self, run: Run) -> None:
+        """Raise a UserError if the present state must not be saved."""
+
+    def at_end(self, run: Run) -> None:
+        """Called after the last step of a run that ends in order."""
+
+
+@dataclass
+class Run:
+    """A run while it trains: what the loop steps, and what its callbacks get."""
+
+    args: RunConfig
+    """Its flags; ``args.mm`` holds its config files."""
+    engine: Engine
+    forward_step: ForwardStep
+    held_out: Iterable[Any] | None
+    """Held-out batches, iterated anew for every validation; each has an array NOISE_LEVEL."""
+    progress: Progress
+    """Counts steps and samples so far, and saves checkpoints."""
+    stop: StopRequest
+    """Requests to end the run."""
+    log: RunLog
+    """Where lines, scalars and pictures go."""
+    callbacks: Sequence[Callback] = ()
+    waited: float = 0.0
+    """Seconds that batches were waited for, since the last log line."""
+
+    def is_due(self, every: int | None) -> bool:
+        """Return whether an interval of ``every`` steps ends with the step just taken; never for None and 0."""
+        return every is not None and every > 0 and self.progress.iteration % every == 0
+
+    def notify(self, moment: Callable[[Callback], None]) -> None:
+        """Call each callback; an error names the callback that it is from."""
+        for callback in self.callbacks:
+            with named_step(f"{type(callback).__name__} at iteration {self.progress.iteration}"):
+                moment(callback)
+
+    def took(self, step: Step) -> None:
+        """Count a step, and tell the callbacks."""
+        self.progress.advance()
+        self.notify(lambda callback: callback.after_step(self, step))
+
+    def catch_up(self) -> None:
+        """Have the callbacks report the steps so far; call this before something slow, and before printing."""
+        self.notify(lambda callback: callback.catch_up(self))
+
+    def check(self) -> None:
+        """Report the steps so far; raise a UserError if a callback forbids saving the present state."""
+        self.catch_up()
+        self.notify(lambda callback: callback.check(self))
+
+
+@dataclass(frozen=True)
+class CallbackKind:
+    """A callback as the registry knows it."""
+
+    name: str
+    open: Callable[[Run], Callback | None]
+    """Makes the callback of a run, or returns None if its flags do not ask for one."""
+    check: Callable[[RunConfig, int], None] = lambda args, world_size: None
+    """(flags, ranks): raises a UserError for flags that cannot work, before any device work; on every rank."""
+    writes: Callable[[RunConfig], tuple[str, Path] | None] = lambda args: None
+    """(flag, folder) that it will write to, which is checked before the run; None: it writes nothing."""
+    flags: Callable[[Any], None] = lambda group: None
+    """Adds its flags to a group of an argument parser."""

@@ -1,0 +1,132 @@
+"""--sample-interval: sample grids while a run trains, always of the same noise and classes, with the EMA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mindspeed_mm_dit.configs.buckets import size_words
+from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
+from mindspeed_mm_dit.models.data import with_size
+from mindspeed_mm_dit.models.registry import check_encoders
+from mindspeed_mm_dit.objectives.guidance import Guidance
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.grid import captioned
+from mindspeed_mm_dit.sampling.image_files import draw_sizes
+from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.terminal import doing
+from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.contract import Engine
+from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.log import RunLog
+from mindspeed_mm_dit.training.loggers.registry import asked
+from mindspeed_mm_dit.training.report import prompts_to_sample
+
+STEPS = 20
+SAMPLES_PER_CLASS = 4
+
+
+class SampleGrids(Callback):
+    """Draws a grid and keeps it as ``samples/iter_0000500.png`` beside the --save folder, and in TensorBoard.
+
+    The noise of an image depends only on the seed and its number, so the random numbers of the run stay the same, and
+    pictures of one run can be compared.
+    """
+
+    def __init__(self, args: RunConfig, log: RunLog) -> None:
+        self._classes, self._log = args.mm.classes, log
+        self._folder = folder_of(args)
+        self._settings = settings_of(args)
+        config: ModelConfig = args.mm.model
+        data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
+        self._asked = SampleRequest(data.examples(prompts_to_sample(args))).each(each)
+        self._configs = [with_size(config, shape) for shape in data.shapes_drawn()] or [config]
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Draw if it is due."""
+        iteration = run.progress.iteration
+        if run.is_due(run.args.sample_interval):
+            run.catch_up()
+            with named_step(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
+                self.draw(run.engine, iteration)
+
+    def draw(self, engine: Engine, iteration: int) -> None:
+        """Draw the grid of ``iteration`` on the rank that logs; every rank must call this."""
+        try:
+            with engine.averaged(self._log.prints) as model:
+                if model is None:
+                    return
+                titles = self._asked.titles(self._classes)
+                drawn = [generate(model, config, self._asked, self._settings) for config in self._configs]
+                sizes = size_words([config.sample_size for config in self._configs])
+                picture = captioned(draw_sizes(drawn, titles), f"step {iteration:,}: {self._settings.words}, {sizes}")
+        except ConvergenceError:
+            self._log.echo(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
+            return
+        if self._log.prints:
+            self._keep(picture, iteration)
+
+    def _keep(self, grid: Image.Image, iteration: int) -> None:
+        self._log.picture(iteration, "samples", np.asarray(grid))
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            grid.save(self._folder / f"iter_{iteration:07d}.png")
+        except OSError as error:  # with a full disk the picture is lost, and the run goes on
+            self._log.echo(f"warning: --sample-interval: {self._folder} cannot be written: {error}; the run goes on")
+
+
+def folder_of(args: RunConfig) -> Path | None:
+    """Return the folder for the pictures of a run; None without --save."""
+    return Path(args.save).parent / "samples" if args.save else None
+
+
+def settings_of(args: RunConfig) -> SampleSettings:
+    """Return how the pictures of a run are drawn."""
+    model = args.mm.model
+    conditions = model.predictor.conditions
+    scale = model.predictor.cfg_scale(args.report_cfg_scale) if conditions.has_unconditional else 1.0
+    return SampleSettings(
+        sampler=objective_of(model.diffusion).quick_sampler,
+        steps=STEPS,
+        guidance=Guidance(scale, channels="3" if conditions.items == ("label",) else "all"),
+        seed=args.seed,
+        batch_size=args.micro_batch_size,  # what fits with a gradient fits without, even with guidance
+    )
+
+
+def check_grids(args: RunConfig, world_size: int) -> None:
+    """Raise a UserError for --sample-interval if there is nowhere to draw to, or nothing to draw with."""
+    if not args.sample_interval:
+        return
+    model: ModelConfig = args.mm.model
+    what = f"--sample-interval = {args.sample_interval}"
+    if not args.save and not asked(args):
+        raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    name = objective_of(model.diffusion).quick_sampler
+    sampler = find_sampler(model.diffusion, name)
+    try:
+        sampler.check(model.diffusion, STEPS, sampler.options())
+    except ConfigError as error:
+        raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
+    check_encoders(model, teachers=False)  # even with cached latents, pictures are decoded
+
+
+def _writes(args: RunConfig) -> tuple[str, Path] | None:
+    folder = folder_of(args)
+    return ("--sample-interval", folder) if args.sample_interval and folder is not None else None
+
+
+def _open(run: Run) -> Callback | None:
+    return SampleGrids(run.args, run.log) if run.args.sample_interval else None
+
+
+KIND = CallbackKind("grids", _open, check_grids, _writes)

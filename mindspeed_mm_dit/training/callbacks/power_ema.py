@@ -1,0 +1,29 @@
+"""--power-ema-stds: power-function EMAs; the engine keeps them, sharded and saved like the weights.
+
+``checkpoint/power_ema.py`` computes how far each of them moves after a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+
+
+class PowerEmas(Callback):
+    """Has the engine update each EMA after each step."""
+
+    def __init__(self, stds: Sequence[float]) -> None:
+        self._gammas = [power_ema.exponent(std) for std in stds]
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Update the EMAs."""
+        run.engine.move_power_emas([power_ema.decay_weight(run.progress.iteration, gamma) for gamma in self._gammas])
+
+
+def _open(run: Run) -> Callback | None:
+    return PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None
+
+
+KIND = CallbackKind("power_ema", _open)

@@ -1,0 +1,60 @@
+"""--eval-interval: the loss on held-out samples, over --eval-iters global batches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mindspeed_mm_dit.errors import StepError, named_step
+from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
+from mindspeed_mm_dit.terminal import doing
+from mindspeed_mm_dit.training.batches import next_batches
+from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
+
+
+class Validation(Callback):
+    """Validates every --eval-interval steps, logs the loss, and passes it to the other callbacks."""
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Validate if it is due."""
+        if run.is_due(run.args.eval_interval):
+            with doing("validating", run.log.echo):
+                loss = validate(run)
+            if loss is not None:
+                run.log.validation(run.progress.iteration, loss)
+                run.notify(lambda callback: callback.after_validation(run, loss))
+
+
+def validate(run: Run) -> ValidationLoss | None:
+    """Return the loss over --eval-iters global batches, or None if something asks the run to end.
+
+    Raises:
+        StepError: it failed on one of several ranks; the others may be in the middle of it.
+    """
+    assert run.held_out is not None
+    batches, losses, levels = iter(run.held_out), [], []
+    for _ in range(run.args.eval_iters):
+        micro_batches = next_batches(batches, run.stop)
+        if run.stop.agree():
+            return None
+        try:
+            with named_step("the validation"):
+                losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
+                levels += [batch[NOISE_LEVEL] for batch in micro_batches]
+        except StepError as error:
+            if runtime.world_size() > 1:
+                raise
+            run.stop.note(error)
+            return None
+    run.catch_up()  # on the steps before, while the device is busy with this
+    with named_step("the validation"):
+        sums = sums_by_quarter(ops.numpy(ops.cat(losses, 0)), np.concatenate(levels))  # waits for the device, once
+        return ValidationLoss.from_sums(runtime.mean_over_hosts(sums).astype(np.float64))
+
+
+def _open(run: Run) -> Callback | None:
+    return Validation() if run.args.eval_interval and run.args.eval_iters and run.held_out is not None else None
+
+
+KIND = CallbackKind("validation", _open)

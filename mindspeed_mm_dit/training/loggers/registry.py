@@ -1,0 +1,135 @@
+"""All metrics loggers, their flags, and those that a run asks for. If one fails, its curves end and the run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.flag_combinations import alone
+from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.errors import ConfigError, PlatformError, flag_of
+from mindspeed_mm_dit.registry import Registry
+from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.training.loggers.contract import MetricsLogger, MetricsLoggerKind, Opening
+
+
+class Guarded:
+    """A metrics logger whose first error of any kind is reported and ends its curves."""
+
+    def __init__(self, kind: MetricsLoggerKind, config: Any, opening: Opening) -> None:
+        self._name = kind.name
+        self._tracker: MetricsLogger | None = None
+        try:
+            self._tracker = kind.open(config, opening)
+        except Exception as error:  # (whatever its package raises)
+            self._give_up(error)
+
+    def add(self, iteration: int, values: Mapping[str, float]) -> None:
+        self._do(lambda metrics_logger: metrics_logger.add(iteration, values))
+
+    def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
+        self._do(lambda metrics_logger: metrics_logger.add_picture(iteration, name, pixels))
+
+    def close(self) -> None:
+        self._do(lambda metrics_logger: metrics_logger.close())
+
+    def _do(self, what: Callable[[MetricsLogger], None]) -> None:
+        if self._tracker is None:
+            return
+        try:
+            what(self._tracker)
+        except Exception as error:  # (whatever its package raises)
+            with suppress(Exception):
+                self._tracker.close()
+            self._tracker = None
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        echo_if_open(f"warning: {self._name}: keeps no more curves: {reason}; the run goes on", file=sys.stderr)
+
+
+METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")
+
+
+def register_metrics_logger(kind: MetricsLoggerKind) -> None:
+    """Register a metrics logger; its file must import no framework.
+
+    Raises:
+        ConfigError: another metrics logger has this name.
+    """
+    METRICS_LOGGERS[kind.name] = kind
+
+
+def metrics_loggers() -> list[MetricsLoggerKind]:
+    """Return all metrics loggers, those of plugins last."""
+    return list(METRICS_LOGGERS.values())
+
+
+def add_flags(group: Any, kind: MetricsLoggerKind) -> None:
+    """Add the flags of a metrics logger to a group of an argument parser."""
+    for field in dataclasses.fields(kind.config):
+        group.add_argument(_flag(kind, field), **field.metadata)
+
+
+def asking(kind: MetricsLoggerKind) -> str:
+    """Return the name in args of the flag that asks for a metrics logger."""
+    return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
+
+
+def asked(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None) -> list[tuple[MetricsLoggerKind, Any]]:
+    """Return the metrics loggers, of ``kinds`` or of all, that the flags of a run ask for, with their configs."""
+    found = []
+    for kind in metrics_loggers() if kinds is None else kinds:
+        if args.parts[asking(kind)]:
+            names = [field.name for field in dataclasses.fields(kind.config)]
+            found.append((kind, kind.config(**{name: args.parts[f"{kind.name}_{name}"] for name in names})))
+    return found
+
+
+def open_metrics_loggers(args: RunConfig, iteration: int) -> list[MetricsLogger]:
+    """Return the metrics loggers of a run that starts after ``iteration``, on the rank that logs."""
+    settings = {name: value for name, value in args.flags().items() if isinstance(value, (bool, int, float, str))}
+    return [
+        Guarded(kind, config, Opening(iteration, str(_place(kind, config, args) or ""), settings))
+        for kind, config in asked(args)
+    ]
+
+
+def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None) -> None:
+    """Raise a UserError if a metrics logger, of ``kinds`` or of all, is not installed or has nowhere to write.
+
+    A flag of a metrics logger that the run does not ask for is an error too.
+    """
+    for kind in metrics_loggers() if kinds is None else kinds:
+        first, *rest = dataclasses.fields(kind.config)
+        for field in rest if not args.parts[asking(kind)] else ():
+            if args.parts[f"{kind.name}_{field.name}"]:
+                raise alone(_flag(kind, field), [_flag(kind, first)])
+    for kind, config in asked(args, kinds):
+        first, last = dataclasses.fields(kind.config)[0], dataclasses.fields(kind.config)[-1]
+        what = f"{_flag(kind, first)} = {getattr(config, first.name)}"
+        missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            raise PlatformError(what, f"{missing[0]} is not installed", f"pip install {kind.install}, or drop the flag")
+        if kind.place is None:
+            continue
+        if (folder := _place(kind, config, args)) is None:
+            raise ConfigError(what, "there is nowhere to keep it", f"add --save DIR or {_flag(kind, last)} DIR")
+        check_output_folder(_flag(kind, last), folder, make=False)
+
+
+def _place(kind: MetricsLoggerKind, config: Any, args: RunConfig) -> Path | None:
+    return kind.place(config, Path(args.save).parent if args.save else None) if kind.place is not None else None
+
+
+def _flag(kind: MetricsLoggerKind, field: dataclasses.Field[Any]) -> str:
+    return flag_of(f"{kind.name}_{field.name}")

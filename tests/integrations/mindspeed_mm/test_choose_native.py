@@ -1,0 +1,90 @@
+"""Which of MindSpeed-MM's two routes --host auto takes, and what stops the native engine; no tree is needed."""
+
+import re
+import shutil
+
+import pytest
+
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.hosts import choose
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import record as megatron
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import record as native
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """Trees that look like MindSpeed-MM and MindSpeed with the native engine."""
+    for name in ("mindspeed", "mindspeed_mm"):
+        (tmp_path / name / "fsdp/train").mkdir(parents=True)
+    (tmp_path / "mindspeed_mm" / contract.TRAINER).write_text("")
+    for module, names in contract.RELIED_ON.items():
+        file = tmp_path / f"{module.replace('.', '/')}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        defined = (f"{name} = 1" if of is None else f"def {name}({', '.join(of)}): ..." for name, of in names.items())
+        file.write_text("\n".join(defined))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("NON_MEGATRON", raising=False)
+    monkeypatch.setattr(native, "torch_version", lambda: "2.7.1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("megatron_is_here", "engine_is_here", "asked", "taken"),
+    [
+        (False, True, "", "mindspeed-mm-native"), (True, True, "", "mindspeed-mm"),
+        (True, True, "true", "mindspeed-mm-native"), (True, False, "true", "mindspeed-mm"),
+        (False, False, "true", "standalone"),
+    ],
+)  # fmt: skip
+def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is_here, engine_is_here, asked, taken):
+    monkeypatch.setenv("NON_MEGATRON", asked)
+    if megatron_is_here:
+        (engine / "megatron/training").mkdir(parents=True)
+    if not engine_is_here:
+        shutil.rmtree(engine / "mindspeed_mm/fsdp")
+    for module in (megatron, native):
+        monkeypatch.setattr(module, "is_installed", lambda name: (engine / name.replace(".", "/")).is_dir())
+    assert choose._recognised().name == taken
+
+
+def test_unknown_host_is_refused():
+    with pytest.raises(ConfigError, match=r"(?s)--host = mindspeedmm.*'mindspeed-mm'"):
+        choose.find_host(["--host", "mindspeedmm"])
+
+
+def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    with pytest.raises(PlatformError, match=r"2\.13\.0"):
+        contract.check_engine()
+    monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
+    assert choose._recognised().name == "standalone"
+    monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
+    contract.check_engine()
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "lacking"),
+    [
+        ("mindspeed_mm/fsdp/utils/register.py", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
+        ("mindspeed/fsdp/utils/str_match.py", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
+        ("mindspeed_mm/config/config_manager.py", None, "mindspeed_mm.config.config_manager"),  # as in v26.0.0
+        ("mindspeed/fsdp", None, "mindspeed.fsdp"),
+    ],
+)
+def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, source, lacking):
+    if source is not None:
+        (engine / module).write_text(source)
+    elif (engine / module).is_dir():
+        shutil.rmtree(engine / module)
+    else:
+        (engine / module).unlink()
+    with pytest.raises(PlatformError, match=re.escape(lacking)):
+        contract.check_engine()
+
+
+def test_engine_that_is_not_installed_is_refused():
+    with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed"):
+        contract.check_engine()

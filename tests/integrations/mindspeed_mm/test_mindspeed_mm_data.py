@@ -1,0 +1,134 @@
+"""A data.json as MindSpeed-MM has it: what its keys mean here, and what is refused by name."""
+
+import copy
+import json
+
+import pytest
+
+from mindspeed_mm_dit.configs.buckets import Budget
+from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.data import check_sizes, with_budget
+from tests.conftest import ROOT
+
+WAN = {
+    "dataset_param": {
+        "dataset_type": "t2v",
+        "basic_parameters": {"data_path": "data.txt", "data_storage_mode": "combine"},
+        "preprocess_parameters": {
+            "video_processor_type": "OpensoraplanVideoProcessor", "video_reader_type": "DecordVideo",
+            "image_reader_type": "Image", "num_frames": 81, "min_num_frames": 1, "frame_interval": 1,
+            "auto_interval": False, "max_height": 480, "max_width": 832, "max_hxw": 399360, "train_fps": 24,
+            "speed_factor": 1.0, "drop_short_ratio": 0.0, "cfg": 0.0, "hw_stride": 8, "force_resolution": False,
+            "hw_aspect_thr": 5.0, "truncate_t_by_sp": False, "train_pipeline": {"video": []},
+        },
+        "use_text_processer": True,
+        "enable_text_preprocessing": True,
+        "text_preprocess_methods": {"method": "whitespace_clean"},
+        "tokenizer_config": {"from_pretrained": "tokenizer", "model_max_length": 512},
+    },
+    "dataloader_param": {
+        "dataloader_mode": "sampler", "sampler_type": "LengthGroupedSampler", "shuffle": True, "drop_last": True,
+        "pin_memory": True, "group_frame": False, "group_resolution": False, "group_data": True,
+        "initial_global_step_for_sampler": 0,
+    },
+}  # fmt: skip
+"""The keys of its examples of Wan 2.1 and 2.2, by which ``tests/training/test_clips_run.py`` trains."""
+
+
+def read(folder, content, lines="videos, videos/annotation.json\n"):
+    (folder / "data.txt").write_text(lines)
+    content["dataset_param"]["basic_parameters"].setdefault("data_path", "")
+    if content["dataset_param"]["basic_parameters"]["data_path"] == "data.txt":
+        content["dataset_param"]["basic_parameters"]["data_path"] = str(folder / "data.txt")
+    (folder / "data.json").write_text(json.dumps(content))
+    return load_data_config(folder / "data.json")
+
+
+def changed(section, key, value):
+    content = copy.deepcopy(WAN)
+    part = content[section]
+    for name in key.split(".")[:-1]:
+        part = part[name]
+    part[key.rpartition(".")[2]] = value
+    return content
+
+
+@pytest.mark.parametrize(("recipe", "side"), [("t2v_a14b", 16), ("i2v_a14b", 16), ("ti2v_5b", 32)])
+def test_budget_has_sides_that_each_wan_takes(tmp_path, recipe, side):
+    """One data.json serves all of Wan 2.2 there; the autoencoder of TI2V-5B divides sides by twice as much."""
+    model = load_model_config(ROOT / f"examples/dit/wan2.2_{recipe}/model.json")
+    param = with_budget(model, read(tmp_path, copy.deepcopy(WAN)).dataset_param)
+    check_sizes(model, param)
+    assert param.buckets.multiple_of == side and {1, 81} <= {frames for frames, _, _ in param.sizes}
+
+
+def test_wan_examples_are_clips_of_a_budget(tmp_path):
+    data = read(tmp_path, copy.deepcopy(WAN))
+    param = data.dataset_param
+    assert (param.data_folder, param.json_path) == ("videos", "videos/annotation.json")
+    assert param.buckets == Budget(399360, 16, 5.0, tuple(range(1, 82, 4)))
+    assert (param.train_fps, param.clip_start, param.caption_dropout_prob) == (None, "random", 0.0)
+    assert param.skip_bad_clips and data.dataloader_param == DataloaderParam(shuffle=True)
+    assert (81, 480, 832) in param.sizes and (1, 624, 624) in param.sizes
+
+
+def test_defaults_of_mindspeed_mm_are_kept(tmp_path):
+    content = copy.deepcopy(WAN)
+    content["dataset_param"]["basic_parameters"] = {"data_path": "a.json", "data_folder": "d"}
+    content["dataset_param"]["preprocess_parameters"] = {"video_processor_type": "OpensoraplanVideoProcessor"}
+    content["dataset_param"]["preprocess_parameters"] |= {"num_frames": 31}
+    content["dataloader_param"] = {"dataloader_mode": "base"}
+    data = read(tmp_path, content)
+    param = data.dataset_param
+    assert (param.num_frames, param.max_height, param.max_width, param.train_fps) == (29, 480, 640, 24)
+    assert param.caption_dropout_prob == 0.1 and not data.dataloader_param.shuffle
+
+
+def test_keys_of_both_may_be_mixed(tmp_path):
+    content = changed("dataset_param", "buckets", [[9, 64, 64]])
+    content["dataset_param"] |= {"clip_start": "first", "bucket_group": 4, "valid_fraction": 0.1}
+    param = read(tmp_path, content).dataset_param
+    assert (param.buckets, param.clip_start, param.bucket_group) == (((9, 64, 64),), "first", 4)
+
+
+@pytest.mark.parametrize("sampler", ["stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler"])
+def test_samplers_of_an_order_alone_are_one(tmp_path, sampler):
+    assert read(tmp_path, changed("dataloader_param", "sampler_type", sampler)).dataloader_param.shuffle
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dataloader_param.dataloader_mode", "variable"),
+        ("dataloader_param.dataloader_mode", "fast"),
+        ("dataloader_param.sampler_type", "BucketBatchSampler"),
+        ("dataloader_param.sampler_type", "AESampler"),
+        ("dataloader_param.drop_last", False),
+        ("dataloader_param.group_frame", True),
+        ("dataloader_param.data_sharding", True),
+        ("dataloader_param.collate_param", {}),
+        ("dataset_param.dataset_type", "feature"),
+        ("dataset_param.preprocess_parameters.speed_factor", 2.0),
+        ("dataset_param.preprocess_parameters.drop_short_ratio", 0.5),
+        ("dataset_param.preprocess_parameters.frame_interval", 2),
+        ("dataset_param.preprocess_parameters.force_resolution", True),
+        ("dataset_param.preprocess_parameters.max_hxw", None),
+        ("dataset_param.preprocess_parameters.min_num_frames", 82),
+        ("dataset_param.preprocess_parameters.video_processor_type", "VACEVideoProcessor"),
+        ("dataset_param.preprocess_parameters.vae_scale_factor", [0, 8, 8]),
+        ("dataset_param.preprocess_parameters.vae_scale_factor", []),
+        ("dataset_param.basic_parameters.data_path", "/none/data.txt"),
+        ("dataset_param.use_img_num", 4),
+    ],
+)
+def test_keys_that_cannot_be_kept_are_refused_by_name(tmp_path, key, value):
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
+        read(tmp_path, changed(*key.split(".", 1), value))
+
+
+@pytest.mark.parametrize("lines", ["a, a.json\nb, b.json\n", "a.json\n", ""])
+def test_list_of_other_than_one_annotation_is_refused(tmp_path, lines):
+    with pytest.raises(ConfigError, match="FOLDER,ANNOTATION"):
+        read(tmp_path, copy.deepcopy(WAN), lines)

@@ -1,0 +1,266 @@
+"""mm-dit get, against a hub on the loopback that breaks off, lies, refuses and makes people wait."""
+
+import fcntl
+import hashlib
+import json
+import re
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.tools.planning.published import PUBLISHED, Published
+
+REPO, COMMIT = "people/net", "c" * 40
+FILES = {
+    "config.json": b'{"_class_name": "AutoencoderKL"}',
+    "vae/weights.safetensors": bytes(range(256)) * 8000,
+    "vae/weights.bin": b"a pickle of the same",
+    "old/weights.bin": b"a pickle alone",
+    "README.md": b"words",
+}
+FETCHED = ["config.json", "old/weights.bin", "vae/weights.safetensors"]
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the Hugging Face hub does. ``ills``: what is wrong with the answers for a path."""
+
+    protocol_version = "HTTP/1.1"
+    ills: ClassVar[dict[str, list]] = {}
+    edit: ClassVar = staticmethod(lambda listing: listing)
+    ranges: ClassVar[list[str]] = []
+
+    def log_message(self, *words):
+        pass
+
+    def do_HEAD(self):
+        self.answer(head=True)
+
+    def do_GET(self):
+        self.answer(head=False)
+
+    def answer(self, head):
+        path = re.sub(rf"^/(api/models/)?{REPO}(/resolve/{COMMIT})?/?", "", self.path.partition("?")[0])
+        ill = self.ills.get(path, [])
+        if not self.path.startswith((f"/{REPO}/", f"/api/models/{REPO}", "/plain-")) or 404 in ill:
+            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, head)
+        if 429 in ill:
+            return self.send(429, b"", {"Retry-After": "17"}, head)
+        if self.path.startswith("/api/"):
+            listing = self.edit(self.listing())
+            content = listing if isinstance(listing, bytes) else json.dumps(listing).encode()
+            return self.send(200, content, {"Content-Type": "application/json"}, head)
+        if "loop" in ill:
+            return self.send(302, b"", {"Location": self.path}, head)
+        content = FILES.get(path, b"all alone")
+        headers = {
+            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        if "endless" in ill:
+            content += bytes(10**7)
+        if "damaged" in ill:
+            content = content[:-1] + b"!"
+        start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
+        if not head and self.headers.get("Range"):
+            self.ranges.append(self.headers["Range"])
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        breaks = not head and "breaks" in ill
+        if breaks:
+            ill.remove("breaks")
+        self.send(206 if start else 200, content[start:], headers, head, breaks)
+
+    def listing(self):
+        def stated(name, content):
+            if name.endswith((".safetensors", ".bin")):
+                return {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}}
+            return {"blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
+
+        siblings = [{"rfilename": name, "size": len(body), **stated(name, body)} for name, body in FILES.items()]
+        return {"id": REPO, "sha": COMMIT, "siblings": siblings, "cardData": {"license": "cc-by-nc-4.0"}}
+
+    def send(self, status, content, headers, head, breaks=False):
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if not head:
+            self.wfile.write(content[: len(content) // 2] if breaks else content)
+        self.close_connection = self.close_connection or breaks
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The server, as HF_ENDPOINT, and "net", which is people/net there; the folder of the test is empty."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.handle_error = lambda *connection: None  # (the command hangs up)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    Hub.ills, Hub.ranges, Hub.edit = {}, [], staticmethod(lambda listing: listing)
+    monkeypatch.chdir(tmp_path)
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    digest = hashlib.sha256(b"all alone").hexdigest()[:8]
+    for name, record in {
+        "net": Published("a net", {"huggingface": REPO}),
+        "alone": Published("a file", {"address": f"{address}/plain-{digest}.pth"}),
+        "both": Published("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
+    }.items():
+        monkeypatch.setitem(PUBLISHED, name, record)
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def there(folder):
+    return sorted(
+        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.suffix != ".part"
+    )
+
+
+def test_files_licence_and_digests_are_printed_and_checked(hub, tmp_path, capsys):
+    assert main(["get", "net"]) == 0
+    said = capsys.readouterr().out
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    assert "cc-by-nc-4.0" in said and f"2.0 MB  vae/weights.safetensors  sha256:{digest}" in said
+    assert there(tmp_path / "weights/net") == FETCHED
+    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
+
+
+def test_download_that_broke_off_goes_on(hub, tmp_path):
+    hub.ills = {"vae/weights.safetensors": ["breaks", "breaks"], "plain": ["breaks"]}
+    assert main(["get", "net", "alone"]) == 0
+    sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
+    assert 0 < sizes[0] < sizes[1] < len(FILES["vae/weights.safetensors"])
+    assert (tmp_path / "weights/net/vae/weights.safetensors").read_bytes() == FILES["vae/weights.safetensors"]
+
+
+def test_missing_and_damaged_files_alone_are_fetched_again(hub, tmp_path, capsys):
+    assert main(["get", "net"]) == 0
+    (tmp_path / "weights/net/old/weights.bin").unlink()
+    (tmp_path / "weights/net/config.json").write_bytes(FILES["config.json"][:-1] + b"!")
+    hub.ills = {"vae/weights.safetensors": [404]}
+    assert main(["get", "net"]) == 0
+    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
+
+
+def test_files_of_other_names_come_along_by_their_digest(hub, tmp_path):
+    assert main(["get", "both", "--output", "elsewhere"]) == 0
+    [alone] = (tmp_path / "elsewhere").glob("plain-*.pth")
+    assert there(tmp_path / "elsewhere") == ["net/config.json", alone.name] and alone.read_bytes() == b"all alone"
+
+
+@pytest.mark.parametrize(
+    ("ills", "flags", "message", "left"),
+    [
+        ({"vae/weights.safetensors": ["damaged"]}, "net", "sha256 ", 1),
+        ({"config.json": ["damaged"]}, "net", "config.json", 0),
+        ({"vae/weights.safetensors": ["breaks"] * 99}, "net", "broke off 5 times", 1),
+        ({"vae/weights.safetensors": [429]}, "net", "17 seconds", 1),
+        ({"": [429]}, "net", "17 seconds", 0),
+        ({"": [404]}, "net", "is not there", 0),
+        ({}, "nobody/net", "nobody/net", 0),
+        ({}, "nte", "'net'", 0),
+        ({}, "net --output /dev/null", "--output = /dev/null/net", 0),
+        ({"vae/weights.safetensors": ["endless"]}, "net", "2,048,000 bytes", 1),
+        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net", 1),
+        ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope", 0),
+    ],
+)
+def test_answers_of_a_hub_that_are_wrong_leave_nothing(hub, tmp_path, monkeypatch, capsys, ills, flags, message, left):
+    hub.ills = ills
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # (the hub's package waits between attempts)
+    assert main(["get", *flags.split()]) == 2
+    assert message in capsys.readouterr().err and len(there(tmp_path)) == left
+    assert not [*tmp_path.rglob("*.part")] or "breaks" in str(ills)
+
+
+def test_next_command_resumes_a_file_that_broke_off(hub, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.ills = {"vae/weights.safetensors": ["breaks"] * 99}
+    assert main(["get", "net"]) == 2
+    hub.ills, hub.ranges = {}, []
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**6))  # (enough for the rest)
+    assert main(["get", "net"]) == 0
+    assert int(re.search(r"\d+", hub.ranges[0])[0]) > len(FILES["vae/weights.safetensors"]) / 2
+
+
+def test_file_that_another_process_fetches_is_named(hub, tmp_path, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    part = tmp_path / f"weights/net/vae/weights.safetensors.{digest[-8:]}.part"
+    part.parent.mkdir(parents=True)
+    with open(part, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["get", "net"]) == 2
+    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)}: ")
+
+
+def with_file(**stated):
+    return lambda listing: listing["siblings"][1].update(stated) or listing
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
+        *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
+        *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
+        *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
+        *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
+        lambda listing: {**listing, "sha": 5},
+    ],
+)  # fmt: skip
+def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
+    monkeypatch.setattr("mindspeed_mm_dit.tools.planning.hubs.MOST_LISTING_BYTES", 2**17 - 1)
+    hub.edit = staticmethod(edit)
+    assert main(["get", "net"]) == 2
+    assert re.match(rf"CheckpointError: http://\S+/api/models/{REPO}", capsys.readouterr().err)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_digests_in_capitals_are_checked_and_lacking_ones_named(hub, capsys):
+    digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
+    hub.edit = staticmethod(with_file(lfs={"sha256": digest.upper()}))
+    assert main(["get", "net"]) == 0
+    assert "digest of 3 file(s)" in capsys.readouterr().out
+    hub.edit = staticmethod(with_file(lfs={"sha256": ""}))
+    assert main(["get", "net"]) == 0
+    said = capsys.readouterr().out
+    assert "digest of 2 file(s)" in said and "not checked: the content of vae/weights.safetensors" in said
+
+
+def test_disk_that_is_too_full_is_refused_before_a_download(hub, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    assert main(["get", "net"]) == 2
+    assert "--output = weights/net" in capsys.readouterr().err and not there(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert main(["get", "DiT-XL/2"]) == 2
+    assert "cannot be reached" in capsys.readouterr().err and not there(tmp_path)
+
+
+def test_modelscope_is_asked_through_its_own_package(hub, tmp_path, monkeypatch, capsys):
+    """A stand-in with the members that are called, as modelscope-hub 0.5 has them."""
+    content = b"weights"
+    part = SimpleNamespace(path="a/w.pt", size=7, sha256=hashlib.sha256(content).hexdigest(), is_dir=False)
+
+    class HubApi:
+        list_repo_files = staticmethod(lambda repo, kind: [SimpleNamespace(path="a", is_dir=True), part])
+        get_repo = staticmethod(lambda repo, kind: SimpleNamespace(license="mit"))
+
+        def download_file(self, repo, kind, path, revision, local_dir, file_size):
+            (local_dir / path).parent.mkdir(parents=True)
+            (local_dir / path).write_bytes(content)
+
+    package = SimpleNamespace(HubApi=HubApi, HubConfig=lambda: SimpleNamespace(endpoint="https://modelscope.cn"))
+    for installed, code in ((package, 0), (None, 2)):
+        monkeypatch.setitem(sys.modules, "modelscope_hub", installed)
+        assert main(["get", "sd-vae-ft-ema", "--hub", "modelscope"]) == code
+    assert (tmp_path / "weights/sd-vae-ft-ema/a/w.pt").read_bytes() == content
+    assert "modelscope-hub" in capsys.readouterr().err

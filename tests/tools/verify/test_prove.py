@@ -1,0 +1,237 @@
+"""``mm-dit prove`` finds every planted fault of parallel training, names where it is, and calls nothing right wrong."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.tools.verify import proof
+from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, chosen
+from mindspeed_mm_dit.tools.verify.proof import open_config
+from mindspeed_mm_dit.tools.verify.prove import Verdict
+from mindspeed_mm_dit.tools.verify.task import Taken
+from tests.clips_fixtures import clip_configs, write_clips
+from tests.conftest import ROOT
+from tests.external import plugin
+from tests.external.source import write_turned
+from tests.mindspore.launch import PYTHON, needs_mindspore
+from tests.tools.verify.campaign import PYTHONS, called_wrong, config_folder, truths_here
+from tests.tools.verify.foreign import rows
+from tests.tools.verify.forked_tasks import run_tasks
+from tests.tools.verify.plants import DEVICE, FAULTS, ULYSSES
+from tests.training.launch import Configs, mm_dit
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory, digits_folder):
+    """A config of the first 64 pictures: each layout begins with a look at all of them."""
+    folder = tmp_path_factory.mktemp("digits_config")
+    rows = (digits_folder / "labels.csv").read_text().splitlines()[:65]
+    for picture in [row.split(",")[0] for row in rows[1:]]:
+        (folder / "few" / picture).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(digits_folder / picture, folder / "few" / picture)
+    (folder / "few/labels.csv").write_text("\n".join(rows))
+    return config_folder(Configs.create(folder, folder / "few", hidden_size=32, num_layers=2, num_heads=2))
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    pytest.importorskip("av", reason="requirements/video.txt")
+    pytest.importorskip("transformers", reason="requirements/video.txt")
+    return config_folder(
+        clip_configs(tmp_path_factory.mktemp("clips_config"), write_clips(tmp_path_factory.mktemp("c")))
+    )
+
+
+def judged(given, folder, names, pythons=PYTHONS):
+    """Take steps with each of the faults ``names`` planted; return what is found wrong, and where."""
+    config, faults = open_config(given, folder, None, True, steps=2), {name: FAULTS[name] for name in names}
+    truths = truths_here(config, [fault.layout for fault in faults.values()], watched=True)
+    tasks = {name: config.task(fault.layout, name.replace(" ", "_"), watched=True) for name, fault in faults.items()}
+    for ranks, framework in {(fault.layout.ranks, fault.layout.framework) for fault in faults.values()}:
+        own = [tasks[name] for name, fault in faults.items() if fault.layout.ranks == ranks]
+        run_tasks(ranks, framework, own, folder, pythons, ROOT / "tests/tools/verify/plants.py")
+    found = {}
+    for name, fault in faults.items():
+        taken = Taken.read(tasks[name])
+        assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
+        truth = truths[fault.layout.truth]
+        verdict = Verdict(fault.layout, truth.judge(fault.layout, taken))
+        found[name] = replace(verdict, where=truth.first_wrong(verdict, taken))
+    return found
+
+
+def faults_of(*, is_mindspore=False):
+    return [
+        name for name, fault in FAULTS.items()
+        if fault.layout not in (ULYSSES, DEVICE) and (fault.layout.framework == "mindspore") == is_mindspore
+    ]  # fmt: skip
+
+
+@pytest.mark.extended
+@pytest.mark.ranks
+def test_fault_of_ranks_that_share_a_sample_is_found(clips, tmp_path):
+    name = "RoPE's offset on the second rank"
+    found = judged(clips, tmp_path, [name])[name]
+    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.extended
+def test_device_layout_needs_the_same_inputs_as_the_host(clips, tmp_path, monkeypatch):
+    from mindspeed_mm_dit.framework.pytorch import runtime
+
+    monkeypatch.setattr(runtime, "_stays_on_host", False)
+    with pytest.raises(ConfigError, match="layout device"):
+        truths_here(open_config(clips, tmp_path, None, True, steps=1), chosen(["device"]))
+    runtime.shutdown()
+
+
+FEW = (
+    "no all-reduce of one parameter", "a norm in bf16", "the backward of a layer", "EMA moved before the step",
+)  # fmt: skip
+"""One of each kind of finding."""
+
+
+@pytest.fixture(scope="module")
+def of_digits(digits, tmp_path_factory):
+    """Names of faults -> what is found with each of them planted."""
+    return cache(lambda names: judged(digits, tmp_path_factory.mktemp("proved"), names))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", rows(faults_of(), FEW))
+def test_fault_of_a_layout_is_found_and_named(of_digits, name):
+    found = of_digits(FEW if name in FEW else tuple(set(faults_of()) - {*FEW}))[name]
+    assert (found.word, found.named.startswith(FAULTS[name].named)) == ("FAIL", True), found.named
+    assert found.place.startswith(FAULTS[name].where)
+
+
+@pytest.mark.extended
+@pytest.mark.ranks
+@needs_mindspore
+def test_first_wrong_module_is_named_on_mindspore(digits, tmp_path):
+    for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": PYTHON}).items():
+        assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where), found.place
+
+
+@pytest.mark.ranks
+def test_right_step_passes_in_every_layout(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(proof, "run_tasks", run_tasks)
+    page, names = tmp_path / "proof.html", ["Muon", "pytorch-2-replicated", "FSDP2, bf16"]
+    flags = ["--layouts", *names, "MindSpeed-MM, native*", "--steps", "1"]
+    assert main(["prove", str(digits), "--output", str(page), *flags]) == 0, capsys.readouterr()
+    found = json.loads(page.with_suffix(".json").read_text())
+    verdicts = {each["layout"]: each for each in found["layouts"]}
+    assert [each["verdict"] for each in verdicts.values()].count("PASS") == 3
+    assert verdicts["2 ranks, MindSpeed-MM, native engine"]["verdict"] == "not proved"
+    names = {quantity["name"] for quantity in verdicts["2 ranks, replicated"]["quantities"]}
+    kinds = ("loss/1", "gradient norm/1", "gradient/blocks.0.attn.qkv.bias", "step/final_layer.linear.weight")
+    assert names.issuperset(kinds) and "average/y_embedder.embedding_table.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("nowhere", "CONFIG = nowhere"),
+        ("examples/dit --layouts FSPD2", "--layouts FSPD2"),
+        ("examples/dit/digits_flow --layouts device", "--layouts device"),
+        ("examples/dit --steps 0", "--steps = 0"),
+        ("examples/dit --steps 1000000000", "--steps = 1000000000"),
+        ("examples/dit --output proof.pdf", "--output = proof.pdf"),
+        ("--run README.md", "--run = README.md"),
+        ("--run nowhere", "no such folder"),
+        ("--run docs/digits_card.md --at 7", "--at = 7"),
+        ("--run docs/digits_card.md --at 1.5", "1.5"),
+        ("--at 20", "CONFIG"),
+        ("digits --card card.md", "--card"),
+    ],
+)
+def test_prove_refuses_before_any_work(flags, reason, capsys, monkeypatch):
+    monkeypatch.setattr("mindspeed_mm_dit.tools.verify.prove_run.join", None)
+    monkeypatch.chdir(ROOT)
+    assert main(["prove", *flags.split()]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_missing_data_and_too_little_memory_are_refused(digits, tmp_path, capsys, monkeypatch):
+    configs = Configs(digits).copy(tmp_path)
+    configs.change("data.json", dataset_param={"data_folder": "gone"})
+    assert main(["prove", str(config_folder(configs))]) == 2
+    assert "gone" in capsys.readouterr().err
+    monkeypatch.setattr(proof, "host_memory_bytes", lambda: 2**20)
+    assert main(["prove", str(digits), "--full"]) == 2
+    assert "leave --full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        load_model_config(str(ROOT / "examples/dit/imagenet256/model.json")).predictor,
+        WanConfig(in_channels=36, image_dim=1280, added_kv_proj_dim=5120, pos_embed_seq_len=514),
+    ],
+    ids=["DiT", "Wan from an image"],
+)
+def test_narrowed_model_has_the_parameters_of_the_whole(whole):
+    small = whole.reduced_width()
+    assert parameters_of(small).num_elements() < parameters_of(whole).num_elements() / 50
+    ours, theirs = ({n.partition(".blocks.0.")[2] for n in parameters_of(m)} for m in (small, whole))
+    assert ours == theirs
+    assert small.head_dim == whole.head_dim and small.latent_shape == whole.latent_shape
+
+
+def test_small_model_is_proved_whole(tmp_path):
+    assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
+
+
+@pytest.mark.extended
+@pytest.mark.ranks
+def test_right_layouts_of_random_architectures_pass(digits_folder, tmp_path):
+    assert called_wrong(range(3), tmp_path, digits_folder) == {}
+
+
+@pytest.mark.campaign
+@pytest.mark.ranks
+@pytest.mark.parametrize(("kinds", "first"), [("single", n) for n in range(0, 50, 10)] + [("joint", 0), ("joint", 10)])
+def test_right_layouts_of_seventy_random_architectures_pass(kinds, first, digits_folder, tmp_path):
+    assert called_wrong(range(first, first + 10), tmp_path, digits_folder, write_clips(tmp_path), kinds) == {}
+
+
+def test_crash_of_a_layout_stops_no_other(digits, tmp_path, monkeypatch):
+    def run_until_the_second(ranks, framework, tasks, folder, pythons, script=None):
+        for task in tasks:
+            if "replicated,-micro" in task.output:
+                return "exit code 1: RuntimeError: bang"
+            Path(f"{task.output}.refused").write_text("not here")
+        return ""
+
+    monkeypatch.setattr(proof, "run_tasks", run_until_the_second)
+    layouts = [each for each in LAYOUTS if each.ranks == 2 and each.framework == "pytorch"][:3]
+    config = open_config(digits, tmp_path, None, False, steps=1)
+    verdicts = proof.prove(config, layouts, PYTHONS, lambda text: None)
+    assert [each.word for each in verdicts] == ["not proved", "FAIL", "not proved"]
+    assert verdicts[1].reason == "its process crashed: exit code 1: RuntimeError: bang"
+
+
+@pytest.mark.extended
+@pytest.mark.ranks
+def test_parts_of_another_package_are_proved(tmp_path, digits_folder):
+    configs = Configs.create(tmp_path / "configs", digits_folder)
+    model = json.loads((configs.folder / "model.json").read_text())
+    model["predictor"] = {"model_id": "turned", "side": 8, "classes": 3, "in_channels": 1}
+    model["diffusion"] = {"model_id": "denoise", "strength": 0.25}
+    (configs.folder / "model.json").write_text(json.dumps(model))
+    data = {"dataset_param": write_turned(tmp_path, 24, 8)}
+    (configs.folder / "data.json").write_text(json.dumps(data))
+    words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
+    path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.external.plugin:join_turned"), str(ROOT)])
+    done = mm_dit(*words, "--layouts", "FSDP2, micro-batches, recompute", PYTHONPATH=path)
+    assert done.code == 0 and "1 of 1 layouts are right" in done.output, done.output
