@@ -26,7 +26,7 @@ SEAM_TESTS := tests/framework/test_framework_contract.py tests/framework/test_mi
   tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py tests/models/test_video_transformer.py \
   tests/models/test_lora.py tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py \
   tests/mindspore/test_sharding.py tests/mindspore/test_step.py tests/training/test_rehearsal.py \
-  tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py tests/models/test_image_transformers.py
+  tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py tests/models/test_image_transformers.py tests/test_durations.py
 # What is run on the mock accelerator (tests/mock_accelerator) beside what is written for it, but for two that are long and show nothing there.
 DEVICE_TESTS := --deselect tests/training/test_initial_weights.py::test_cat_dog_fine_tunes_published_weights \
   --deselect tests/tools/evaluate/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \

@@ -81,13 +81,8 @@ def score(args: Namespace, report: Report) -> None:
     rows = []
     for sampler, steps in (("dpm++", 20), ("dpm++", 10), ("ddim", 20), ("ddpm", LONG)):
         settings = SampleSettings(sampler, steps, Guidance(2.0, "3"), seed=args.seed, batch_size=len(labels))
-        rows.append(
-            [
-                sampler,
-                steps,
-                f"{digits_accuracy(generate(model, config, SampleRequest({'label': labels.tolist()}), settings), labels):.1%}",
-            ]
-        )
+        samples = generate(model, config, SampleRequest({"label": labels.tolist()}), settings)
+        rows.append([sampler, steps, f"{digits_accuracy(samples, labels):.1%}"])
     report.table(["sampler", "steps", "read as the digit asked for"], rows)
     report.echo(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
 

@@ -85,7 +85,7 @@ def test_folder_of_diffusers_becomes_any_file_and_a_folder_again(name, tensor, t
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "assumed"),
+    ("name", "key", "defaults_for_missing"),
     [("flux_schnell_tiny", "axes_dims_rope", [2, 4, 6]), ("sd3_tiny", "num_attention_heads", 1),
      ("wan21_i2v_tiny", "attention_head_dim", 28)],
 )  # fmt: skip

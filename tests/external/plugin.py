@@ -27,31 +27,31 @@ def register() -> None:
     register_optimizer("lion", LION)
 
 
-def join_turned() -> None:
-    """Make predictor "turned" known, what steers it, and where its samples are; and all of ``join``."""
+def register_rotary() -> None:
+    """Make predictor "turned" known, its condition, and where its samples are; and all of ``register``."""
     from mindspeed_mm_dit.data.conditions.registry import register_condition
     from mindspeed_mm_dit.data.sources import register_source
     from mindspeed_mm_dit.models.registry import register_predictor
     from tests.external.condition import ANGLE, Angle, TurnedConfig
     from tests.external.source import TURNED
 
-    join()
+    register()
     register_source("turned", TURNED)
     register_condition(Angle, ANGLE)
     register_predictor(TurnedConfig)
 
 
-def join_runs() -> None:
+def register_parts_of_runs() -> None:
     """Make metrics logger "csv", callback "patience", host "one-step" and command "count" known."""
     from mindspeed_mm_dit.registry import register
 
-    register("metrics_logger", "csv", "tests.external.tracker:CSV")
+    register("metrics_logger", "csv", "tests.external.metrics_logger:CSV")
     register("callback", "patience", "tests.external.callback:PATIENCE")
     register("host", "one-step", "tests.external.host:ONE_STEP")
     register("command", "count", "tests.external.command:COUNT")
 
 
-def install(folder: Path, function: str = "tests.external.plugin:join") -> str:
+def install(folder: Path, function: str = "tests.external.plugin:register") -> str:
     """Write into ``folder`` what pip writes of a package with this plugin; return the PYTHONPATH that has it."""
     facts = folder / "outside-1.0.dist-info"
     facts.mkdir(parents=True)

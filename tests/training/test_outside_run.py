@@ -13,7 +13,7 @@ UNMOVED = "--lr 1e-30 --weight-decay 0 "
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return install(tmp_path_factory.mktemp("installed"), "tests.external.plugin:join_runs")
+    return install(tmp_path_factory.mktemp("installed"), "tests.external.plugin:register_parts_of_runs")
 
 
 @pytest.mark.ranks

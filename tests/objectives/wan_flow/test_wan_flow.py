@@ -117,8 +117,8 @@ def end_of(framework, name, steps, config=TUTORIAL, model_fn=None):
     objective = objective_of(config)
     options = sampler_options(config, name, {})
     trajectory = objective.samplers[name].trajectory
-    *_, last = trajectory(objective.build(config), model_fn or gaussian_velocity(2.0), framework.ops.tensor(START), None, steps,
-                     options)  # fmt: skip
+    start, model_fn = framework.ops.tensor(START), model_fn or gaussian_velocity(2.0)
+    *_, last = trajectory(objective.build(config), model_fn, start, None, steps, options)
     return framework.ops.numpy(last)
 
 

@@ -265,7 +265,7 @@ class Loop:
 
 
 def train(framework, made, loop, record_trace, average=None, prepare=lambda model: model):
-    """Take the steps of a loop; ``record_trace``: (model, optimizer, average) -> a witness, or a context without one."""
+    """Take the steps of a loop; ``record_trace``: (model, optimizer, average) -> a recorder, or a plain context."""
     take = _on_pytorch if framework.active() == "pytorch" else _on_mindspore
     return take(made, loop, record_trace, average, prepare)
 

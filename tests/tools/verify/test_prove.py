@@ -232,6 +232,6 @@ def test_parts_of_another_package_are_proved(tmp_path, digits_folder):
     data = {"dataset_param": write_turned(tmp_path, 24, 8)}
     (configs.folder / "data.json").write_text(json.dumps(data))
     words = ["prove", str(config_folder(configs, "--optimizer lion\n")), "--output", str(tmp_path / "p.html")]
-    path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.external.plugin:join_turned"), str(ROOT)])
+    path = os.pathsep.join([plugin.install(tmp_path / "site", "tests.external.plugin:register_rotary"), str(ROOT)])
     done = mm_dit(*words, "--layouts", "FSDP2, micro-batches, recompute", PYTHONPATH=path)
     assert done.code == 0 and "1 of 1 layouts are right" in done.output, done.output
