@@ -75,7 +75,7 @@ FAULTS = {
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "coins": Fault(
-        "data/conditions/contract.py", "sample_indices, probability, self.coin)", "sample_indices, probability)",
+        "data/conditions/contract.py", "sample_indices, probability, self.dropout_key)", "sample_indices, probability)",
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "contact sheet": Fault(
