@@ -69,13 +69,14 @@ FAULTS = {
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(
-        "data/mixed.py", "int((plan[:place] == source).sum())", "place", "tests/data/test_mixed.py -k has_its_share",
+        "data/mixed.py", "int((plan[:position] == source).sum())", "position",
+        "tests/data/test_mixed.py -k has_its_share",
     ),
     "classes": Fault(
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "coins": Fault(
-        "data/conditions/contract.py", "sample_indices, probability, self.coin)", "sample_indices, probability)",
+        "data/conditions/contract.py", "sample_indices, probability, self.dropout_key)", "sample_indices, probability)",
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "contact sheet": Fault(
