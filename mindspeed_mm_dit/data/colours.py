@@ -99,10 +99,10 @@ def _converter(profile: bytes | None, mode: str) -> Any:
         raise ImageCms.PyCMSError(f"a profile of {space} for pixels of {mode}")
     srgb = ImageCms.createProfile("sRGB")
     transform = ImageCms.buildTransform(source, srgb, space, "RGB", INTENT, ImageCms.Flags.NOCACHE)
-    return transform if space == "CMYK" or _moves(transform) else None
+    return transform if space == "CMYK" or _changes_colours(transform) else None
 
 
-def _moves(transform: Any) -> bool:
+def _changes_colours(transform: Any) -> bool:
     """Return whether a transform of grey or RGB changes a colour visibly, of 4,096 spread over all."""
     levels = np.arange(0, 256, 17, np.uint8)
     spread = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(64, 64, 3)

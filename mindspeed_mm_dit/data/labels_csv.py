@@ -72,11 +72,11 @@ def read_labels(
     _check_labels_agree(path, rows)
     if not captions:
         return _labelled(path, rows, known_classes)
-    offered: dict[str, list[Row]] = {}
+    by_image: dict[str, list[Row]] = {}
     for row in rows:
-        offered.setdefault(row.image, []).append(row)
-    image_captions = tuple(_captions_of(path, lines, captions) for lines in offered.values())
-    listing = _labelled(path, [lines[0] for lines in offered.values()], known_classes)
+        by_image.setdefault(row.image, []).append(row)
+    image_captions = tuple(_captions_of(path, lines, captions) for lines in by_image.values())
+    listing = _labelled(path, [lines[0] for lines in by_image.values()], known_classes)
     return listing._replace(captions=image_captions)
 
 
@@ -209,8 +209,8 @@ def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...
             raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
             raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
-    offered = [text for column in captions for text in texts_of(row.get(column)) or ()]
-    texts = tuple(text for text in offered if text.strip())
+    all_texts = [text for column in captions for text in texts_of(row.get(column)) or ()]
+    texts = tuple(text for text in all_texts if text.strip())
     return Row(line, _inside_folder(where, image), composed([label.strip()])[0], texts)
 
 

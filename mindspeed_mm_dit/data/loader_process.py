@@ -69,12 +69,12 @@ class _Reader:
     """A process that makes ``batches``, and always prepares the next one in advance."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe, child_pipe = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = os.fork()
         if self.process == 0:
             self._pipe.close()
-            _serve(theirs, batches)
-        theirs.close()
+            _serve(child_pipe, batches)
+        child_pipe.close()
         self._request()
 
     def receive(self) -> Batch | None:

@@ -36,7 +36,7 @@ def read_late_metadata(image: Image.Image) -> None:
 
 
 def _late_chunks(file: Any) -> bytes:
-    """Return the chunks of _KINDS after the first IDAT of a PNG that is read up to its second chunk."""
+    """Return the chunks of _KINDS after the first IDAT of a PNG whose first chunk has been read."""
     chunks, has_pixels = b"", False
     while len(head := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", head)

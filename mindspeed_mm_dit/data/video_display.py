@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.transparency import BACKGROUND, flattened_frame
 BT709_FROM = (577, 1280)
 """A video that names no matrix is in BT.709 from this height or width on, as mpv has it; a smaller one in BT.601."""
 
-_UNSAID = (0, 2, 3)
+_UNSPECIFIED = (0, 2, 3)
 """Matrices that do not specify pixels in YUV: RGB, unspecified, reserved. All codes here are ITU-T H.273's."""
 _BT601 = 5
 _MATRICES = {
@@ -68,7 +68,7 @@ class Screen:
         if frame.format.is_rgb or len(frame.format.components) < 3:
             frame.colorspace = 0 if frame.format.is_rgb else 2  # (whatever the file states, there is no matrix)
             return "auto"
-        if frame.colorspace in _UNSAID:
+        if frame.colorspace in _UNSPECIFIED:
             frame.colorspace = 2  # (the filter refuses the others)
             is_large = frame.height >= BT709_FROM[0] or frame.width >= BT709_FROM[1]
             return "bt709" if is_large and self._as_player else "bt601"
@@ -91,7 +91,7 @@ class Screen:
 
     def _remarks(self, first: Any) -> Iterator[str]:
         matrix = self._matrix_of(first)
-        named = first.colorspace not in _UNSAID
+        named = first.colorspace not in _UNSPECIFIED
         words = dict(_MATRICES.values()).get(matrix)
         if words:
             yield f"in {words}" + ("" if named else " by their size")

@@ -26,7 +26,7 @@ class CaptionCollator:
     ) -> None:
         """``request_arrays``: as in ``ConditionKind``."""
         self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _request_arrays
-        self._offered = np.array([len(captions) for captions in inputs.rows.captions], np.int64)
+        self._num_captions = np.array([len(captions) for captions in inputs.rows.captions], np.int64)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         """Return ids and mask (B, L) int64 of the captions, or the encoder's cached output for them."""
@@ -38,19 +38,19 @@ class CaptionCollator:
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the captions; for a dropped one, the first caption of its row."""
-        offered = (self._inputs.rows.captions[row] for row in rows.tolist())
+        captions = (self._inputs.rows.captions[row] for row in rows.tolist())
         numbers = self._numbers(rows, sample_indices).tolist()
-        return [(some[max(number, 0)], number == NO_CAPTION) for some, number in zip(offered, numbers)]
+        return [(texts[max(number, 0)], number == NO_CAPTION) for texts, number in zip(captions, numbers)]
 
     def _chosen(self, rows: np.ndarray, numbers: np.ndarray) -> list[str]:
         """Return the captions of ``numbers`` (B,); a dropped one is empty."""
-        offered = (self._inputs.rows.captions[row] for row in rows.tolist())
-        return ["" if n == NO_CAPTION else some[n] for some, n in zip(offered, numbers.tolist())]
+        captions = (self._inputs.rows.captions[row] for row in rows.tolist())
+        return ["" if n == NO_CAPTION else texts[n] for texts, n in zip(captions, numbers.tolist())]
 
     def _numbers(self, rows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Return which caption of its row each sample index gets, (B,) int64; NO_CAPTION if it is dropped."""
         dropped = self._inputs.drops(sample_indices, self._inputs.caption_dropout_prob)
-        chosen = uniforms(self._inputs.seed, Stream.CAPTION, sample_indices) * self._offered[rows]
+        chosen = uniforms(self._inputs.seed, Stream.CAPTION, sample_indices) * self._num_captions[rows]
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
