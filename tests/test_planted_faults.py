@@ -69,7 +69,8 @@ FAULTS = {
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(
-        "data/mixed.py", "int((plan[:place] == source).sum())", "place", "tests/data/test_mixed.py -k has_its_share",
+        "data/mixed.py", "int((plan[:position] == source).sum())", "position",
+        "tests/data/test_mixed.py -k has_its_share",
     ),
     "classes": Fault(
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",

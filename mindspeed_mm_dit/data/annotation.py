@@ -2,7 +2,7 @@
 
     {"path": "videos/1.mp4", "cap": "A dog runs.", "num_frames": 81, "fps": 24, "resolution": {"height": 480, ...}}
 
-``cap`` may be a list, from which one caption is drawn each time. The resolution may be a pair [height, width].
+``cap`` may be a list, one of which is chosen at random each time. The resolution may be a pair [height, width].
 num_frames, fps and resolution are optional: the video file has them too. No video is opened here.
 """
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     path: str
     """Normalized path of the video or image, relative to ``data_folder``."""
     captions: tuple[str, ...]
-    """Captions of the clip; if there are several, one is drawn each time."""
+    """Captions of the clip; if there are several, one is chosen at random each time."""
     num_frames: int | None = None
     """Number of frames to use; later frames of the video are ignored."""
     fps: float | None = None
@@ -98,7 +98,7 @@ def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -
     )
 
 
-def images_beside(line: Line, keys: Iterable[str]) -> tuple[str, ...]:
+def image_paths(line: Line, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the normalized paths of the images that an object names under ``keys``; raises UnusableEntry."""
     return tuple(_path_of(line.content, key) for key in keys)
 
@@ -117,7 +117,7 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
     decoder, at, line = json.JSONDecoder(object_pairs_hook=_object), _after_space(text, 0), 1
     try:
         if text[at : at + 1] != "[":
-            raise json.JSONDecodeError("the annotation is no list: expecting '['", text, at)
+            raise json.JSONDecodeError("the annotation is not a list: expecting '['", text, at)
         at, counted = _after_space(text, at + 1), 0
         while text[at : at + 1] != "]":
             line, counted = line + text.count("\n", counted, at), at
@@ -127,7 +127,7 @@ def _objects_of_list(path: Path, text: str) -> Iterator[Line]:
             if text[at : at + 1] == ",":
                 at = _after_space(text, at + 1)
                 if text[at : at + 1] == "]":
-                    raise json.JSONDecodeError("there is a comma behind the last object", text, at)
+                    raise json.JSONDecodeError("there is a comma after the last object", text, at)
             elif text[at : at + 1] != "]":
                 raise json.JSONDecodeError("Expecting ',' or ']'", text, at)
         at = _after_space(text, at + 1)
@@ -144,14 +144,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {short_repr(twice)} stands twice in one object")
+        raise ValueError(f"the key {short_repr(twice)} occurs twice in one object")
     return content
 
 
 def _after_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    assert found is not None, "it matches nothing too"
-    return found.end()
+    match = _SPACE.match(text, at)
+    assert match is not None, "the pattern also matches the empty string"
+    return match.end()
 
 
 def _not_json(path: Path, line: int, error: Exception, around: str) -> DataError:
@@ -173,7 +173,7 @@ def _path_of(content: dict[str, Any], key: str = "path") -> str:
     path = content.get(key)
     if not isinstance(path, str) or not path.strip():
         raise UnusableEntry(
-            f"has no {key}" if path in (None, "") else f"has the {key} {short_repr(path)}, which is none"
+            f"has no {key}" if path in (None, "") else f"has {key} = {short_repr(path)}, which is not a path"
         )
     short = posixpath.normpath(path)
     if short.startswith(("/", "../")) or short in ("..", "."):
@@ -183,12 +183,12 @@ def _path_of(content: dict[str, Any], key: str = "path") -> str:
 
 def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
     if "cap" not in content:
-        raise UnusableEntry(f"has no caption, which is its key cap; its keys are {short_repr(list(content))}")
-    given = content["cap"]
-    captions = tuple(given) if isinstance(given, list) else (given,)
+        raise UnusableEntry(f"has no caption (key cap); its keys are {short_repr(list(content))}")
+    value = content["cap"]
+    captions = tuple(value) if isinstance(value, list) else (value,)
     if not captions or any(not isinstance(caption, str) or not caption.strip() for caption in captions):
         raise UnusableEntry(
-            "has no caption" if given in (None, "", []) else f"has the caption {short_repr(given)}, which is none"
+            "has no caption" if value in (None, "", []) else f"has the caption {short_repr(value)}, which is not a text"
         )
     return captions
 

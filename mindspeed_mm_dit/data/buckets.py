@@ -30,9 +30,9 @@ def fits(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
 
     A video does not fit a shape of one frame if any shape has several: it would silently be trained on as an image.
     """
-    frames, wanted = sizes[..., None, :-2], shapes[:, :-2]
-    still = (wanted > 1).any() & (wanted == 1) & (frames > 1)
-    return ((wanted <= frames) & ~still).all(-1)
+    frames, target_frames = sizes[..., None, :-2], shapes[:, :-2]
+    still = (target_frames > 1).any() & (target_frames == 1) & (frames > 1)
+    return ((target_frames <= frames) & ~still).all(-1)
 
 
 def nearest(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -60,7 +60,7 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
             f"dataset_param.buckets: {len(shapes)} shapes", f"are more than the {len(sizes)} samples", "name fewer"
         )
     if not param.has_listed_shapes:
-        return shapes[_in_filled(sizes, shapes, param.bucket_group)]
+        return shapes[_without_small_buckets(sizes, shapes, param.bucket_group)]
     chosen = nearest(sizes, shapes)
     counts = np.bincount(chosen, minlength=len(shapes))
     if not counts.all():
@@ -71,27 +71,27 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     return shapes[chosen]
 
 
-def _in_filled(sizes: np.ndarray, shapes: np.ndarray, group: int) -> np.ndarray:
-    """Return the shape of each sample, (N,) int64; shapes with fewer samples than a group give them to the next best.
+def _without_small_buckets(sizes: np.ndarray, shapes: np.ndarray, group: int) -> np.ndarray:
+    """Return the index of each sample's shape, (N,) int64, without the shapes that have fewer samples than a group.
 
-    The emptiest shape is dropped first, so that its samples may fill another. A shape stays if some samples fit no
-    other.
+    The emptiest shape is dropped first, and its samples move to their next best shape, which they may fill. A shape
+    stays if some samples fit no other.
     """
     chosen, fit = nearest(sizes, shapes), np.unique(fits(sizes, shapes), axis=0)
-    kept = np.ones(len(shapes), bool)
+    remaining = np.ones(len(shapes), bool)
     while True:
         counts = np.bincount(chosen, minlength=len(shapes))
-        needed = fit[(fit & kept).sum(1) == 1].any(0)
-        few = np.flatnonzero(kept & ~needed & (counts < group))
-        if not len(few) or kept.sum() == 1:
+        needed = fit[(fit & remaining).sum(1) == 1].any(0)
+        few = np.flatnonzero(remaining & ~needed & (counts < group))
+        if not len(few) or remaining.sum() == 1:
             return chosen
-        kept[few[counts[few].argmin()]] = False
-        moved = ~kept[chosen]
-        chosen[moved] = np.flatnonzero(kept)[nearest(sizes[moved], shapes[kept])]
+        remaining[few[counts[few].argmin()]] = False
+        moved = ~remaining[chosen]
+        chosen[moved] = np.flatnonzero(remaining)[nearest(sizes[moved], shapes[remaining])]
 
 
 def check_filled(rows: Rows, group: int) -> None:
-    """Raise DataError for a bucket in which an epoch of ``rows`` has fewer samples than stand together."""
+    """Raise DataError for a bucket in which an epoch of ``rows`` has fewer samples than a group."""
     for shape, count in () if rows.shapes is None else counted(rows.shapes[rows.entries]):
         if count < group:
             raise DataError(
@@ -100,21 +100,21 @@ def check_filled(rows: Rows, group: int) -> None:
                 "trained on",
                 f"set bucket_group to at most {count}, or drop the shape if shapes are listed: its samples go to "
                 "another. Samples held out (valid_fraction) do not count",
-            )  # fmt: skip
+            )
 
 
 def counted(shapes: np.ndarray) -> list[tuple[Shape, int]]:
     """Return each distinct shape of ``shapes`` (N, 2 or 3), ascending, with its number of samples."""
-    found, counts = np.unique(shapes, axis=0, return_counts=True)
-    return list(zip(map(tuple, found.tolist()), counts.tolist()))
+    distinct, counts = np.unique(shapes, axis=0, return_counts=True)
+    return list(zip(map(tuple, distinct.tolist()), counts.tolist()))
 
 
 def lines(shapes: np.ndarray, group: int) -> list[str]:
     """Return the line a run prints about its buckets: samples of each, and how many each epoch leaves out."""
-    found = counted(shapes)
-    rest = sum(count % group for _, count in found)
-    words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in found)
-    left_out = f"; of each epoch {rest:,} are left out, others each time" if rest else ""
+    shape_counts = counted(shapes)
+    rest = sum(count % group for _, count in shape_counts)
+    words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in shape_counts)
+    left_out = f"; each epoch drops {rest:,}, different ones each time" if rest else ""
     return [f"buckets   {words}, {group} in a row{left_out}"]
 
 
@@ -154,8 +154,10 @@ class BucketOrder(Order):
         samples = np.arange(len(self._buckets))
         if self._shuffle:
             samples = generator(self._seed, Stream.ORDER, epoch).permutation(samples)
-        own = [samples[self._buckets[samples] == bucket] for bucket in range(len(self._counts))]
-        groups = np.concatenate([np.resize(some, self._length(len(some))).reshape(-1, self.group) for some in own])
+        by_bucket = [samples[self._buckets[samples] == bucket] for bucket in range(len(self._counts))]
+        groups = np.concatenate(
+            [np.resize(members, self._length(len(members))).reshape(-1, self.group) for members in by_bucket]
+        )
         if self._shuffle:
             groups = generator(self._seed, Stream.ORDER, epoch, block=1).permutation(groups)
         return groups.reshape(-1)
@@ -187,10 +189,11 @@ class BucketOrder(Order):
                 f"{self.group % micro_batch_size}",
                 f"set bucket_group to {-(-self.group // micro_batch_size) * micro_batch_size}, or use a divisor of it: "
                 "a micro-batch has samples of one shape",
-            )  # fmt: skip
+            )
         if start % micro_batch_size:
             raise ConfigError(
                 f"--micro-batch-size = {micro_batch_size}",
                 f"does not divide the {start} samples that the run has consumed, so micro-batches would have samples "
-                "of two shapes", "resume with the micro-batch and global batch that the run had",
-            )  # fmt: skip
+                "of two shapes",
+                "resume with the micro-batch and global batch that the run had",
+            )

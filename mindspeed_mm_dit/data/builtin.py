@@ -20,28 +20,28 @@ class BuiltinData(NamedTuple):
     write: Callable[[Path], None]
     """Writes it to a folder that does not exist yet."""
     num_images: int = 0
-    """Of images; 0: not counted."""
+    """Number of images; 0 if it is not checked."""
     num_classes: int = 0
     """Labels are 0 ... num_classes - 1."""
 
 
 @contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
-    """Yield a path beside ``folder`` that is renamed to it at the end, unless another rank was first."""
+    """Yield a path next to ``folder`` that is renamed to it at the end, unless another rank has created it first."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         yield aside
         if not folder.exists():
             os.rename(aside, folder)
     except OSError:
-        if not folder.exists():  # (else another rank was first)
+        if not folder.exists():  # (otherwise another rank has created it)
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 _written: list[tuple[Path, list[Path]]] = []
-"""Built-in data written by this process, each with the parent folders that had to be made."""
+"""Built-in data written by this process, each with the parent folders that were created for it."""
 IMAGES, CLIPS = Registry[BuiltinData]("builtin_images"), Registry[BuiltinData]("builtin_clips")
 """The built-in data sets by name, which is a value of ``dataset_param.source``."""
 
@@ -57,14 +57,14 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
     if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(
             f"dataset_param.data_folder = {folder}",
-            f"{'is there' if there else 'there is no such folder'}, and dataset_param.source is {source!r}, "
+            f"{'exists' if there else 'does not exist'}, and dataset_param.source is {source!r}, "
             f"built-in data whose folder must be named {source}",
             f'for data of your own {"" if there else "correct data_folder and "}drop "source" from data.json; '
             f"for the built-in data name a folder .../{source}",
         )
     if there:
         return
-    missing = [place for place in folder.absolute().parents if not place.exists()]
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         known[source].write(folder)
@@ -80,10 +80,10 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
 def take_back() -> None:
     """Remove what :func:`provide` wrote in this process, so that a --dry-run leaves nothing behind."""
     while _written:
-        folder, made = _written.pop()
+        folder, new_folders = _written.pop()
         shutil.rmtree(folder, ignore_errors=True)
-        for parent in made:
-            with suppress(OSError):  # something else is in it by now
+        for parent in new_folders:
+            with suppress(OSError):  # (something else is in it by now)
                 parent.rmdir()
 
 
@@ -92,12 +92,12 @@ def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool
 
     labelled: whether the labels are known; if not, only the number of images is checked.
     """
-    wanted = IMAGES[source]
-    if len(labels) != wanted.num_images or (labelled and set(labels) != set(range(wanted.num_classes))):
+    builtin = IMAGES[source]
+    if len(labels) != builtin.num_images or (labelled and set(labels) != set(range(builtin.num_classes))):
         classes = f" of {len(set(labels))} classes" if labelled else ""
         raise DataError(
             f"dataset_param.source = {source!r}",
             f"{folder} holds {len(labels)} images{classes}, where the built-in {source} are "
-            f"{wanted.num_images} of {wanted.num_classes}",
+            f"{builtin.num_images} of {builtin.num_classes}",
             f'drop "source" to train on what is there, or move {folder} away to have the {source} written again',
         )

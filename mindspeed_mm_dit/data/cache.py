@@ -5,14 +5,14 @@
     null.safetensors         the encoded empty caption of each text condition
     sources.jsonl            the files that the rows were read from, with size, time and digest (cache_sources.py)
     rows-00000.safetensors   mean and, if the posterior is sampled, std: (rows of the shard, views, C, ...);
-                             frame_mean, the same of the frames that a network from an image is given;
+                             frame_mean, the same for the frames that an image-to-video network is conditioned on;
                              features0 ... of teachers, image_embeds: (rows of the shard, views, N, width);
                              captions (rows,): number of captions of each row; and for each text condition NAME:
-                               NAME.tokens (captions,) and NAME.states (kept of all captions, D), or NAME (captions, P)
+                               NAME.tokens (captions,) and NAME.states (all cached states, D), or NAME (captions, P)
 
 The cache keeps the posterior, not a draw from it, so every epoch still draws its own latents. An image has two views,
 plain and mirrored; a clip has one. If the text encoder sets its padding to zero, only the states of a caption's tokens
-are kept, else all of them: a caption of 20 words takes a twentieth of the padded size.
+are kept, otherwise all of them: a caption of 20 words takes a twentieth of the padded size.
 Shards are mapped into memory. A crash costs one shard, and ranks write their shards without synchronizing.
 """
 
@@ -63,34 +63,38 @@ class Cache:
         """Return the widths of a condition's encoded captions; an intact cache has one."""
         return {shard.texts.width(name) for shard in self._shards}
 
-    def check_features(self, wanted: Mapping[str, tuple[int, int]], what: str) -> None:
-        """Raise ConfigError unless the cache has the ``wanted`` features, given as shapes (N, width) by name."""
-        for name, shape in wanted.items():
-            for found in {shard.latents[name].shape[2:] if name in shard.latents else None for shard in self._shards}:
-                if found != shape:
-                    raise ConfigError(what, f"holds {name} of {found}, and the predictor learns {shape}",
-                                      "correct predictor.z_dims, or make a cache of its own")  # fmt: skip
+    def check_features(self, expected: Mapping[str, tuple[int, int]], what: str) -> None:
+        """Raise ConfigError unless the cache has the ``expected`` features, given as shapes (N, width) by name."""
+        for name, shape in expected.items():
+            for actual in {shard.latents[name].shape[2:] if name in shard.latents else None for shard in self._shards}:
+                if actual != shape:
+                    raise ConfigError(
+                        what,
+                        f"holds {name} of shape {actual}, but the predictor expects {shape}",
+                        "correct predictor.z_dims, or make another cache",
+                    )
 
     def rows(self, data_folder: str) -> Rows:
         """Return the rows, with paths below ``data_folder``; raises DataError if their list is damaged."""
-        found = self._listed()
+        entries = self._listed()
         items: dict[str, Any] = {}
-        if all("label" in row for row in found):
-            items["label"] = np.array([row["label"] for row in found], np.int64)
+        if all("label" in row for row in entries):
+            items["label"] = np.array([row["label"] for row in entries], np.int64)
         if all("vector" in shard.latents for shard in self._shards):
             items["vector"] = np.concatenate([shard.latents["vector"] for shard in self._shards])
         if self.index.texts:
             counts = np.concatenate([shard.texts.counts for shard in self._shards]).tolist()
-            words = (row.get("captions") for row in found)
+            listed = (row.get("captions") for row in entries)
             items["caption"] = tuple(
-                tuple(own) if own else tuple(f"caption {n}" for n in range(count)) for own, count in zip(words, counts)
+                tuple(captions) if captions else tuple(f"caption {n}" for n in range(count))
+                for captions, count in zip(listed, counts)
             )
         classes = self.index.classes
         if not classes and "label" in items:
             classes = named_to_the_last((), items["label"])
-        paths = tuple(str(Path(data_folder, row["path"])) for row in found)
+        paths = tuple(str(Path(data_folder, row["path"])) for row in entries)
         index = self.index
-        shapes = np.array([row["shape"] for row in found], np.int64) if index.ragged else None
+        shapes = np.array([row["shape"] for row in entries], np.int64) if index.ragged else None
         return Rows(
             paths, items, classes, index.skipped, digest=index.digest, shapes=shapes, cached=np.arange(len(paths))
         )
@@ -102,35 +106,36 @@ class Cache:
 
     def _listed(self) -> list[dict[str, Any]]:
         try:
-            before = rows_of_before(self.folder, self.index.stem, self.index.num_rows)
-            if before is not None:
-                return before
-            found = [json.loads(line) for line in read_bytes(self.folder / ROWS).splitlines()]
-            if len(found) != self.index.num_rows or not all(isinstance(row.get("path"), str) for row in found):
-                raise ValueError(f"it lists {len(found)} rows, where {INDEX} counts {self.index.num_rows}")
+            old_entries = rows_of_before(self.folder, self.index.stem, self.index.num_rows)
+            if old_entries is not None:
+                return old_entries
+            entries = [json.loads(line) for line in read_bytes(self.folder / ROWS).splitlines()]
+            if len(entries) != self.index.num_rows or not all(isinstance(row.get("path"), str) for row in entries):
+                raise ValueError(f"it lists {len(entries)} rows, but {INDEX} counts {self.index.num_rows}")
         except (UnusableFile, ValueError, AttributeError) as error:
             raise DataError(
-                f"{self.setting} = {self.folder}", f"{ROWS} cannot be read: {error}",
+                f"{self.setting} = {self.folder}",
+                f"{ROWS} cannot be read: {error}",
                 "run mm-dit cache-latents again: it keeps what is encoded",
-            ) from None  # fmt: skip
-        return found
+            ) from None
+        return entries
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
-        """Return the moments that are kept of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
+        """Return the cached moments of ``rows`` (B,) in ``views`` (B,), (B, C, ...) float32, unscaled.
 
-        Also return features, if kept, (B, N, width) float32.
+        Also return the cached features, if there are any, (B, N, width) float32.
         Raises:
-            DataError: a value is not finite, so a step with it would spoil the weights.
+            DataError: a value is not finite, so a step with it would corrupt the weights.
         """
-        shards, places = np.divmod(rows, self.index.shard_rows)
-        wanted = list(zip(shards.tolist(), places.tolist(), views.astype(int).tolist()))
-        found = {
-            name: np.stack([self._shards[shard].latent(name, place, view) for shard, place, view in wanted])
+        shards, positions = np.divmod(rows, self.index.shard_rows)
+        keys = list(zip(shards.tolist(), positions.tolist(), views.astype(int).tolist()))
+        arrays = {
+            name: np.stack([self._shards[shard].latent(name, position, view) for shard, position, view in keys])
             for name in (*self.index.moments, *self.index.features)
         }
-        found = {name: array.astype(np.float32) for name, array in found.items()}
-        self._check_finite(found, rows)
-        return found
+        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+        self._check_finite(arrays, rows)
+        return arrays
 
     def read_text(self, name: str, rows: np.ndarray, numbers: np.ndarray) -> Arrays:
         """Return one encoded caption per row of ``rows`` (B,), chosen by ``numbers`` (B,); -1 is the empty caption.
@@ -139,16 +144,16 @@ class Cache:
         Raises:
             DataError: a value is not finite.
         """
-        places = [divmod(row, self.index.shard_rows) for row in rows.tolist()]
-        found = [
+        positions = [divmod(row, self.index.shard_rows) for row in rows.tolist()]
+        texts = [
             self._null[0].read(name, 0, 0)
             if number == NO_CAPTION
-            else self._shards[shard].texts.read(name, place, number)
-            for (shard, place), number in zip(places, numbers.tolist())
+            else self._shards[shard].texts.read(name, position, number)
+            for (shard, position), number in zip(positions, numbers.tolist())
         ]
-        batch = {name: np.stack([states for states, _ in found])}
+        batch = {name: np.stack([states for states, _ in texts])}
         self._check_finite(batch, rows)
-        masks = [mask for _, mask in found if mask is not None]
+        masks = [mask for _, mask in texts if mask is not None]
         return {**batch, f"{name}_mask": np.stack(masks)} if masks else batch
 
     def _check_finite(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
@@ -157,30 +162,31 @@ class Cache:
             row = int(rows[bad])
             raise DataError(
                 str(self.index.shard_path(self.folder, row // self.index.shard_rows)),
-                f"what it keeps of row {row}, {self._listed()[row]['path']}, is not finite", MAKE_AGAIN,
-            )  # fmt: skip
+                f"row {row}, {self._listed()[row]['path']}, has a value that is not finite",
+                MAKE_AGAIN,
+            )
 
 
 class CachedVisuals:
     """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
 
-    def __init__(self, cache: Cache, rows: Rows, of_files: Any, with_std: bool, others: Sequence[str] = ()) -> None:
-        """``of_files``: the reader of the rows' files, which decides the views.
+    def __init__(self, cache: Cache, rows: Rows, file_reader: Any, with_std: bool, others: Sequence[str] = ()) -> None:
+        """``file_reader``: the reader of the rows' files, which decides the views.
 
-        others: names of the features and latents of given frames to read.
+        others: names of the features and of the latents of conditioning frames to read.
         """
         self.views, self._cache, self._rows = cache.index.views, cache, rows
         self._with_std, self._others = with_std, others
-        self._of_files = of_files
+        self._file_reader = file_reader
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return the view of each sample, the same as for the files."""
-        return self._of_files.views_at(seed, sample_indices)
+        return self._file_reader.views_at(seed, sample_indices)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, ...) float32, unscaled."""
-        assert self._rows.cached is not None, "rows of a cache know where they stand"
-        found = self._cache.read_latents(self._rows.cached[rows], views)
+        assert self._rows.cached is not None, "rows of a cache have their indices in it"
+        arrays = self._cache.read_latents(self._rows.cached[rows], views)
         names = ("mean", "std") if self._with_std else ("mean",)
-        latents = {f"latent_{name}": found[name] for name in names}
-        return Read(latents | {name: found[name] for name in self._others}, rows)
+        latents = {f"latent_{name}": arrays[name] for name in names}
+        return Read(latents | {name: arrays[name] for name in self._others}, rows)

@@ -20,12 +20,12 @@ def index_of_before(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     if identity is None:
         return dict(content)
     try:
-        return _of_images(content, identity) if "image_size" in identity else _of_clips(content, identity)
+        return _image_index(content, identity) if "image_size" in identity else _clip_index(content, identity)
     except (KeyError, TypeError) as error:
         raise DataError(where, f"lacks {error}", "make the cache again: mm-dit cache-latents") from None
 
 
-def _of_images(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+def _image_index(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
     size = identity["image_size"]
     return {
         "made_by": {
@@ -43,7 +43,7 @@ def _of_images(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[
     }
 
 
-def _of_clips(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
+def _clip_index(content: Mapping[str, Any], identity: Mapping[str, Any]) -> dict[str, Any]:
     length, zeros = identity["max_length"], identity["zero_padding"]
     return {
         "made_by": {
@@ -69,7 +69,7 @@ def text_made_by(length: int, zeros: bool) -> str:
 
 def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] | None:
     """Return path and label of each row of an old cache, None for a current one; raises ValueError or UnusableFile."""
-    if stem == CLIPS_BEFORE:  # kept neither paths nor captions
+    if stem == CLIPS_BEFORE:  # (it has neither paths nor captions)
         return [{"path": f"clip {row}"} for row in range(count)]
     if stem != _IMAGES:
         return None
@@ -82,7 +82,7 @@ def rows_of_before(folder: Path, stem: str, count: int) -> list[dict[str, Any]] 
     except (KeyError, TypeError, csv.Error) as error:
         raise ValueError(f"images.csv: {error}") from None
     if len(rows) != count:
-        raise ValueError(f"images.csv lists {len(rows)} images, where index.json counts {count}")
+        raise ValueError(f"images.csv lists {len(rows)} images, but index.json counts {count}")
     return rows
 
 

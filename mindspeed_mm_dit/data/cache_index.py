@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.cache_before import CLIPS_BEFORE, index_of_before
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX = "index.json"
-GO_ON = "run mm-dit cache-latents; it goes on where it was interrupted"
+GO_ON = "run mm-dit cache-latents; it resumes where it was interrupted"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CachedText:
     pads_with_zeros: bool = False
     """Whether the states of the padding are zero and therefore not kept."""
 
-    def kept(self, tokens: np.ndarray) -> np.ndarray:
+    def num_states(self, tokens: np.ndarray) -> np.ndarray:
         """Return how many states are kept for captions of ``tokens`` tokens."""
         return tokens if self.pads_with_zeros else np.full_like(tokens, self.length)
 
@@ -47,7 +47,7 @@ class CacheIndex:
     views: int = 1
     """Views kept per row."""
     with_std: bool = False
-    """Whether the posterior's standard deviation is kept beside its mean."""
+    """Whether the posterior's standard deviation is kept as well as its mean."""
     texts: dict = field(default_factory=dict)
     """``CachedText`` by the condition's name."""
     skipped: int = 0
@@ -59,12 +59,12 @@ class CacheIndex:
     stem: str = "rows"
     """Prefix of the shards' names."""
     features: tuple[str, ...] = ()
-    """Names of the tensors of teachers' features, and of an image encoder's."""
+    """Names of the tensors with features of teachers and of an image encoder."""
     ragged: bool = False
     """Whether latents have several shapes. Moments are then (elements,), all views of a row one after another;
     ``latent_shape`` (rows, axes) has the shape of each row, and rows.jsonl its ``shape`` in pixels."""
     with_frames: bool = False
-    """Whether the latents of given frames are kept."""
+    """Whether the latents of conditioning frames are kept."""
 
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
@@ -73,7 +73,7 @@ class CacheIndex:
 
     @property
     def lists_files(self) -> bool:
-        """Whether the rows have their paths and captions; version 0.1 kept none of clips."""
+        """Whether the rows have their paths and captions; version 0.1 stored none for clips."""
         return self.stem != CLIPS_BEFORE
 
     @property
@@ -101,13 +101,13 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
     try:
         content = json.loads(read_bytes(folder / INDEX))
     except (UnusableFile, ValueError, RecursionError) as error:
-        cure = f"run mm-dit cache-latents with --output {folder}; it goes on where it was interrupted"
+        cure = f"run mm-dit cache-latents with --output {folder}; it resumes where it was interrupted"
         raise DataError(f"{setting} = {folder}", f"holds no finished cache: {INDEX} {error}", cure) from None
     if isinstance(content, dict):
         content = index_of_before(content, where)
         texts = content.get("texts")
         if isinstance(texts, dict):
-            content["texts"] = {name: from_mapping(CachedText, kept, f"{where}: texts") for name, kept in texts.items()}
+            content["texts"] = {name: from_mapping(CachedText, text, f"{where}: texts") for name, text in texts.items()}
     return from_mapping(CacheIndex, content, where)
 
 
@@ -118,24 +118,25 @@ _WORDS = {
     "autoencoder": "another autoencoder, precision or tiling",
     "text_encoder": "another text encoder, tokenizer, cleaning of captions or precision",
     "text": "another length or padding of texts",
-    "frames": "other given frames",
+    "frames": "other conditioning frames",
     "image_encoder": "another image encoder or precision",
 }
 _SHA256 = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")
 
 
-def check_same(where: str, found: Mapping[str, str], wanted: Mapping[str, str]) -> None:
-    """Raise ConfigError naming the first difference between a cache and what is wanted."""
-    for key, here in wanted.items():
-        there = found.get(key, "absent")
+def check_same(where: str, cached: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Raise ConfigError naming the first difference between what a cache was made with and what a run expects."""
+    for key, here in expected.items():
+        there = cached.get(key, "absent")
         if there != here:
             kind = "teacher" if key.startswith("features") else key.partition("[")[0]
             words = _WORDS.get(kind, f"another {kind}")
             a, b = (short_repr(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
             raise ConfigError(
-                where, f"was made with {words}: {a} there and {b} here",
+                where,
+                f"was made with {words}: {a} there and {b} here",
                 "make the cache again, in another folder: mm-dit cache-latents --model ... --data ... --output ...",
-            )  # fmt: skip
+            )
 
 
 def _parts_that_differ(there: str, here: str) -> tuple[str, str]:

@@ -36,11 +36,13 @@ def map_tensors(path: Path) -> dict[str, Any]:
             header: dict[str, Any] = json.loads(file.read(length))
         header.pop("__metadata__", None)
         return {
-            name: np.memmap(path, _DTYPES[of["dtype"]], "r", 8 + length + of["data_offsets"][0], tuple(of["shape"]))
-            for name, of in header.items()
+            name: np.memmap(
+                path, _DTYPES[spec["dtype"]], "r", 8 + length + spec["data_offsets"][0], tuple(spec["shape"])
+            )
+            for name, spec in header.items()
         }
     except (UnusableFile, SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(str(path), f"is no shard of a cache: {error}", MAKE_AGAIN) from None
+        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
 
 
 def metadata_of(path: Path) -> dict[str, str]:
@@ -49,21 +51,21 @@ def metadata_of(path: Path) -> dict[str, str]:
         with safe_open(path, "numpy") as file:
             return file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise DataError(str(path), f"is no shard of a cache: {error}", MAKE_AGAIN) from None
+        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
 
 
 class Texts:
     """The encoded captions of some rows, one caption after another."""
 
-    def __init__(self, path: Path, kept: Mapping[str, CachedText], rows: int) -> None:
-        self._kept, tensors = kept, names_of_before(map_tensors(path))
+    def __init__(self, path: Path, texts: Mapping[str, CachedText], rows: int) -> None:
+        self._texts, tensors = texts, names_of_before(map_tensors(path))
         self.counts = np.asarray(tensors.get("captions", np.ones(rows, np.int64)))
         self._first = np.cumsum(self.counts) - self.counts
         self._arrays = {
-            name: _of(tensors, path, f"{name}.states" if text.length else name) for name, text in kept.items()
+            name: _tensor(tensors, path, f"{name}.states" if text.length else name) for name, text in texts.items()
         }
         self._tokens = {
-            name: np.asarray(_of(tensors, path, f"{name}.tokens")) for name, text in kept.items() if text.length
+            name: np.asarray(_tensor(tensors, path, f"{name}.tokens")) for name, text in texts.items() if text.length
         }
         self._ends: dict[str, np.ndarray] = {}
         for name, array in self._arrays.items():
@@ -72,10 +74,10 @@ class Texts:
     def _check(self, path: Path, name: str, array: np.ndarray, rows: int) -> None:
         captions = int(self.counts.sum())
         if name in self._tokens:
-            kept = self._kept[name].kept(self._tokens[name])
-            self._ends[name] = np.cumsum(kept)
-            if array.ndim != 2 or len(array) != kept.sum():
-                raise DataError(str(path), f"holds {array.shape} states of {kept.sum()} tokens", MAKE_AGAIN)
+            num_states = self._texts[name].num_states(self._tokens[name])
+            self._ends[name] = np.cumsum(num_states)
+            if array.ndim != 2 or len(array) != num_states.sum():
+                raise DataError(str(path), f"holds {array.shape} states of {num_states.sum()} tokens", MAKE_AGAIN)
         entries = len(self._tokens.get(name, array))
         if len(self.counts) != rows or entries != captions:
             raise DataError(str(path), f"holds other rows or captions than the {rows} of the index", MAKE_AGAIN)
@@ -86,11 +88,11 @@ class Texts:
 
     def read(self, name: str, row: int, number: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return states (L, D) float32 and mask (L,) int64 of caption ``number`` of ``row``; or a vector and None."""
-        caption, array, length = int(self._first[row]) + number, self._arrays[name], self._kept[name].length
+        caption, array, length = int(self._first[row]) + number, self._arrays[name], self._texts[name].length
         if not length:
             return array[caption].astype(np.float32), None
         end, tokens = int(self._ends[name][caption]), int(self._tokens[name][caption])
-        count = int(self._kept[name].kept(self._tokens[name])[caption])
+        count = int(self._texts[name].num_states(self._tokens[name])[caption])
         states = np.zeros((length, array.shape[1]), np.float32)
         states[:count] = array[end - count : end]
         return states, (np.arange(length) < tokens).astype(np.int64)
@@ -116,10 +118,10 @@ class Shard:
     def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
         """Return where the elements of each row end, (rows,) int64; raises DataError if some are missing."""
         ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
-        found = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
-        if len(ends) != rows or found != dict.fromkeys(index.moments, (int(ends[-1]),)):
-            wanted = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
-            raise DataError(str(self.path), f"holds {found}, not {wanted}", MAKE_AGAIN)
+        shapes = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
+        if len(ends) != rows or shapes != dict.fromkeys(index.moments, (int(ends[-1]),)):
+            expected = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
+            raise DataError(str(self.path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
         return np.asarray(ends, np.int64)
 
     def _check_stacked(self, rows: int, index: CacheIndex) -> None:
@@ -127,8 +129,8 @@ class Shard:
         shapes = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
         shape = shapes.get("mean", ())
         if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
-            wanted = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
-            raise DataError(str(self.path), f"holds {shapes}, not {wanted}", MAKE_AGAIN)
+            expected = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
+            raise DataError(str(self.path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
 
     @property
     def latent_shapes(self) -> set[tuple[int, ...]]:
@@ -137,17 +139,17 @@ class Shard:
             return {self.latents["mean"].shape[2:]}
         return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
 
-    def latent(self, name: str, place: int, view: int) -> np.ndarray:
+    def latent(self, name: str, position: int, view: int) -> np.ndarray:
         """Return a moment (C, ...) of a row in a view, or the features of a teacher or an image encoder."""
         if self._shapes is None or name not in _MOMENTS:
-            return self.latents[name][place, view]
-        shape = tuple(self._shapes[place].tolist())
+            return self.latents[name][position, view]
+        shape = tuple(self._shapes[position].tolist())
         size = math.prod(shape)
-        first = int(self._ends[place]) - (self._views - view) * size
+        first = int(self._ends[position]) - (self._views - view) * size
         return self.latents[name][first : first + size].reshape(shape)
 
 
-def _of(tensors: Mapping[str, Any], path: Path, name: str) -> Any:
+def _tensor(tensors: Mapping[str, Any], path: Path, name: str) -> Any:
     if name not in tensors:
         raise DataError(str(path), f"holds no {name}", MAKE_AGAIN)
     return tensors[name]

@@ -1,4 +1,4 @@
-"""The files that a cache was made from: their sizes, times and digests, and which of them have changed since.
+"""The files that a cache was made from: their sizes, times and digests, and which of them have changed since then.
 
     sources.jsonl   a line for each file: path below data_folder, bytes, modification time in ns, digest
 
@@ -81,22 +81,22 @@ def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] 
         cure = "run mm-dit cache-latents again: it keeps what is encoded"
         raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", cure) from None
     if changed:
-        shown = ", ".join(changed[:PROBLEMS_SHOWN]) + (", ..." if len(changed) > PROBLEMS_SHOWN else "")
+        names = ", ".join(changed[:PROBLEMS_SHOWN]) + (", ..." if len(changed) > PROBLEMS_SHOWN else "")
         raise DataError(
             f"{setting} = {cache}",
-            f"was made before files in {folder} were changed or added, {len(changed):,} in all: {shown}",
+            f"was made before files in {folder} were changed or added, {len(changed):,} in all: {names}",
             "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
         )
     if touched:
         return (
-            f"note: {touched:,} source files of {cache} have other times and the same bytes, and were read; "
+            f"note: {touched:,} source files of {cache} have new modification times but the same bytes, and were read; "
             "mm-dit cache-latents into the same folder records the new times",
         )
     return ()
 
 
 def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]:
-    """Return the names of the files that changed, and how many others were read for another time."""
+    """Return the names of the files that changed, and how many others had only another time and were read."""
     reads_all = sum(file.size for file in files) <= READ_BYTES
 
     def look(file: SourceFile) -> str:
@@ -111,7 +111,7 @@ def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]
             if digest_of(path).hex() != file.digest:
                 return "changed"
             return "" if has_time or reads_all else "touched"
-        except (UnusableFile, OSError, ValueError):  # absent, or not readable: it is not needed
+        except (UnusableFile, OSError, ValueError):  # (absent or not readable: it is not needed)
             return ""
 
     looks = in_threads(look, files)

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, Transformer
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
 VARIED_AMONG = 1000
-"""Captions, spread over all, among which varied ones are looked for."""
+"""Varied captions are chosen among this many, evenly spread over all of them."""
 NEEDED = "install the packages of requirements/video.txt"
 
 
@@ -67,7 +67,7 @@ def unchanged(caption: str) -> str:
     return caption
 
 
-_ONE_AT_A_TIME = threading.Lock()
+_TOKENIZER_LOCK = threading.Lock()
 """Each call sets padding and truncation, which are state of the tokenizer."""
 
 
@@ -79,7 +79,7 @@ class CaptionTokenizer:
         self._tokenizer = _load(config)
         self._clean: Callable[[str], str] = clean_caption if config.cleans_captions else unchanged
         if type(self._tokenizer).__name__.startswith("CLIPTokenizer"):
-            # The pipelines of FLUX.1 and SD3 load CLIPTokenizer, which does this itself in transformers 4. The fast
+            # The pipelines of FLUX.1 and SD3 load CLIPTokenizer, which does this by itself in transformers 4. The fast
             # tokenizer and transformers 5 do not, and would read other tokens.
             self._clean = lambda caption: fix_text(caption).lower()
 
@@ -96,20 +96,20 @@ class CaptionTokenizer:
     def lengths(self, captions: Iterable[str]) -> list[int]:
         """Return the number of tokens of each caption, its end included, without truncation.
 
-        Of a prompt around it, the tokens that are kept count too.
+        The tokens of a prompt template count too, except those that are cut.
         """
         read = self._read(captions)
         return [len(ids) - self.config.cut_tokens for ids in self._tokenizer(read)["input_ids"]] if read else []
 
     def check_template(self) -> None:
-        """Raise ConfigError unless the tokens whose states are left out are those before a caption."""
+        """Raise ConfigError unless the tokens that are cut are exactly those before a caption."""
         before = len(self._tokenizer(self.config.prompt_template.partition("{}")[0])["input_ids"])
         if self.config.cut_tokens not in (0, before):
             raise ConfigError(
                 f"text_encoder.cut_tokens = {self.config.cut_tokens}",
                 f"does not fit prompt_template: before the caption it has {before} tokens of this tokenizer",
                 f"write {before}, or name the tokenizer that came with the encoder",
-            )  # fmt: skip
+            )
 
     def _read(self, captions: Iterable[str]) -> list[str]:
         return [self.config.prompt(self._clean(caption)) for caption in captions]
@@ -117,20 +117,25 @@ class CaptionTokenizer:
     def __call__(self, captions: Sequence[str]) -> Tokens:
         """Read captions (B,), add the end token, pad or truncate to ``max_length``; return ids and mask.
 
-        The empty caption is the end token alone. It replaces dropped captions and is the null condition of guidance.
-        A language model reads it in its prompt, of which the tokens that are left out later come first.
+        The empty caption is the end token alone. It replaces dropped captions and is the unconditional input of
+        guidance. A language model reads it within its prompt template, whose leading tokens are cut later.
         """
-        with _ONE_AT_A_TIME:
-            found = self._tokenizer(
-                self._read(captions), max_length=self.config.cut_tokens + self.config.max_length, padding="max_length",
-                truncation=True, padding_side=self.config.padding_side, return_attention_mask=True,
-                add_special_tokens=True, return_tensors="np",
-            )  # fmt: skip
-        return Tokens(found["input_ids"].astype(np.int64), found["attention_mask"].astype(np.int64))
+        with _TOKENIZER_LOCK:
+            encoded = self._tokenizer(
+                self._read(captions),
+                max_length=self.config.cut_tokens + self.config.max_length,
+                padding="max_length",
+                truncation=True,
+                padding_side=self.config.padding_side,
+                return_attention_mask=True,
+                add_special_tokens=True,
+                return_tensors="np",
+            )
+        return Tokens(encoded["input_ids"].astype(np.int64), encoded["attention_mask"].astype(np.int64))
 
 
 def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]:
-    """Return what is wrong with each of ``captions``, worded to follow the name of its place; "" for a good one.
+    """Return what is wrong with each of ``captions``, worded to follow its location; "" for a good one.
 
     A caption is wrong if it has no letter or digit, or is longer than ``max_length`` tokens (which is
     allowed with ``truncate``).
@@ -168,21 +173,22 @@ def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Seq
 
     checks: :func:`caption_problems` of each text encoder.
     """
-    found = [""] * len(rows)
-    captions = [(number, caption) for number, own in enumerate(rows) for caption in own]
+    problems = [""] * len(rows)
+    numbered = [(number, caption) for number, captions in enumerate(rows) for caption in captions]
     for check in checks:
-        for (number, _), problem in zip(captions, check([caption for _, caption in captions])):
-            found[number] = found[number] or problem
-    return found
+        for (number, _), problem in zip(numbered, check([caption for _, caption in numbered])):
+            problems[number] = problems[number] or problem
+    return problems
 
 
 def _load(config: TransformersTextConfig) -> Any:
     folder = config.tokenizer_folder
     if not folder.is_dir():
         raise DataError(
-            f"text_encoder.tokenizer = {folder}", "there is no such folder; nothing is downloaded",
+            f"text_encoder.tokenizer = {folder}",
+            "there is no such folder; nothing is downloaded",
             how_to_fetch(folder) or "name the folder of the encoder's tokenizer",
-        )  # fmt: skip
+        )
     check_names_no_code("text_encoder.tokenizer", folder)
     try:
         from transformers import AutoTokenizer
@@ -191,12 +197,13 @@ def _load(config: TransformersTextConfig) -> Any:
         raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        tokenizer("a \U0010fffd")  # (of a lacking end or unknown token nothing is said before)
+        tokenizer("a \U0010fffd")  # (only this raises if it lacks an end or unknown token)
         return tokenizer
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # (a damaged file can raise anything, panics of Rust included)
         raise DataError(
-            f"text_encoder.tokenizer = {folder}", f"is no tokenizer that transformers can load: {error}",
+            f"text_encoder.tokenizer = {folder}",
+            f"is not a tokenizer that transformers can load: {error}",
             "copy the folder again",
-        ) from None  # fmt: skip
+        ) from None

@@ -1,4 +1,4 @@
-"""Checks every image of a data set before a run: is it usable, and how large is it."""
+"""Checks every image of a data set before a run: whether it is usable, and how large it is."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LONG = 2.0
 """Aspect ratio at which an image loses half of its area to a square crop."""
 
 HUGE_MEGAPIXELS = 89.478485
-"""Size of an image from which on Pillow warns; it refuses images of twice as many pixels."""
+"""Pillow warns of images of this size or more, and refuses those with twice as many pixels."""
 
 OPAQUE = (255, 255)
 """``Look.opacity`` of an image without transparency."""
 
 
 class Look(NamedTuple):
-    """What was found of one file."""
+    """The result of checking one file."""
 
     problem: str | None = None
     """Why it cannot be used, worded to follow its name; None for a good one."""
@@ -51,7 +51,7 @@ class Look(NamedTuple):
     is_grey: bool = False
     """Whether its mode has no colour."""
     colours: Colours = Colours.SRGB
-    """What its header says about its colours."""
+    """What its header states about its colours."""
     moves: bool = False
     """Whether it has frames or pages after the first."""
     opacity: tuple[int, int] = OPAQUE
@@ -71,12 +71,12 @@ def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) ->
 
 def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
     try:
-        found = file() if callable(file) else file
-        with open_image(found, image_size) as image:
+        content = file() if callable(file) else file
+        with open_image(content, image_size) as image:
             colours = colours_of(image)
             if decode:
                 image.load()
-            num_bytes = len(found) if isinstance(found, bytes) else check_file(found)
+            num_bytes = len(content) if isinstance(content, bytes) else check_file(content)
             opacity = opacity_of(of_8_bits(image)) if decode else None
             extrema: Any = opacity.getextrema() if opacity else OPAQUE
             return Look(None, num_bytes, *upright_size(image), is_grey(image.mode), colours, _moves(image), extrema)
@@ -99,22 +99,23 @@ def notes_on(
 
     shapes: (N, 2) target size of each image, if it is not ``param.image_size``.
     """
-    wanted = np.full((len(looks), 2), param.image_size) if shapes is None else shapes
+    targets = np.full((len(looks), 2), param.image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {param.image_size}"
     sides, total = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2), f"{len(looks):,}"
     shorter, longer, megapixels = sides.min(1), sides.max(1), sides.prod(1) / 1e6
-    squares = (wanted[:, 0] == wanted[:, 1]).all()
+    squares = (targets[:, 0] == targets[:, 1]).all()
     return (
-        *_note(enlargements(sides, wanted) > LARGEST_ENLARGEMENT, -shorter, lambda count, n:
+        *_note(enlargements(sides, targets) > LARGEST_ENLARGEMENT, -shorter, lambda count, n:
                f"warning: {count:,} of {total} images are enlarged more than {LARGEST_ENLARGEMENT} times to {what}; "
                f"the shorter side of {paths[n]} has {looks[n].shorter_side} pixel(s)"),
         *_note(megapixels > HUGE_MEGAPIXELS, megapixels, lambda count, n:
                f"warning: {count:,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each is "
-               f"decoded whole whenever it is drawn; {paths[n]} has {megapixels[n]:.0f}: scale them down"),
-        *_note_of_lost(paths, [look.moves for look in looks], "move or have pages, and the first frame is learned"),
+               f"decoded whole every time it is read; {paths[n]} has {megapixels[n]:.0f}: scale them down"),
+        *_note_of_lost(paths, [look.moves for look in looks], "are animated or have several pages, and only "
+                       "the first frame is learned"),
         *_note_of_lost(paths, [look.opacity[0] < 255 for look in looks],
                        f"have transparent parts, and are learned on a {BACKGROUND} background, as a viewer shows them"),
-        *_note_of_lost(paths, [look.opacity[1] == 0 for look in looks], "are transparent all over, so that nothing but "
+        *_note_of_lost(paths, [look.opacity[1] == 0 for look in looks], "are fully transparent, so that only "
                        f"{BACKGROUND} is learned", "warning"),
         *notes_on_colours(paths, [look.colours for look in looks], param.color_profiles),
         *_note(squares & (longer > LONG * shorter), longer / np.maximum(shorter, 1), lambda count, n:
@@ -123,13 +124,15 @@ def notes_on(
     )  # fmt: skip
 
 
-def notes_on_colours(paths: Sequence[str], found: Sequence[Colours], color_profiles: ColorProfiles) -> tuple[str, ...]:
+def notes_on_colours(
+    paths: Sequence[str], colours: Sequence[Colours], color_profiles: ColorProfiles
+) -> tuple[str, ...]:
     """Return notes that count the images whose files do not say, or imply, that they are in sRGB."""
     converted = ", and are learned as a viewer shows them"
     ignored = ', which dataset_param.color_profiles = "ignore" leaves alone'
     profiles = Colours.PROFILE.value + (converted if color_profiles == "convert" else ignored)
     words = {Colours.PROFILE: profiles, Colours.BROKEN: Colours.BROKEN.value, Colours.UNCLEAR: Colours.UNCLEAR.value}
-    notes = (_note_of_lost(paths, [colours is kind for colours in found], said) for kind, said in words.items())
+    notes = (_note_of_lost(paths, [entry is kind for entry in colours], text) for kind, text in words.items())
     return tuple(note for lines in notes for note in lines)
 
 
@@ -141,15 +144,15 @@ def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     return (shapes / sizes)[:, -2:].max(1)
 
 
-def _note(which: np.ndarray, has: np.ndarray, said: Callable[[int, int], str]) -> tuple[str, ...]:
-    """Return what is ``said`` of some images, if there are any: of their number and the one of them that has most."""
-    return (said(int(which.sum()), int(np.where(which, has, -np.inf).argmax())),) if which.any() else ()
+def _note(which: np.ndarray, values: np.ndarray, message: Callable[[int, int], str]) -> tuple[str, ...]:
+    """Return ``message(count, index)`` of the images in ``which``, if any; index: that of the largest value."""
+    return (message(int(which.sum()), int(np.where(which, values, -np.inf).argmax())),) if which.any() else ()
 
 
 def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str, level: str = "note") -> tuple[str, ...]:
-    """Return a note that counts the images that lose something and names the first, if any."""
-    which, told = np.array(lost, bool), f"of {len(lost):,} images {what}"
-    return _note(which, np.zeros(len(lost)), lambda count, first: f"{level}: {count:,} {told}: {paths[first]}")
+    """Return a note that counts the images that lose something, and names the first of them, if there are any."""
+    which, counted = np.array(lost, bool), f"of {len(lost):,} images {what}"
+    return _note(which, np.zeros(len(lost)), lambda count, first: f"{level}: {count:,} {counted}: {paths[first]}")
 
 
 def similar_name(path: Path) -> str:

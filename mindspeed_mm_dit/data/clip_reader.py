@@ -18,7 +18,7 @@ from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.errors import DataError
 
 CACHE_BYTES = 256 * 2**20
-"""Clips whose pixels fit in this are decoded once and kept, if a clip always takes the same frames."""
+"""Clips whose pixels fit in this are decoded once and cached, if a clip always takes the same frames."""
 
 
 class ClipReader:
@@ -44,17 +44,17 @@ class ClipReader:
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``
-        "mindspeed_mm"), and the images beside them, (B, 3 or 1, H, W).
+        "mindspeed_mm"), and the images that come with them, (B, 3 or 1, H, W).
 
         Raises:
             DataError: naming a file that cannot be read, and why.
         """
         pixels = np.stack([self._pixels(row, view) for row, view in zip(rows.tolist(), views.tolist())])
-        beside = {
-            name: np.stack([self._beside(row, place) for row in rows.tolist()])
-            for place, name in enumerate(self._param.beside)
+        images = {
+            name: np.stack([self._image(row, position) for row in rows.tolist()])
+            for position, name in enumerate(self._param.beside)
         }
-        return Read({"pixels": pixels, **beside}, rows)
+        return Read({"pixels": pixels, **images}, rows)
 
     def _pixels(self, row: int, start: float) -> np.ndarray:
         if self._decoded is not None and row in self._decoded:
@@ -66,9 +66,9 @@ class ClipReader:
             self._decoded[row] = pixels
         return pixels
 
-    def _beside(self, row: int, place: int) -> np.ndarray:
-        """Return an image beside a clip, (3 or 1, H, W)."""
-        path = Path(self._param.data_folder) / self._rows.facts[row].beside[place]
+    def _image(self, row: int, position: int) -> np.ndarray:
+        """Return an image that comes with a clip, (3 or 1, H, W)."""
+        path = Path(self._param.data_folder) / self._rows.facts[row].images[position]
         return self._fitted(row, path, lambda: self._still(path))[:, 0]
 
     def _fitted(self, row: int, path: Path, frames: Callable[[], np.ndarray]) -> np.ndarray:
@@ -78,9 +78,10 @@ class ClipReader:
             return pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
-                str(path), f"{problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path})",
+                str(path),
+                f"{problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path})",
                 "repair the file or take its line out; a run can be resumed from its last checkpoint",
-            ) from None  # fmt: skip
+            ) from None
 
     def _still(self, path: Path) -> np.ndarray:
         return load_still(path, max(self._param.frame), self._param.color_profiles)[None]

@@ -16,7 +16,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES
-from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, images_beside, read_annotation
+from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, image_paths, read_annotation
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.builtin import CLIPS, provide
 from mindspeed_mm_dit.data.captions import first_problems
@@ -32,7 +32,7 @@ from mindspeed_mm_dit.terminal import progress
 
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
-PROBLEMS_SHOWN, NAMES_SHOWN = 100, 5
+MAX_PROBLEMS, MAX_NAMES = 100, 5
 
 
 EARLY = 0.05
@@ -57,8 +57,8 @@ class Clip(NamedTuple):
     due: np.ndarray | None = None
     """If frames are chosen by time: when each is due and the last ends, in frames of the clip, (num_frames + 1,)."""
 
-    beside: tuple[str, ...] = ()
-    """Paths of the images that it begins and ends with, relative to ``data_folder``, if the annotation names them."""
+    images: tuple[str, ...] = ()
+    """Paths of its first and last image, relative to ``data_folder``, if the annotation names them."""
 
     @property
     def longest(self) -> int:
@@ -91,7 +91,7 @@ class _Look(NamedTuple):
     colours: Colours = Colours.SRGB
 
 
-def open_clips(param: ClipsParam, wanted: SourceRequest) -> Rows:
+def open_clips(param: ClipsParam, request: SourceRequest) -> Rows:
     """Read the annotation and check every clip: its captions or label, its file, and that the file fits the annotation.
 
     Raises:
@@ -102,20 +102,24 @@ def open_clips(param: ClipsParam, wanted: SourceRequest) -> Rows:
     lines = read_annotation(path)
     decode = len(lines) <= DECODE_CHECK_LIMIT
     with ThreadPoolExecutor() as pool:
-        looking = pool.map(lambda line: _look(line, param, decode, wanted.items), lines)
+        looking = pool.map(lambda line: _look(line, param, decode, request.items), lines)
         looks = list(progress("checking clips", looking, total=len(lines), unit="clip", delay=2))
     captions = [look.clip.entry.captions if look.clip else () for look in looks]
-    wrong = first_problems(captions, wanted.caption_problems)
+    wrong = first_problems(captions, request.caption_problems)
     looks = [_Look(None, problem=problem) if problem else look for look, problem in zip(looks, wrong)]
     clips = tuple(look.clip for look in looks if look.clip is not None)
-    problems = tuple(f"{place} {look.problem}" for place, look in zip(_places(lines), looks) if look.clip is None)
+    problems = tuple(
+        f"{location} {look.problem}" for location, look in zip(_locations(lines), looks) if look.clip is None
+    )
     if problems and not (param.skip_bad_clips and clips):
         raise DataError(
-            str(path), f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
-            f"remove {param.data_folder}: an earlier version wrote it, and it is written again" if param.source
+            str(path),
+            f"{len(problems)} of {len(lines)} clips cannot be used{_listed(problems)}",
+            f"remove {param.data_folder}: an earlier version wrote it, and it is written again"
+            if param.source
             else "correct these lines or files, or set dataset_param.skip_bad_clips to true",
-        )  # fmt: skip
-    items, classes, notes = _items(param, clips, wanted)
+        )
+    items, classes, notes = _items(param, clips, request)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     shapes = None if param.buckets is None else shapes_of(sizes, param)
     return Rows(
@@ -127,7 +131,7 @@ def open_clips(param: ClipsParam, wanted: SourceRequest) -> Rows:
         notes=(
             *notes,
             *_notes(lines, clips, decode, param),
-            *_note_of_rates(looks, param, wanted.frame_rate),
+            *_note_of_rates(looks, param, request.frame_rate),
             *_notes_on_display(looks, param),
             *_note_of_unused(param, shapes),
         ),
@@ -135,12 +139,12 @@ def open_clips(param: ClipsParam, wanted: SourceRequest) -> Rows:
         facts=clips,
         shapes=shapes,
         sizes=sizes,
-        files=tuple(str(Path(param.data_folder) / name) for clip in clips for name in (clip.entry.path, *clip.beside)),
+        files=tuple(str(Path(param.data_folder) / name) for clip in clips for name in (clip.entry.path, *clip.images)),
     )
 
 
 def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
-    """Return the rows of a cache, compared with the annotation if that is there, and the images it names beside them.
+    """Return the rows of a cache, compared with the annotation if that is there, and the images that it names.
 
     Raises:
         DataError: clips of the cache have other captions or labels there, or it lists more clips.
@@ -159,33 +163,33 @@ def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
             entry = entry_of(line, captioned, label_key)
             word = composed([str(entry.label).strip()])[0]
             label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
-            names = images_beside(line, param.beside.values())
+            names = image_paths(line, param.beside.values())
             clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
             listed[clip] += 1
             images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
     changed = sorted({path for path, _, _ in cached - listed})
     if changed or listed.total() > len(rows) + rows.skipped:
-        shown = ", ".join(changed[:NAMES_SHOWN]) + (", ..." if len(changed) > NAMES_SHOWN else "")
+        first_changed = ", ".join(changed[:MAX_NAMES]) + (", ..." if len(changed) > MAX_NAMES else "")
         raise DataError(
             f"{param.cache_key} = {param.features}",
             f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
-            + (f"; of {len(changed):,} it has another caption or label, or none: {shown}" if changed else ""),
+            + (f"; of {len(changed):,} it has another caption or label, or none: {first_changed}" if changed else ""),
             "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
         )
     return replace(rows, files=tuple(images))
 
 
 def _items(
-    param: ClipsParam, clips: tuple[Clip, ...], wanted: SourceRequest
+    param: ClipsParam, clips: tuple[Clip, ...], request: SourceRequest
 ) -> tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]:
     """Return the items of each clip besides its video, the class names, and notes on them."""
     items: dict[str, Any] = {"caption": tuple(clip.entry.captions for clip in clips)}
-    if "label" not in wanted.items:
+    if "label" not in request.items:
         return items, (), ()
     words = [str(clip.entry.label).strip() for clip in clips]
-    place = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
-    labels = labels_of(words, param.json_path, place, kept=wanted.classes)
-    check_labels(labels.numbers, wanted.num_classes, place, labels.classes)
+    location = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
+    labels = labels_of(words, param.json_path, location, known_classes=request.classes)
+    check_labels(labels.numbers, request.num_classes, location, labels.classes)
     return items | {"label": labels.numbers}, named_to_the_last(labels.classes, labels.numbers), labels.notes
 
 
@@ -195,7 +199,7 @@ def provide_clips(param: ClipsParam) -> None:
         provide(CLIPS, param.source, Path(param.data_folder))
 
 
-def _places(lines: list[Line]) -> list[str]:
+def _locations(lines: list[Line]) -> list[str]:
     """Return a name for each object of an annotation: its line and, if several share the line, its number."""
     sharing = Counter(line.line for line in lines)
     return [
@@ -206,41 +210,41 @@ def _places(lines: list[Line]) -> list[str]:
 
 def _listed(problems: tuple[str, ...]) -> str:
     """Return the first PROBLEMS_SHOWN of ``problems``, each on a new line, and the number of the others."""
-    more = len(problems) - PROBLEMS_SHOWN
+    more = len(problems) - MAX_PROBLEMS
     rest = f"\n    ... and {more:,} more" if more > 0 else ""
-    return "".join(f"\n    {problem}" for problem in problems[:PROBLEMS_SHOWN]) + rest
+    return "".join(f"\n    {problem}" for problem in problems[:MAX_PROBLEMS]) + rest
 
 
-def _look(line: Line, param: ClipsParam, decode: bool, wanted: tuple[str, ...]) -> _Look:
-    captioned, label_key = "caption" in wanted or not wanted, param.label_key if "label" in wanted else None
+def _look(line: Line, param: ClipsParam, decode: bool, items: tuple[str, ...]) -> _Look:
+    captioned, label_key = "caption" in items or not items, param.label_key if "label" in items else None
     try:
         entry = entry_of(line, captioned, label_key)
-        beside = images_beside(line, param.beside.values())
+        images = image_paths(line, param.beside.values())
     except UnusableEntry as problem:
         return _Look(None, problem=str(problem))
     path = Path(param.data_folder) / entry.path
     try:
         facts = _facts_of(path, param, decode)
         colours = _colours_of(path, param) if is_still(path) else Colours.SRGB
-        clip = _clip_of(entry, facts, param)._replace(beside=beside)
-        return _Look(clip, check_file(path) + _bytes_beside(clip, param), facts=facts, colours=colours)
+        clip = _clip_of(entry, facts, param)._replace(images=images)
+        return _Look(clip, check_file(path) + _image_bytes(clip, param), facts=facts, colours=colours)
     except UnusableFile as problem:
         return _Look(None, problem=f"{path} {problem}")
 
 
-def _bytes_beside(clip: Clip, param: ClipsParam) -> int:
-    """Return the bytes of the images beside a clip; raises UnusableFile unless they are of the size of its frames."""
+def _image_bytes(clip: Clip, param: ClipsParam) -> int:
+    """Return the bytes of the images of a clip; raises UnusableFile unless they have the size of its frames."""
     total = 0
-    for key, name in zip(param.beside.values(), clip.beside):
+    for key, name in zip(param.beside.values(), clip.images):
         path = Path(param.data_folder) / name
         try:
-            found = still_size(path, max(param.frame))
-            if found == clip.size:  # (another is refused before it is decoded)
+            size = still_size(path, max(param.frame))
+            if size == clip.size:  # (another size is refused without decoding)
                 load_still(path, max(param.frame))
         except UnusableFile as problem:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
-        if found != clip.size:
-            (h, w), (high, wide) = clip.size, found
+        if size != clip.size:
+            (h, w), (high, wide) = clip.size, size
             raise UnusableFile(f"has frames of {h} x {w}, and its {key}, {path}, {high} x {wide}")
         total += check_file(path)
     return total
@@ -269,7 +273,7 @@ def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
         raise UnusableFile(f"has {facts.num_frames} frames, and the annotation says {entry.num_frames}")
     fps = facts.fps or entry.fps
     if param.train_fps is not None and fps is None and facts.num_frames > 1:
-        raise UnusableFile(f"does not say its frames a second, and train_fps = {param.train_fps:g} needs them")
+        raise UnusableFile(f"does not state its frames a second, and train_fps = {param.train_fps:g} needs them")
     step = step_between(fps, param.train_fps)
     num_frames = entry.num_frames or facts.num_frames
     due = None
@@ -292,9 +296,9 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
     if param.buckets is None:
         raise UnusableFile(f"is short: it lasts for {clip.longest} frames, and num_frames = {lengths[0]}")
     if clip.longest == 1:
-        raise UnusableFile("has one frame, and no bucket is of one")
+        raise UnusableFile("has one frame, and no bucket has one frame")
     least = min(frames for frames in lengths if frames > 1)
-    raise UnusableFile(f"is short: it gives {clip.longest} frames, and the shortest bucket of videos has {least}")
+    raise UnusableFile(f"is short: it gives {clip.longest} frames, and the shortest video bucket has {least}")
 
 
 def is_still(path: Path) -> bool:
@@ -318,7 +322,7 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
 
 
 def _note_of_rates(looks: list[_Look], param: ClipsParam, frame_rate: float | None) -> tuple[str, ...]:
-    """Return a warning if frames are taken as they come, at rates that differ from the model's or among the clips."""
+    """Return a warning if every frame is used, at rates that differ from the model's or among the clips."""
     films = [look for look in looks if look.clip and look.facts and look.clip.num_frames > 1]
     rates = sorted(rate for look in films if (rate := look.facts.fps or look.clip.entry.fps))  # type: ignore[union-attr]
     if param.train_fps is not None or not rates or param.largest[0] == 1:
@@ -326,25 +330,29 @@ def _note_of_rates(looks: list[_Look], param: ClipsParam, frame_rate: float | No
     low, high, target = rates[0], rates[-1], frame_rate or rates[0]
     if max(high / target, target / low) <= SAME_SPEED:
         return ()
-    found = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
     if frame_rate is None:
-        return (f"warning: clips have {found} frames a second, and are learned as if all had the same rate: set "
-                "dataset_param.train_fps",)  # fmt: skip
-    return (f"warning: clips have {found} frames a second, and this model's videos {frame_rate:g}: without "
-            f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps it",)  # fmt: skip
+        return (
+            f"warning: clips have {span} frames a second, and are learned as if all had the same rate: set "
+            "dataset_param.train_fps",
+        )
+    return (
+        f"warning: clips have {span} frames a second, and this model's videos {frame_rate:g}: without "
+        f"dataset_param.train_fps, motion is learned at another speed; {frame_rate:g} keeps it",
+    )
 
 
 def _notes_on_display(looks: list[_Look], param: ClipsParam) -> tuple[str, ...]:
-    """Return notes on what the files say of how they are shown, and on what becomes of it."""
+    """Return notes on how the files are to be displayed, and on what of it training ignores."""
     good = [(look.clip, look.facts) for look in looks if look.clip is not None and look.facts is not None]
     remarks = Counter(remark for _, facts in good for remark in facts.remarks)
     remarks.update(_chosen_by(clip, param) for clip, facts in good if facts.times is not None)
     doubts = Counter(doubt for _, facts in good for doubt in facts.doubts)
     notes = [f"warning: {count:,} of {len(good):,} clips {doubt}" for doubt, count in doubts.items()]
     if remarks:
-        said = ", ".join(f"{count:,} {remark}" for remark, count in sorted(remarks.items()))
+        counts = ", ".join(f"{count:,} {remark}" for remark, count in sorted(remarks.items()))
         how = "a player shows them" if param.display == "shown" else "MindSpeed-MM reads them"
-        notes.append(f"note: of {len(good):,} clips, learned as {how}: {said}")
+        notes.append(f"note: of {len(good):,} clips, learned as {how}: {counts}")
     names = [str(Path(param.data_folder) / clip.entry.path) for clip, _ in good]
     colours = [look.colours for look in looks if look.clip is not None]
     return (*notes, *notes_on_colours(names, colours, param.color_profiles))
@@ -360,12 +368,12 @@ def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, 
     used = set() if shapes is None else set(shapes[:, 0].tolist())
     unused = sorted({frames for frames, _, _ in param.sizes} - used) if used else []
     words = ", ".join(map(str, unused))
-    return (f"note: no clip is brought to {words} frames, which dataset_param.buckets names",) if unused else ()
+    return (f"note: no clip is assigned to {words} frames, which dataset_param.buckets lists",) if unused else ()
 
 
 def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     sizes = [look.bytes for look in looks if look.clip is not None]
-    said = ((*c.beside, *c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips)
-    texts = ("\0".join((clip.entry.path, str(size), *own)) for clip, size, own in zip(clips, sizes, said))
-    digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
+    fields = ((*c.images, *c.entry.captions, *(() if c.entry.label is None else (str(c.entry.label),))) for c in clips)
+    lines = ("\0".join((clip.entry.path, str(size), *texts)) for clip, size, texts in zip(clips, sizes, fields))
+    digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"

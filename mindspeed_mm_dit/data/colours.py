@@ -1,4 +1,4 @@
-"""Brings an image to sRGB: what its file says about its colours, and the conversion that a profile asks for."""
+"""Brings an image to sRGB: what its file states about its colours, and the conversion that a profile specifies."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ INTENT = ImageCms.Intent.PERCEPTUAL
 """Rendering intent of conversions; it only matters for profiles with tables, as CMYK's are."""
 
 SAME = 2
-"""A profile that moves no colour by more than this, in levels of 255, is sRGB written otherwise: pixels stay."""
+"""A profile that moves no colour by more than this, in levels of 255, is sRGB written differently: pixels stay."""
 
 SRGB_CHROMATICITY = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 """x and y of sRGB's white, red, green and blue."""
 
 HEADER, LARGEST_PROFILE = 1 << 16, 1 << 22
-"""Bytes of a file among which we look for codes of colours, and for a profile, that Pillow does not tell."""
+"""How many bytes of a file are searched for colour codes, and for a profile, which Pillow does not report."""
 
 _NCLX = (b"colrnclx", ">HH")
 _CODES = {"PNG": (b"cICP", ">BB"), "AVIF": _NCLX, "HEIF": _NCLX}
 """What precedes codes of colours in a file of each format, and how they are written."""
 
 _MODES = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
-"""Mode of the pixels that a profile speaks of, by its own name of the colour space."""
+"""Mode of the pixels that a profile describes, by the profile's name of the colour space."""
 
 
 class Colours(Enum):
-    """What the file of an image says about its colours. The value follows "N of M images ..."."""
+    """What the file of an image states about its colours. The value follows "N of M images ..."."""
 
     SRGB = ""
-    """That they are sRGB's, or nothing."""
+    """sRGB, or nothing."""
     PROFILE = "have a colour profile other than sRGB's"
     BROKEN = "have a colour profile that cannot be used, and are learned as they stand"
     UNCLEAR = "are not in sRGB (by EXIF, gAMA, cHRM, cICP or CMYK) but have no profile, and are learned as they stand"
@@ -47,35 +47,35 @@ def is_grey(mode: str) -> bool:
 
 
 def find_profile(image: Image.Image) -> None:
-    """Put the profile of a JPEG 2000 just opened, which Pillow leaves in its file, where those of other formats are."""
+    """Read the profile of a JPEG 2000 just opened into ``image.info``, where Pillow puts those of other formats."""
     if image.format == "JPEG2000":
         before, _, box = _beginning(image.fp, LARGEST_PROFILE).partition(b"colr")
-        if box[:1] in (b"\2", b"\3"):  # the ways of a profile; then come 2 bytes, and it
+        if box[:1] in (b"\2", b"\3"):  # (the methods with a profile, which follows after 2 bytes)
             image.info["icc_profile"] = box[3 : int.from_bytes(before[-4:], "big") - 8]
 
 
 def in_srgb(image: Image.Image) -> Image.Image:
-    """Return an image of 8 bits a channel as an embedded profile says it looks, in RGB; itself if none does."""
+    """Convert an image of 8 bits a channel to sRGB by its embedded profile; return it unchanged if it needs none."""
     try:
-        found = _converter_for(image)
+        converter = _converter_for(image)
     except ImageCms.PyCMSError:
         return image
-    return found.apply(image.convert(found.input_mode)) if found else image
+    return converter.apply(image.convert(converter.input_mode)) if converter else image
 
 
 def colours_of(image: Image.Image) -> Colours:
-    """Return what the header of an image says about its colours; nothing is decoded."""
+    """Return what the header of an image states about its colours; nothing is decoded."""
     try:
         if _converter_for(image) is not None:
             return Colours.PROFILE
     except ImageCms.PyCMSError:
         return Colours.BROKEN
-    return Colours.UNCLEAR if "icc_profile" not in image.info and _says_otherwise(image) else Colours.SRGB
+    return Colours.UNCLEAR if "icc_profile" not in image.info and _is_not_srgb(image) else Colours.SRGB
 
 
 def _converter_for(image: Image.Image) -> Any:
     """Return the transform of an image to sRGB; None if none is needed. Raises PyCMSError for an unusable profile."""
-    if "icc_profile" not in image.info or image.mode == "LAB":  # (what Lab means needs no profile: Pillow converts it)
+    if "icc_profile" not in image.info or image.mode == "LAB":  # (Lab needs no profile: Pillow converts it)
         return None
     mode = "L" if is_grey(image.mode) else "CMYK" if image.mode == "CMYK" else "RGB"
     return _converter(image.info["icc_profile"], mode)
@@ -91,15 +91,18 @@ def _converter(profile: bytes | None, mode: str) -> Any:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile or b""))
     except (OSError, TypeError) as error:
         raise ImageCms.PyCMSError(error) from error
-    own = _MODES.get(source.profile.xcolor_space.strip(), "")
-    if own != mode and (own, mode) != ("RGB", "L"):  # (what turned photographs grey often left their profile)
-        raise ImageCms.PyCMSError(f"a profile of {own} for pixels of {mode}")
+    space = _MODES.get(source.profile.xcolor_space.strip(), "")
+    if space != mode and (space, mode) != (
+        "RGB",
+        "L",
+    ):  # (programs that convert photographs to grey often leave their RGB profile)
+        raise ImageCms.PyCMSError(f"a profile of {space} for pixels of {mode}")
     srgb = ImageCms.createProfile("sRGB")
-    found = ImageCms.buildTransform(source, srgb, own, "RGB", INTENT, ImageCms.Flags.NOCACHE)
-    return found if own == "CMYK" or _moves(found) else None
+    transform = ImageCms.buildTransform(source, srgb, space, "RGB", INTENT, ImageCms.Flags.NOCACHE)
+    return transform if space == "CMYK" or _changes_colours(transform) else None
 
 
-def _moves(transform: Any) -> bool:
+def _changes_colours(transform: Any) -> bool:
     """Return whether a transform of grey or RGB changes a colour visibly, of 4,096 spread over all."""
     levels = np.arange(0, 256, 17, np.uint8)
     spread = np.stack(np.meshgrid(levels, levels, levels), -1).reshape(64, 64, 3)
@@ -108,12 +111,12 @@ def _moves(transform: Any) -> bool:
     return bool((np.abs(after - np.asarray(before.convert("RGB"))) > SAME).any())
 
 
-def _says_otherwise(image: Image.Image) -> bool:
-    """Return whether an image without a profile says by other means that it is not in sRGB."""
+def _is_not_srgb(image: Image.Image) -> bool:
+    """Return whether an image without a profile states by other means that it is not in sRGB."""
     if image.mode == "CMYK":
         return True
     if (codes := _code_points(image)) is not None:
-        return codes[0] not in (1, 2) or codes[1] not in (1, 2, 6, 13)  # as BT.709 or sRGB; 2 says nothing
+        return codes[0] not in (1, 2) or codes[1] not in (1, 2, 6, 13)  # (BT.709 or sRGB; 2 is unspecified)
     if "srgb" in image.info:
         return False
     if "gamma" in image.info or "chromaticity" in image.info:
@@ -122,7 +125,7 @@ def _says_otherwise(image: Image.Image) -> bool:
             np.allclose(image.info.get("gamma", 1 / 2.2), 1 / 2.2, atol=0.02)
             and np.allclose(white_and_primaries, SRGB_CHROMATICITY, atol=0.01)
         )
-    return _exif_says_otherwise(image)
+    return _exif_is_not_srgb(image)
 
 
 def _code_points(image: Image.Image) -> tuple[int, int] | None:
@@ -130,24 +133,24 @@ def _code_points(image: Image.Image) -> tuple[int, int] | None:
     mark, codes = _CODES.get(image.format or "", (b"", ""))
     if not mark or image.fp is None:
         return None
-    _, found, rest = _beginning(image.fp, HEADER).partition(b"IDAT")[0].partition(mark)
-    return struct.unpack_from(codes, rest) if len(rest) >= struct.calcsize(codes) and found else None  # type: ignore[return-value]
+    _, separator, rest = _beginning(image.fp, HEADER).partition(b"IDAT")[0].partition(mark)
+    return struct.unpack_from(codes, rest) if len(rest) >= struct.calcsize(codes) and separator else None  # type: ignore[return-value]
 
 
 def _beginning(file: Any, num_bytes: int) -> bytes:
     """Return the first bytes of an open file, and leave it where it was."""
-    place = file.tell()
+    position = file.tell()
     file.seek(0)
     content = file.read(num_bytes)
-    file.seek(place)
+    file.seek(position)
     return content
 
 
-def _exif_says_otherwise(image: Image.Image) -> bool:
+def _exif_is_not_srgb(image: Image.Image) -> bool:
     try:
-        exif = Image.Image.getexif(image)  # (a PNG's own would decode it)
-        own = exif.get_ifd(ExifTags.IFD.Exif)
-        names = exif.get_ifd(ExifTags.IFD.Interop) if ExifTags.IFD.Interop in own else {}
-        return own.get(ExifTags.Base.ColorSpace, 1) != 1 or names.get(ExifTags.Interop.InteropIndex) == "R03"
+        exif = Image.Image.getexif(image)  # (the method of PNG images would decode the pixels)
+        tags = exif.get_ifd(ExifTags.IFD.Exif)
+        names = exif.get_ifd(ExifTags.IFD.Interop) if ExifTags.IFD.Interop in tags else {}
+        return tags.get(ExifTags.Base.ColorSpace, 1) != 1 or names.get(ExifTags.Interop.InteropIndex) == "R03"
     except Exception:  # damaged EXIF data can raise anything
         return False

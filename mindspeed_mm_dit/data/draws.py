@@ -60,10 +60,10 @@ def evenly_spread(numbers: np.ndarray) -> np.ndarray:
     Any 2**k consecutive points that begin at a multiple of 2**k put one point into each 2**k-th part of [0, 1) (van der
     Corput 1935: the binary digits of the number, mirrored at the point).
     """
-    points, place = np.zeros(len(numbers)), 0.5
+    points, digit_value = np.zeros(len(numbers)), 0.5
     while numbers.any():
-        points += place * (numbers & 1)
-        numbers, place = numbers >> 1, place / 2
+        points += digit_value * (numbers & 1)
+        numbers, digit_value = numbers >> 1, digit_value / 2
     return points
 
 

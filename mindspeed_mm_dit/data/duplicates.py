@@ -34,7 +34,7 @@ def find_copies(paths: Sequence[str]) -> list[Copy]:
 def _size_of(path: str) -> int | None:
     try:
         return check_file(path)
-    except UnusableFile:  # it is gone; this is reported when it is read
+    except UnusableFile:  # (it is gone, which is reported when it is read)
         return None
 
 

@@ -29,23 +29,23 @@ DECODE_CHECK_LIMIT = 20_000
 """Up to this many images, a run checks every byte and searches for copies; beyond, it checks only the headers."""
 
 
-def open_folder(param: DatasetParam, wanted: SourceRequest) -> Rows:
+def open_folder(param: DatasetParam, request: SourceRequest) -> Rows:
     """List the images of ``param`` and check that each is there, can be decoded, and has a label in range.
 
     Raises:
         DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
     """
-    folder, labelled = Path(param.data_folder), wants_labels(param, wanted)
-    rows, classes, notes, told = list_images(param, labelled, wanted.classes)
+    folder, labelled = Path(param.data_folder), wants_labels(param, request)
+    rows, classes, notes, captions = list_images(param, labelled, request.classes)
     labels = np.array([label for _, label in rows], np.int64)
     if labelled:
-        check_labels(labels, wanted.num_classes, lambda row: str(folder / rows[row][0]), classes)
-    decode = wanted.decode_all or len(rows) <= DECODE_CHECK_LIMIT
+        check_labels(labels, request.num_classes, lambda row: str(folder / rows[row][0]), classes)
+    decode = request.decode_all or len(rows) <= DECODE_CHECK_LIMIT
     looks = look_at([folder / path for path, _ in rows], param.sample_size, decode)
-    told = checked(told, wanted.caption_problems)
-    good, wrong = _sorted_out(looks, told)
+    captions = checked(captions, request.caption_problems)
+    good, wrong = _sorted_out(looks, captions)
     problems = tuple(f"{folder / rows[number][0]} {problem}" for number, problem in wrong.items())
-    repeats, note = repeats_of([path for path, _ in rows], param, wanted.classes)
+    repeats, note = repeats_of([path for path, _ in rows], param, request.classes)
     bad = list(wrong)
     if bad and not (param.skip_bad_images and good):
         hint = similar_name(folder / rows[bad[0]][0])
@@ -55,19 +55,20 @@ def open_folder(param: DatasetParam, wanted: SourceRequest) -> Rows:
             f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true",
         )
     rows, looks, labels = [rows[number] for number in good], [looks[number] for number in good], labels[good]
-    told, repeats = [told[number] for number in good] if told else [], None if repeats is None else repeats[good]
+    captions = [captions[number] for number in good] if captions else []
+    repeats = None if repeats is None else repeats[good]
     paths = tuple(str(folder / path) for path, _ in rows)
     if not decode:
         notes += (f"note: of {len(paths):,} images only the headers were checked, and copies were not searched",)
     sizes, shapes = _shapes(looks, param, repeats)
     return Rows(
         paths,
-        _items(labels if labelled else None, told),
+        _items(labels if labelled else None, captions),
         named_to_the_last(classes, labels) if labelled else (),
         len(bad),
         problems,
         notes + note + notes_on(paths, looks, param, shapes),
-        _digest_of(rows, [look.size for look in looks], told),
+        _digest_of(rows, [look.size for look in looks], captions),
         shapes=shapes,
         sizes=sizes,
         repeats=repeats,
@@ -85,42 +86,42 @@ def _shapes(
     return sizes, shapes_of(sizes[entries], param)[np.unique(entries, return_index=True)[1]]
 
 
-def wants_labels(param: DatasetParam, wanted: SourceRequest) -> bool:
+def wants_labels(param: DatasetParam, request: SourceRequest) -> bool:
     """Return whether labels are read; a data set of captions may have none."""
-    return "label" in wanted.items or param.captions is None
+    return "label" in request.items or param.captions is None
 
 
-def _items(labels: np.ndarray | None, told: Sequence[ImageCaptions]) -> dict[str, Any]:
+def _items(labels: np.ndarray | None, captions: Sequence[ImageCaptions]) -> dict[str, Any]:
     items: dict[str, Any] = {} if labels is None else {"label": labels}
-    return items | ({"caption": tuple(own.captions for own in told)} if told else {})
+    return items | ({"caption": tuple(image.captions for image in captions)} if captions else {})
 
 
-def _sorted_out(looks: Sequence[Look], told: Sequence[ImageCaptions]) -> tuple[list[int], dict[int, str]]:
-    """Return the usable rows, and the reason for each of the others; ``looks`` or ``told`` may be empty."""
-    found = list(zip_longest((look.problem for look in looks), (own.problem for own in told)))
-    wrong = {number: problem for number, pair in enumerate(found) if (problem := pair[0] or pair[1])}
-    return [number for number in range(len(found)) if number not in wrong], wrong
+def _sorted_out(looks: Sequence[Look], captions: Sequence[ImageCaptions]) -> tuple[list[int], dict[int, str]]:
+    """Return the usable rows, and the reason for each of the others; ``looks`` or ``captions`` may be empty."""
+    pairs = list(zip_longest((look.problem for look in looks), (image.problem for image in captions)))
+    wrong = {number: problem for number, pair in enumerate(pairs) if (problem := pair[0] or pair[1])}
+    return [number for number in range(len(pairs)) if number not in wrong], wrong
 
 
-def open_shards(param: DatasetParam, wanted: SourceRequest) -> Rows:
-    """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is drawn."""
-    labelled = wants_labels(param, wanted)
-    rows, labels, classes, notes, digest, told = list_shards(param, labelled, wanted.classes)
+def open_shards(param: DatasetParam, request: SourceRequest) -> Rows:
+    """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is read."""
+    labelled = wants_labels(param, request)
+    rows, labels, classes, notes, digest, captions = list_shards(param, labelled, request.classes)
     if labelled:
-        check_labels(labels, wanted.num_classes, rows.__getitem__, classes)
+        check_labels(labels, request.num_classes, rows.__getitem__, classes)
     classes = named_to_the_last(classes, labels)
-    told = checked(told, wanted.caption_problems)
-    items = _items(labels if labelled else None, told)
+    captions = checked(captions, request.caption_problems)
+    items = _items(labels if labelled else None, captions)
     classes = classes if labelled else ()
     index, looks = Rows(rows, items, classes, notes=notes, digest=digest, files=rows.files), list[Look]()
-    if len(rows) > DECODE_CHECK_LIMIT and not wanted.decode_all and param.buckets is None:
-        said = f"note: of {len(rows):,} images in shards none is opened before it is drawn"
-        index = dataclasses.replace(index, notes=(*notes, said))
-        if not told:
+    if len(rows) > DECODE_CHECK_LIMIT and not request.decode_all and param.buckets is None:
+        note = f"note: of {len(rows):,} images in shards none is opened before it is read"
+        index = dataclasses.replace(index, notes=(*notes, note))
+        if not captions:
             return index
     else:
         looks = look_at([partial(rows.content, number) for number in range(len(rows))], param.sample_size, decode=True)
-    good, wrong = _sorted_out(looks, told)
+    good, wrong = _sorted_out(looks, captions)
     problems = tuple(f"{rows[number]} {problem}" for number, problem in wrong.items())
     if wrong and not (param.skip_bad_images and good):
         cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
@@ -132,10 +133,10 @@ def open_shards(param: DatasetParam, wanted: SourceRequest) -> Rows:
     return dataclasses.replace(index, skipped=len(wrong), problems=problems, notes=notes, shapes=shapes, sizes=sizes)
 
 
-def _digest_of(rows: list[tuple[str, int]], sizes: list[int], told: Sequence[ImageCaptions]) -> str:
+def _digest_of(rows: list[tuple[str, int]], sizes: list[int], captions: Sequence[ImageCaptions]) -> str:
     """Return a cheap fingerprint of the data set: image count, and a digest of names, labels, sizes and captions."""
-    said = ["".join(f"\0{caption}" for caption in own.captions) for own in told] or [""] * len(rows)
-    lines = sorted(f"{path}\0{label}\0{size}{own}\n" for (path, label), size, own in zip(rows, sizes, said))
+    texts = ["".join(f"\0{caption}" for caption in image.captions) for image in captions] or [""] * len(rows)
+    lines = sorted(f"{path}\0{label}\0{size}{text}\n" for (path, label), size, text in zip(rows, sizes, texts))
     digest = hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape"))
     return f"{len(rows):,} images, {digest.hexdigest()[:12]}"
 
@@ -152,10 +153,10 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
     if not is_folder(folder):
         return rows
     labelled = "label" in rows.items
-    present, classes, notes, told = list_images(param, labelled, rows.classes)
+    present, classes, notes, captions = list_images(param, labelled, rows.classes)
     labels = rows.labels.tolist() if labelled else [0] * len(rows)
-    kept = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
-    missing = sorted(set(kept) - set(present))
+    cached = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
+    missing = sorted(set(cached) - set(present))
     if missing or not len(rows) <= len(present) <= len(rows) + rows.skipped:  # (what was skipped may be gone)
         raise DataError(
             f"dataset_param.latents = {param.latents}",
@@ -163,7 +164,7 @@ def as_listed(param: DatasetParam, rows: Rows) -> Rows:
             + (f"; {missing[0][0]} is gone or has another label" if missing else ""),
             "make the cache again, in an empty folder: mm-dit cache-latents",
         )
-    _check_captions(param, rows, dict(zip((path for path, _ in present), told)))
+    _check_captions(param, rows, dict(zip((path for path, _ in present), captions)))
     return dataclasses.replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes + note)
 
 
@@ -173,11 +174,12 @@ def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
     return dataclasses.replace(rows, files=tuple(map(str, shard_files(folder, param)))) if is_folder(folder) else rows
 
 
-def _check_captions(param: DatasetParam, rows: Rows, told: Mapping[str, ImageCaptions]) -> None:
-    """Raise DataError if the captions of a cache differ from ``told``, by the path of the image."""
-    for path, captions in zip(rows.paths, rows.captions) if told else ():
-        if told[os.path.relpath(path, param.data_folder)].captions != captions:
+def _check_captions(param: DatasetParam, rows: Rows, listed: Mapping[str, ImageCaptions]) -> None:
+    """Raise DataError if the captions of a cache differ from ``listed``, by the path of the image."""
+    for path, captions in zip(rows.paths, rows.captions) if listed else ():
+        if listed[os.path.relpath(path, param.data_folder)].captions != captions:
             raise DataError(
-                f"dataset_param.latents = {param.latents}", f"was made of other captions: those of {path} have changed",
+                f"dataset_param.latents = {param.latents}",
+                f"was made of other captions: those of {path} have changed",
                 "make the cache again, in an empty folder: mm-dit cache-latents",
-            )  # fmt: skip
+            )

@@ -20,7 +20,7 @@ Size = tuple[int, int]
 
 
 def step_between(fps: float | None, train_fps: float | None) -> float:
-    """Return the frames of a video of ``fps`` per frame of its clip; below 1 some frames are taken twice."""
+    """Return the frames of a video of ``fps`` per frame of its clip; below 1 some frames are repeated."""
     if train_fps is None or fps is None or abs(fps - train_fps) < SAME_RATE:
         return 1.0
     return fps / train_fps

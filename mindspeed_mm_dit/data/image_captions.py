@@ -1,8 +1,8 @@
-"""Captions of images from files: a .txt or .json beside an image, or after it in a tar.
+"""Captions of images from files: a .txt or .json next to an image, or after it in a tar.
 
-A place is written ".txt" for a file's ending, ".json:caption" for a key of a JSON object. A text file has one caption
-per line; a JSON value is one caption or a list. There may be several places, e.g. one per language; an image gets the
-captions of all.
+A location is written ".txt" for a file's ending, ".json:caption" for a key of a JSON object. A text file has one
+caption per line; a JSON value is one caption or a list. There may be several locations, e.g. one per language; an image
+gets the captions of all.
 """
 
 from __future__ import annotations
@@ -39,41 +39,43 @@ class ImageCaptions(NamedTuple):
         return self.problem.endswith(SAVE_AS_UTF_8)
 
 
-def joined(found: Sequence[ImageCaptions], places: Sequence[str]) -> ImageCaptions:
-    """Join the captions of one image: ``found`` has those of the ``places`` that exist."""
-    problem = next((told.problem for told in found if told.problem), "")
-    captions = tuple(caption for told in found for caption in told.captions)
+def merge_captions(parts: Sequence[ImageCaptions], locations: Sequence[str]) -> ImageCaptions:
+    """Join the captions of one image: ``parts`` has those of the ``locations`` that exist."""
+    problem = next((part.problem for part in parts if part.problem), "")
+    captions = tuple(caption for part in parts for caption in part.captions)
     return ImageCaptions(
-        captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(places)}")
+        captions, problem or ("" if captions else f"has no caption: there is no {' or '.join(locations)}")
     )
 
 
 def checked(
-    told: Sequence[ImageCaptions], checks: Sequence[Callable[[Sequence[str]], list[str]]]
+    captions: Sequence[ImageCaptions], checks: Sequence[Callable[[Sequence[str]], list[str]]]
 ) -> list[ImageCaptions]:
-    """Return ``told`` with the problems that the text encoders' ``checks`` (``captions.caption_problems``) find."""
-    problems = first_problems([own.captions for own in told], checks)
-    return [own if own.problem else ImageCaptions(own.captions, problem) for own, problem in zip(told, problems)]
+    """Return ``captions`` with the problems that the text encoders' ``checks`` (``captions.caption_problems``) find."""
+    problems = first_problems([image.captions for image in captions], checks)
+    return [
+        image if image.problem else ImageCaptions(image.captions, problem) for image, problem in zip(captions, problems)
+    ]
 
 
-def endings_of(places: Sequence[str]) -> set[str]:
-    """Return the endings of the files that ``places`` name."""
-    return {place.partition(":")[0] for place in places if place.startswith(".")}
+def endings_of(locations: Sequence[str]) -> set[str]:
+    """Return the endings of the files that ``locations`` name."""
+    return {location.partition(":")[0] for location in locations if location.startswith(".")}
 
 
-def read_sidecar_captions(images: Sequence[Path], places: Sequence[str]) -> list[ImageCaptions]:
-    """Return the captions of each of ``images`` from the files beside it, named like the image but for the ending.
+def read_sidecar_captions(images: Sequence[Path], locations: Sequence[str]) -> list[ImageCaptions]:
+    """Return the captions of each of ``images`` from the files next to it, named like the image but for the ending.
 
-    If there is no such file, one counts whose name is written with other Unicode characters that look the same, whose
+    If there is no such file, one is used whose name is written with other Unicode characters that look the same, whose
     ending has capital letters, or whose name has the image's ending too (x.png.txt).
     """
-    beside = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
-    looking = in_threads(lambda image: _beside(image, places, beside[image.parent]), images)
+    folders = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
+    looking = in_threads(lambda image: _sidecar_captions(image, locations, folders[image.parent]), images)
     return list(progress("reading captions", looking, total=len(images), unit="image", delay=2))
 
 
 class _NamesIn:
-    """The names in a folder, also found by another way to write them."""
+    """The names in a folder, looked up also by other spellings."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -82,36 +84,36 @@ class _NamesIn:
             self._exact = set()
         self._alike: dict[str, list[str]] = {}
         for name in sorted(self._exact):
-            self._alike.setdefault(_as_shown(name).casefold(), []).append(name)
+            self._alike.setdefault(_normalized(name).casefold(), []).append(name)
 
-    def of(self, stem: str, ending: str) -> list[str]:
+    def matching(self, stem: str, ending: str) -> list[str]:
         """Return the name that is ``stem`` and ``ending``, or those like it; letters of the stem keep their case."""
         if stem + ending in self._exact:
             return [stem + ending]
-        alike = self._alike.get(_as_shown(stem + ending).casefold(), [])
-        return [name for name in alike if _as_shown(name).startswith(_as_shown(stem))]
+        alike = self._alike.get(_normalized(stem + ending).casefold(), [])
+        return [name for name in alike if _normalized(name).startswith(_normalized(stem))]
 
 
-def _as_shown(name: str) -> str:
+def _normalized(name: str) -> str:
     return composed([name])[0]
 
 
-def _beside(image: Path, places: Sequence[str], names: _NamesIn) -> ImageCaptions:
-    found = []
-    for place in places:
-        ending = place.partition(":")[0]
-        own = names.of(image.stem, ending) or names.of(image.name, ending)
-        if len(own) > 1:
-            found.append(ImageCaptions(problem=f"has captions in {' and in '.join(own)}: keep one"))
-        elif own and image.with_name(own[0]).is_file():
-            found.append(_read_beside(image.with_name(own[0]), place))
-    return joined(found, [image.stem + place for place in places])
+def _sidecar_captions(image: Path, locations: Sequence[str], names: _NamesIn) -> ImageCaptions:
+    parts = []
+    for location in locations:
+        ending = location.partition(":")[0]
+        matches = names.matching(image.stem, ending) or names.matching(image.name, ending)
+        if len(matches) > 1:
+            parts.append(ImageCaptions(problem=f"has captions in {' and in '.join(matches)}: keep one"))
+        elif matches and image.with_name(matches[0]).is_file():
+            parts.append(_read_sidecar(image.with_name(matches[0]), location))
+    return merge_captions(parts, [image.stem + location for location in locations])
 
 
-def _read_beside(path: Path, place: str) -> ImageCaptions:
+def _read_sidecar(path: Path, location: str) -> ImageCaptions:
     try:
         check_size(path.name, check_file(path))
-        return parse_caption_file(path.name, read_bytes(path), place)
+        return parse_caption_file(path.name, read_bytes(path), location)
     except UnusableFile as problem:
         return ImageCaptions(problem=f"has a caption in {path.name}, which {problem}")
 
@@ -119,24 +121,24 @@ def _read_beside(path: Path, place: str) -> ImageCaptions:
 def check_size(name: str, size: int) -> None:
     """Raise UnusableFile if a file of ``size`` bytes is too large to hold captions."""
     if size > MOST_BYTES:
-        raise UnusableFile(f"has {size:,} bytes: those are no captions ({name})")
+        raise UnusableFile(f"has {size:,} bytes, too many for captions ({name})")
 
 
-def parse_caption_file(name: str, content: bytes, place: str) -> ImageCaptions:
-    """Return the captions in a file called ``name``; ``place``: its ending and, for JSON, the key."""
+def parse_caption_file(name: str, content: bytes, location: str) -> ImageCaptions:
+    """Return the captions in a file called ``name``; ``location``: its ending and, for JSON, the key."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         where = f"{name}, line {line}, byte {content[error.start]:#04x}"
         return ImageCaptions(problem=f"has a caption that is not UTF-8: {where} {SAVE_AS_UTF_8}")
-    key = place.partition(":")[2]
+    key = location.partition(":")[2]
     captions = _in_json(text, key) if key else [line.strip() for line in lines_of(text)]
     if captions is None:
-        return ImageCaptions(problem=f"has no caption: {name} is no JSON object with texts in {key!r}")
+        return ImageCaptions(problem=f"has no caption: {name} is not a JSON object with texts in {key!r}")
     captions = [caption for caption in captions if caption.strip()]
     if any("\0" in caption for caption in captions):
-        return ImageCaptions(problem=f"has a caption that is no text: {name} holds a NUL byte {SAVE_AS_UTF_8}")
+        return ImageCaptions(problem=f"has a caption that is not text: {name} holds a NUL byte {SAVE_AS_UTF_8}")
     return ImageCaptions(tuple(captions), "" if captions else f"has no caption: {name} is empty")
 
 
@@ -154,12 +156,12 @@ def _in_json(text: str, key: str) -> list[str] | None:
 def texts_of(value: Any) -> list[str] | None:
     """Return a text or a list of texts as a list, [] for None, and None for anything else."""
     values = value if isinstance(value, list) else [] if value is None else [value]
-    return values if all(isinstance(own, str) for own in values) else None
+    return values if all(isinstance(item, str) for item in values) else None
 
 
 def parse_captions(value: Any, where: str) -> ImageCaptions:
     """Return the captions in ``value``, the field ``where`` of a table."""
     texts = texts_of(value)
     if texts is None:
-        return ImageCaptions(problem=f"has a {where} that is no text: {short_repr(value)}")
+        return ImageCaptions(problem=f"has a {where} that is not text: {short_repr(value)}")
     return ImageCaptions(tuple(text for text in texts if text.strip()))

@@ -1,4 +1,4 @@
-"""Reads images from their files, and keeps them if all fit into memory."""
+"""Reads images from their files, and caches them if all fit into memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import echo_if_open
 
 CACHE_BYTES = 256 * 2**20
-"""Data sets whose pixels fit in this are decoded once and kept."""
+"""Data sets whose pixels fit in this are decoded once and cached."""
 
 STAND_IN_TRIES = 100
 """This many unreadable images in a row mean that something else is wrong."""
@@ -42,7 +42,7 @@ class ImageReader:
         flip_prob: float = 0.0,
         color_profiles: ColorProfiles = "convert",
     ) -> None:
-        """``size``: (H, W) or the side of a square, for rows without shapes of their own."""
+        """``size``: (H, W) or the side of a square, for rows without ``shapes``."""
         self.channels, self.skip_bad = channels, skip_bad
         self._rows, self._flip_prob, self._color_profiles = rows, flip_prob, color_profiles
         self._shapes = np.broadcast_to(size, (len(rows), 2)) if rows.shapes is None else rows.shapes
@@ -63,11 +63,11 @@ class ImageReader:
         Raises:
             DataError: naming a file that cannot be read, and why.
         """
-        found = [self._readable(image) for image in rows.tolist()]
-        pixels = np.stack([pixels for _, pixels in found])
+        loaded = [self._readable(image) for image in rows.tolist()]
+        pixels = np.stack([pixels for _, pixels in loaded])
         mirrored = views.astype(bool)
         pixels[mirrored] = pixels[mirrored, :, :, ::-1]
-        return Read({"pixels": pixels}, np.array([image for image, _ in found], np.int64))
+        return Read({"pixels": pixels}, np.array([image for image, _ in loaded], np.int64))
 
     def _readable(self, image: int) -> tuple[int, np.ndarray]:
         """Return ``image`` or its replacement, and the pixels."""
@@ -83,8 +83,8 @@ class ImageReader:
         raise DataError(
             path,
             problem,
-            "repair or remove the file, or let training go on without it: dataset_param.skip_bad_images; a run can be "
-            "resumed from its last checkpoint",
+            "repair or remove the file, or set dataset_param.skip_bad_images to train without it; a run can be resumed "
+            "from its last checkpoint",
         )
 
     def _pixels(self, image: int, size: Size) -> np.ndarray | None:

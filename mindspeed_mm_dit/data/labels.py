@@ -18,8 +18,8 @@ from mindspeed_mm_dit.errors import DataError
 
 _NUMBER = re.compile(r"-?\d{1,18}")
 _OTHER_NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
-"""A number that is no label, e.g. 1.0, 1e3, nan."""
-_SHOWN = 10
+"""A number that is not a label, e.g. 1.0, 1e3, nan."""
+_MAX_NAMES = 10
 
 ANY_CLASSES = 1_000_000
 """Bound on labels if no model is given."""
@@ -40,23 +40,28 @@ class Labels(NamedTuple):
 
 
 def labels_of(
-    words: Sequence[str], where: str, place: Callable[[int], str], stated: Sequence[str] = (), kept: Sequence[str] = ()
+    words: Sequence[str],
+    where: str,
+    location: Callable[[int], str],
+    stated: Sequence[str] = (),
+    known_classes: Sequence[str] = (),
 ) -> Labels:
     """Return the labels of rows whose classes are written as ``words``.
 
-    where: the data set, in notes. place: what to call a row in errors. stated: names in the order of their labels, if
-    the data set lists them. kept: class names of a run or cache to go on with; the same set of names keeps its numbers.
+    where: the data set, in notes. location: what to call a row in errors. stated: names in the order of their labels,
+    if the data set lists them. known_classes: class names of a run or cache to continue; the same set of names keeps
+    its numbers.
 
     Raises:
         DataError: a row has no label, or one that is neither a whole number nor a name, or numbers and names are mixed.
     """
     words = composed(words)
     counts = Counter(words)
-    named: Named = lambda word: f"{place(words.index(word))}: label {reprlib.repr(word)}"  # noqa: E731
+    named: Named = lambda word: f"{location(words.index(word))}: label {reprlib.repr(word)}"  # noqa: E731
     if "" in counts:
-        raise DataError(place(words.index("")), "has no label", "write a label in every row")
-    if kept and set(kept) == set(stated or counts):
-        names, notes = tuple(kept), _note_of_kept(where, kept)
+        raise DataError(location(words.index("")), "has no label", "write a label in every row")
+    if known_classes and set(known_classes) == set(stated or counts):
+        names, notes = tuple(known_classes), _note_of_old_numbers(where, known_classes)
     else:
         names = tuple(stated) or _names_in(counts, named)
         notes = _notes_of_similar(where, names or counts)
@@ -71,7 +76,7 @@ def composed(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_labels(
-    labels: np.ndarray, num_classes: int | None, place: Callable[[int], str], classes: Sequence[str] = ()
+    labels: np.ndarray, num_classes: int | None, location: Callable[[int], str], classes: Sequence[str] = ()
 ) -> None:
     """Raise DataError if a label (N,) is not a class of a model of ``num_classes``; None: of any model.
 
@@ -79,17 +84,17 @@ def check_labels(
     """
     end = ANY_CLASSES if num_classes is None else num_classes
     for row in np.flatnonzero((labels < 0) | (labels >= end))[:1].tolist():
-        label, told = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
+        label, setting = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
         if 0 <= label < len(classes) and classes[label] != str(label):
-            names = ", ".join(classes[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
+            names = ", ".join(classes[:_MAX_NAMES]) + (", ..." if len(classes) > _MAX_NAMES else "")
             raise DataError(
-                f"{place(row)}: class {classes[label]}",
-                f"is one of {len(classes)}: {names}; the model has {end}{told}",
-                "take it out of the images, or begin a new run with this num_classes in model.json",
+                f"{location(row)}: class {classes[label]}",
+                f"is one of {len(classes)}: {names}; the model has {end}{setting}",
+                "remove its images, or begin a new run with this num_classes in model.json",
             )
         raise DataError(
-            f"{place(row)}: label {label}",
-            f"is outside 0 ... {end - 1}{told}",
+            f"{location(row)}: label {label}",
+            f"is outside 0 ... {end - 1}{setting}",
             "correct the label, or num_classes in model.json; a name that is a number is the label",
         )
 
@@ -109,11 +114,11 @@ def _names_in(counts: Mapping[str, int], named: Named) -> tuple[str, ...]:
     if numbers and names:
         few, many = sorted((numbers, names), key=lambda words: sum(counts[word] for word in words))
         kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
-        share = f"{sum(counts[word] for word in many)} of {sum(counts.values())}"
+        counted = f"{sum(counts[word] for word in many)} of {sum(counts.values())}"
         raise DataError(
             named(few[0]),
-            f"is {kinds[0]}; {share} labels are {kinds[1]}, such as {reprlib.repr(many[0])}",
-            "write all labels as numbers, or all as names that are no numbers",
+            f"is {kinds[0]}; {counted} labels are {kinds[1]}, such as {reprlib.repr(many[0])}",
+            "write all labels as numbers, or all as names that are not numbers",
         )
     return tuple(sorted(names))
 
@@ -124,12 +129,12 @@ def _number_of(word: str, known: Mapping[str, int], named: Named) -> int:
         return known[word]
     if _NUMBER.fullmatch(word) and int(word) not in range(len(known)):
         return int(word)
-    shown = ", ".join(list(known)[:_SHOWN]) + (", ..." if len(known) > _SHOWN else "")
-    raise DataError(named(word), f"is none of the classes that the data set lists: {shown}", "name one of these")
+    listed = ", ".join(list(known)[:_MAX_NAMES]) + (", ..." if len(known) > _MAX_NAMES else "")
+    raise DataError(named(word), f"is not one of the classes that the data set lists: {listed}", "name one of these")
 
 
 def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
-    """Return warnings of names that differ little, and of numbers that are written in two ways."""
+    """Return warnings of names that differ little, and of numbers with two spellings."""
     first: dict[str | int, str] = {}
     notes = []
     for word in words:
@@ -140,7 +145,7 @@ def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _note_of_kept(where: str, names: Sequence[str]) -> tuple[str, ...]:
+def _note_of_old_numbers(where: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return a note if names that are numbers keep other numbers, as earlier versions gave them."""
     other = [(name, n) for n, name in enumerate(names) if _NUMBER.fullmatch(name) and int(name) != n]
     return tuple(

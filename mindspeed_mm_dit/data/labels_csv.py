@@ -53,42 +53,49 @@ class Listing(NamedTuple):
     """Name of every label; empty if the labels are plain numbers."""
     notes: tuple[str, ...] = ()
     """Lines for the user that begin with "note: " or "warning: "."""
-    told: Sequence[ImageCaptions] = ()
+    captions: Sequence[ImageCaptions] = ()
     """Captions of each image; empty if captions are not requested."""
 
 
-def read_labels(path: Path, labelled: bool = True, captions: tuple[str, ...] = (), kept: Sequence[str] = ()) -> Listing:
+def read_labels(
+    path: Path, labelled: bool = True, captions: tuple[str, ...] = (), known_classes: Sequence[str] = ()
+) -> Listing:
     """Read an index; labels that are not numbers are class names, numbered in sorted order.
 
-    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns. kept: class names
-    of a run or cache to go on with.
+    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns. known_classes:
+    class names of a run or cache to continue.
 
     Raises:
         DataError: naming file, line and cure.
     """
     rows = list(_rows_in(path, _text_of(path), labelled, captions))
-    _check_one_label_each(path, rows)
+    _check_labels_agree(path, rows)
     if not captions:
-        return _labelled(path, rows, kept)
-    offered: dict[str, list[Row]] = {}
+        return _labelled(path, rows, known_classes)
+    by_image: dict[str, list[Row]] = {}
     for row in rows:
-        offered.setdefault(row.image, []).append(row)
-    told = tuple(_told(path, own, captions) for own in offered.values())
-    found = _labelled(path, [own[0] for own in offered.values()], kept)
-    return found._replace(told=told)
+        by_image.setdefault(row.image, []).append(row)
+    image_captions = tuple(_captions_of(path, lines, captions) for lines in by_image.values())
+    listing = _labelled(path, [lines[0] for lines in by_image.values()], known_classes)
+    return listing._replace(captions=image_captions)
 
 
-def _told(path: Path, rows: list[Row], columns: tuple[str, ...]) -> ImageCaptions:
+def _captions_of(path: Path, rows: list[Row], columns: tuple[str, ...]) -> ImageCaptions:
     captions = tuple(caption for row in rows for caption in row.captions)
     where = f"{path.name}, line {rows[0].line}"
     return ImageCaptions(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
 
 
-def _labelled(path: Path, rows: list[Row], kept: Sequence[str]) -> Listing:
+def _labelled(path: Path, rows: list[Row], known_classes: Sequence[str]) -> Listing:
     if not any(row.label for row in rows):
         return Listing([(row.image, 0) for row in rows], ())
-    found = labels_of([row.label for row in rows], str(path), lambda row: f"{path}: line {rows[row].line}", kept=kept)
-    return Listing([(row.image, n) for row, n in zip(rows, found.numbers.tolist())], found.classes, found.notes)
+    labels = labels_of(
+        [row.label for row in rows],
+        str(path),
+        lambda row: f"{path}: line {rows[row].line}",
+        known_classes=known_classes,
+    )
+    return Listing([(row.image, n) for row, n in zip(rows, labels.numbers.tolist())], labels.classes, labels.notes)
 
 
 def is_index(path: Path) -> bool:
@@ -97,7 +104,7 @@ def is_index(path: Path) -> bool:
 
 
 def columns_of(path: Path) -> list[str]:
-    """Return the columns that the first line of a CSV or .jsonl names; none if it is no such file."""
+    """Return the columns that the first line of a CSV or .jsonl names; none if it is not such a file."""
     with suppress(UnusableFile, OSError, ValueError, RecursionError, csv.Error):
         check_file(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -123,15 +130,15 @@ def _text_of(path: Path) -> str:
         ) from None
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise DataError(f"{path}: line {line}", "holds a NUL byte: this is no text", "save the file as UTF-8")
+        raise DataError(f"{path}: line {line}", "holds a NUL byte, so it is not text", "save the file as UTF-8")
     return text
 
 
 def _rows_in(path: Path, text: str, labelled: bool, captions: tuple[str, ...]) -> Iterator[Row]:
-    found, records = (_jsonl if path.suffix.lower() == JSONL else _csv)(path, text)
-    image = next((name for name in IMAGE_NAMES if name in found), IMAGE) if captions else IMAGE
+    columns, records = (_jsonl if path.suffix.lower() == JSONL else _csv)(path, text)
+    image = next((name for name in IMAGE_NAMES if name in columns), IMAGE) if captions else IMAGE
     required = (image, LABEL) if labelled else (image,)
-    _check_columns(path, found, (*required, *captions))
+    _check_columns(path, columns, (*required, *captions))
     for line, record in records:
         yield _row(f"{path}: line {line}", line, record, required, captions)
 
@@ -145,80 +152,81 @@ def _csv(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, Mapping[
             for row in reader:
                 yield reader.line_num, row
         except csv.Error as error:
-            raise _no_csv(path, reader.line_num, error) from None
+            raise _csv_error(path, reader.line_num, error) from None
 
     try:
         return list(reader.fieldnames or ()), lines()
     except csv.Error as error:
-        raise _no_csv(path, reader.line_num, error) from None
+        raise _csv_error(path, reader.line_num, error) from None
 
 
-def _no_csv(path: Path, line: int, error: csv.Error) -> DataError:
-    return DataError(f"{path}: line {line}", f"is no CSV: {error}", "close every quote, or write the file again")
+def _csv_error(path: Path, line: int, error: csv.Error) -> DataError:
+    return DataError(f"{path}: line {line}", f"is not valid CSV: {error}", "close every quote, or write the file again")
 
 
 def _jsonl(path: Path, text: str) -> tuple[list[str], Iterator[tuple[int, Mapping[Any, Any]]]]:
     """Return the keys of all objects of a .jsonl, and its lines with their numbers."""
-    found = []
+    records = []
     for number, line in enumerate(lines_of(text), 1):
         try:
-            found += [(number, _object(line))] if line.strip() else []
+            records += [(number, _object(line))] if line.strip() else []
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number}", f"is no JSON object: {error}", "write one object in each line"
-                            ) from None  # fmt: skip
-    return list({key: None for _, record in found for key in record}), iter(found)
+            raise DataError(
+                f"{path}: line {number}", f"is not a JSON object: {error}", "write one object in each line"
+            ) from None
+    return list({key: None for _, record in records for key in record}), iter(records)
 
 
 def _object(line: str) -> dict[str, Any]:
     """Return a JSON object, numbers as texts; raises ValueError for anything else."""
-    found = json.loads(line, parse_int=str, parse_float=str)
-    if not isinstance(found, dict) or "\\u0000" in (text := json.dumps(found, ensure_ascii=False)):
-        raise ValueError(reprlib.repr(found))
+    record = json.loads(line, parse_int=str, parse_float=str)
+    if not isinstance(record, dict) or "\\u0000" in (text := json.dumps(record, ensure_ascii=False)):
+        raise ValueError(reprlib.repr(record))
     text.encode()  # (JSON can contain half a surrogate pair: UnicodeEncodeError is a ValueError)
-    return found
+    return record
 
 
-def _check_columns(path: Path, found: list[str], wanted: tuple[str, ...]) -> None:
-    counts = Counter(found)
-    if all(counts[column] == 1 for column in wanted):
+def _check_columns(path: Path, columns: list[str], required: tuple[str, ...]) -> None:
+    counts = Counter(columns)
+    if all(counts[column] == 1 for column in required):
         return
-    cure = f"its first line must name {','.join(wanted)}, each once"
+    cure = f"its first line must name {','.join(required)}, each once"
     for delimiter, words in _DELIMITERS.items():
-        if any(delimiter in name for name in found):
+        if any(delimiter in name for name in columns):
             cure = f"its columns are separated by {words}: save it with commas"
-    raise DataError(str(path), f"has the columns {reprlib.repr(found)}", cure)
+    raise DataError(str(path), f"has the columns {reprlib.repr(columns)}", cure)
 
 
 def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
     surplus = [field for field in row.get(None) or () if field]
     if surplus:
-        shown = ", ".join(surplus)[:80]
+        extra = ", ".join(surplus)[:80]
         what = "path or caption" if captions else "path"
-        raise DataError(where, f"has more fields than the first line: {shown}", f"quote a {what} that holds a comma")
+        raise DataError(where, f"has more fields than the first line: {extra}", f"quote a {what} that holds a comma")
     image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
     for column, value in zip(required, (image, label)):
         if not value.strip():
             raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
             raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
-    offered = [text for column in captions for text in texts_of(row.get(column)) or ()]
-    texts = tuple(text for text in offered if text.strip())
-    return Row(line, _below(where, image), composed([label.strip()])[0], texts)
+    all_texts = [text for column in captions for text in texts_of(row.get(column)) or ()]
+    texts = tuple(text for text in all_texts if text.strip())
+    return Row(line, _inside_folder(where, image), composed([label.strip()])[0], texts)
 
 
-def _below(where: str, image: str) -> str:
+def _inside_folder(where: str, image: str) -> str:
     """Return the normalized path; raise DataError if it leaves the folder of the images."""
     short = posixpath.normpath(image)
     if short.startswith(("/", "../")) or short in ("..", "."):
         raise DataError(
             f"{where}: {image}",
             "leaves dataset_param.data_folder",
-            "paths start there: name one of a file inside it, or set data_folder to the folder of all images",
+            "paths are relative to it: name a file inside it, or set data_folder to the folder of all images",
         )
     return short
 
 
-def _check_one_label_each(path: Path, rows: list[Row]) -> None:
+def _check_labels_agree(path: Path, rows: list[Row]) -> None:
     first: dict[str, Row] = {}
     for row in rows:
         earlier = first.setdefault(row.image, row)

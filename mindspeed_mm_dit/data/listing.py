@@ -18,15 +18,15 @@ from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
-NAMES_SHOWN = 5
-CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that makes folders of them, such as unzip"
+MAX_NAMES = 5
+CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that turns them into folders, such as unzip"
 
 
-def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] = ()) -> Listing:
+def list_images(param: DatasetParam, labelled: bool = True, known_classes: Sequence[str] = ()) -> Listing:
     """Return every image of ``param``, the class names, and the captions that ``param`` requests.
 
-    labelled: whether labels are requested; if not, all are 0 and folders are not classes. kept: class names of a run or
-    cache to go on with.
+    labelled: whether labels are requested; if not, all are 0 and folders are not classes. known_classes: class names of
+    a run or cache to continue.
 
     Raises:
         DataError: naming the folder, or file and line.
@@ -40,10 +40,10 @@ def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
             no_folder(folder),
             f"{_nearest_folder(folder)}correct the path in data.json",
         )
-    listing = _listing(folder, param, labelled, kept)
+    listing = _listing(folder, param, labelled, known_classes)
     if endings_of(param.caption_places):
         paths = [folder / path for path, _ in listing.rows]
-        listing = listing._replace(told=read_sidecar_captions(paths, param.caption_places))
+        listing = listing._replace(captions=read_sidecar_captions(paths, param.caption_places))
     if not listing.rows:
         left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         raise DataError(
@@ -54,30 +54,30 @@ def list_images(param: DatasetParam, labelled: bool = True, kept: Sequence[str] 
     return listing
 
 
-def _listing(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[str]) -> Listing:
+def _listing(folder: Path, param: DatasetParam, labelled: bool, known_classes: Sequence[str]) -> Listing:
     if param.index:
-        return _of_csv(folder, param, labelled, kept)
+        return _list_index(folder, param, labelled, known_classes)
     left_out = _Remainder(endings_of(param.caption_places))
     if param.single_class or not labelled:
-        return _of_one_class(folder, left_out)
-    return of_folders(folder, left_out, kept, param.folder_repeats)
+        return _list_single_class(folder, left_out)
+    return of_folders(folder, left_out, known_classes, param.folder_repeats)
 
 
 def _nearest_folder(folder: Path) -> str:
-    beside = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
-    return nearest(folder.name, [entry.name for entry in beside if _leads_to_folder(entry)])
+    siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
+    return nearest(folder.name, [entry.name for entry in siblings if _leads_to_folder(entry)])
 
 
 def _cure_of_empty(folder: Path, index: str | None) -> str:
     if index:
         return f"write a line image_path,label for each image into {index}"
-    found = indices_in(folder)
-    if found:
-        return f'set dataset_param.index to "{found[0]}"'
+    indices = indices_in(folder)
+    if indices:
+        return f'set dataset_param.index to "{indices[0]}"'
     cure = "put one folder of images per class there, or name an index with image_path,label"
     loose = [entry.name for entry in _entries(folder) if _is_image(entry.name) and not is_hidden(entry.name)]
     if images_of_lost_folders(loose):
-        return f"their names have backslashes, which are no folders here: {CURE_OF_LOST_FOLDERS}"
+        return f"their names have backslashes, which do not separate folders here: {CURE_OF_LOST_FOLDERS}"
     if loose:
         cure += "; or set dataset_param.single_class to true: all images there are of one class"
     return cure
@@ -87,7 +87,10 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 
 
 def of_folders(
-    folder: Path, left_out: _Remainder | None = None, kept: Sequence[str] = (), folder_repeats: bool | None = None
+    folder: Path,
+    left_out: _Remainder | None = None,
+    known_classes: Sequence[str] = (),
+    folder_repeats: bool | None = None,
 ) -> Listing:
     """Take every sub-folder with images as a class; hidden ones are not classes."""
     left_out = left_out or _Remainder()
@@ -95,33 +98,39 @@ def of_folders(
         directory: sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
         for directory in class_folders(folder)
     }
-    classes = [directory for directory, found in images.items() if found]
+    classes = [directory for directory, paths in images.items() if paths]
     names = composed(path.name for path in classes)
-    _check_told_apart(folder, names)
-    if repeated := split_names(names, folder_repeats, kept):
+    _check_names_differ(folder, names)
+    if repeated := split_names(names, folder_repeats, known_classes):
         names = tuple(name for _, name in repeated)
-    labels = labels_of(names, str(folder), lambda number: str(classes[number]), kept=kept)
+    labels = labels_of(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
     rows = [
         (str(image.relative_to(folder)), label)
-        for label, own in zip(labels.numbers.tolist(), classes)
-        for image in images[own]
+        for label, directory in zip(labels.numbers.tolist(), classes)
+        for image in images[directory]
     ]
     left_out.add_loose(_entries(folder))
     lost = images_of_lost_folders(path for path, _ in rows)
     if lost and len(classes) == 1:
-        raise DataError(f"{folder / lost[0]}", f"and {len(lost) - 1} others have a backslash in their name, so that "
-                        f"all images are of the one class {names[0]}", CURE_OF_LOST_FOLDERS)  # fmt: skip
+        raise DataError(
+            f"{folder / lost[0]}",
+            f"and {len(lost) - 1} others have a backslash in their name, so that "
+            f"all images are of the one class {names[0]}",
+            CURE_OF_LOST_FOLDERS,
+        )
     notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
-    if empty := [directory.name for directory, found in images.items() if not found]:
-        notes.append(f"note: no classes, for they hold no images: {', '.join(empty[:NAMES_SHOWN])}"
-                     f"{', ...' if len(empty) > NAMES_SHOWN else ''}")  # fmt: skip
-    if found := indices_in(folder):
-        unused = folder / found[0]
-        notes.append(f"note: {unused} is not used, the folders are the classes: dataset_param.index names none")
+    if empty := [directory.name for directory, paths in images.items() if not paths]:
+        notes.append(
+            f"note: these folders are not classes, as they hold no images: {', '.join(empty[:MAX_NAMES])}"
+            f"{', ...' if len(empty) > MAX_NAMES else ''}"
+        )
+    if indices := indices_in(folder):
+        unused = folder / indices[0]
+        notes.append(f"note: {unused} is not used, as dataset_param.index is not set: the folders are the classes")
     return Listing(rows, labels.classes, tuple(notes))
 
 
-def _of_one_class(folder: Path, left_out: _Remainder) -> Listing:
+def _list_single_class(folder: Path, left_out: _Remainder) -> Listing:
     """Take every image below the folder as one class, named like the folder."""
     images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
     rows = [(str(image.relative_to(folder)), 0) for image in images]
@@ -135,17 +144,21 @@ def images_of_lost_folders(paths: Iterable[str]) -> list[str]:
 
 
 def _note_of_lost_folders(lost: list[str]) -> list[str]:
-    return [f"warning: {len(lost):,} image(s) have a backslash in their name, which is no folder here: {lost[0]}; "
-            f"if these were folders, {CURE_OF_LOST_FOLDERS}"] if lost else []  # fmt: skip
+    if not lost:
+        return []
+    return [
+        f"warning: {len(lost):,} image(s) have a backslash in their name, which does not separate folders here: "
+        f"{lost[0]}; if these were folders, {CURE_OF_LOST_FOLDERS}"
+    ]
 
 
 def class_folders(folder: Path) -> list[Path]:
     """Return the sub-folders that can be classes, sorted; raises DataError for a broken link."""
-    seen = [entry for entry in _entries(folder) if not is_hidden(entry.name)]
-    for entry in seen:
+    entries = [entry for entry in _entries(folder) if not is_hidden(entry.name)]
+    for entry in entries:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
             raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
-    return sorted(Path(entry.path) for entry in seen if _leads_to_folder(entry))
+    return sorted(Path(entry.path) for entry in entries if _leads_to_folder(entry))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -205,7 +218,7 @@ class _Remainder:
         self._counts[kind] += 1
 
     def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Count images and hidden folders beside the class folders: they could be meant as data."""
+        """Count images and hidden folders next to the class folders: they could be meant as data."""
         for entry in entries:
             if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
                 self.add("image(s) in no class folder")
@@ -227,19 +240,19 @@ def _is_image(name: str) -> bool:
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a folder is hidden, so not a class: .ipynb_checkpoints, __MACOSX and the like."""
+    """Return whether a folder is hidden, and so not a class: .ipynb_checkpoints, __MACOSX and the like."""
     return name.startswith((".", "__"))
 
 
 # --- an index --------------------------------------------------------------------------------------------------
 
 
-def _of_csv(folder: Path, param: DatasetParam, labelled: bool, kept: Sequence[str]) -> Listing:
+def _list_index(folder: Path, param: DatasetParam, labelled: bool, known_classes: Sequence[str]) -> Listing:
     assert param.index is not None
     path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
     if not os.path.lexists(path):
         raise _no_index(folder, param.index)
-    listing = read_labels(path, labelled, columns, kept)
+    listing = read_labels(path, labelled, columns, known_classes)
     left_out = _unlisted(folder, {image for image, _ in listing.rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
     return listing._replace(notes=(*notes, *listing.notes))
@@ -250,7 +263,7 @@ def _no_index(folder: Path, index: str) -> DataError:
     classes = [path.name for path in class_folders(folder)]
     cure = nearest(index, indices_in(folder))
     if classes:
-        cure += f'drop "index" from data.json to take the folders there as classes: {_shown(classes)}'
+        cure += f'drop "index" from data.json to take the folders there as classes: {_first_names(classes)}'
     return DataError(
         f"dataset_param.index = {index}", f"there is no {folder / index}", cure or "write image_path,label lines there"
     )
@@ -259,13 +272,13 @@ def _no_index(folder: Path, index: str) -> DataError:
 def _unlisted(folder: Path, listed: set[str]) -> int:
     """Count the unlisted images in the folders of listed ones; other folders are not searched."""
     count = 0
-    for place in {os.path.dirname(image) for image in listed}:
+    for directory in {os.path.dirname(image) for image in listed}:
         try:
-            names = os.listdir(folder / place)
+            names = os.listdir(folder / directory)
         except OSError:  # (each listed file is checked by itself)
             continue
         images = (name for name in names if _is_image(name) and not name.startswith("."))
-        count += sum(os.path.join(place, name) not in listed for name in images)
+        count += sum(os.path.join(directory, name) not in listed for name in images)
     return count
 
 
@@ -275,16 +288,16 @@ def indices_in(folder: Path) -> list[str]:
     return sorted(name for name in names if is_index(folder / name))
 
 
-def _check_told_apart(folder: Path, names: Sequence[str]) -> None:
+def _check_names_differ(folder: Path, names: Sequence[str]) -> None:
     """Raise DataError if two folders have the same name in Unicode's composed form."""
     for name, count in Counter(names).items():
         if count > 1:
             raise DataError(
                 f"{folder}: class {name!r}",
-                "stands there twice, written with other Unicode characters that look the same",
+                "occurs twice, written with different Unicode characters that look the same",
                 "put the images of both into one folder",
             )
 
 
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+def _first_names(names: list[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")

@@ -26,7 +26,7 @@ class BatchSource(Protocol):
 def load_batches(
     samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Generator[Batch, None, None]:
-    """Yield ``samples.batch(own)`` for each array ``own`` of ``sample_indices``, in order.
+    """Yield ``samples.batch(indices)`` for each array ``indices`` of ``sample_indices``, in order.
 
     ``num_workers`` threads keep up to ``prefetch_batches`` batches ready; with 0 workers each batch is made
     on request. An error in a worker is raised here, at its batch.

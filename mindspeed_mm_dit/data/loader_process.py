@@ -1,7 +1,7 @@
-"""Prepares batches in processes of their own, for a step that an accelerator computes.
+"""Prepares batches in separate processes, for a step that an accelerator computes.
 
 Decoding an image holds Python's global interpreter lock for a moment, and maps and unmaps memory. Threads of the
-process that launches the step's kernels slow it down: on an H200 a step of 65 ms took 178 beside twelve of them
+process that launches the step's kernels slow it down: on an H200 twelve of them slowed a step from 65 ms to 178 ms
 (benchmarks/results/2026-11-26-gpu.md). Arrays come as memory that both processes map (memfd_create(2)): they are not
 copied, and do not need /dev/shm, which containers keep small.
 """
@@ -27,10 +27,10 @@ from mindspeed_mm_dit.data.samples import Batch
 from mindspeed_mm_dit.errors import PlatformError
 
 ALIGNMENT = 64
-"""Arrays begin at multiples of so many bytes, as in memory that NumPy or PyTorch allocates."""
+"""Arrays begin at multiples of this many bytes, as in memory that NumPy or PyTorch allocates."""
 LONGEST_MESSAGE = 1 << 16
 """Bytes that describe a batch, or an error."""
-WANTED = b"w"
+REQUEST = b"w"
 THREADS = 4
 """Threads of a process: more of them wait for one another's lock."""
 
@@ -41,7 +41,7 @@ def load_batches_apart(
     """Do what ``load_batches`` does, for ``num_workers`` > 0, in processes forked from this one at the first batch.
 
     Each has up to ``THREADS`` threads and makes every n-th batch. They end with the generator, or with this process.
-    What ``samples`` remembers of what it read, it remembers there.
+    Whatever ``samples`` caches stays in those processes.
 
     Raises:
         PlatformError: a process was ended from outside.
@@ -53,9 +53,9 @@ def load_batches_apart(
     readers: list[_Reader] = []
     try:
         for first in range(count):
-            own = itertools.islice(sample_indices, first, None, count)  # (of the copy that the fork makes)
+            indices = itertools.islice(sample_indices, first, None, count)  # (of the copy that the fork makes)
             threads = (num_workers + first) // count
-            readers.append(_Reader(load_batches(_Handed(samples), own, threads, -(-prefetch_batches // count))))
+            readers.append(_Reader(load_batches(_BatchFiles(samples), indices, threads, -(-prefetch_batches // count))))
         for reader in itertools.cycle(readers):
             if (batch := reader.receive()) is None:
                 return
@@ -66,49 +66,49 @@ def load_batches_apart(
 
 
 class _Reader:
-    """A process that makes ``batches``, and always has the next one on its way."""
+    """A process that makes ``batches``, and always prepares the next one in advance."""
 
     def __init__(self, batches: Iterator[Any]) -> None:
-        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe, child_pipe = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.process = os.fork()
         if self.process == 0:
             self._pipe.close()
-            _serve(theirs, batches)
-        theirs.close()
-        self._ask()
+            _serve(child_pipe, batches)
+        child_pipe.close()
+        self._request()
 
     def receive(self) -> Batch | None:
-        """Return the next batch, or None after the last one; raise what was raised where it was made."""
+        """Return the next batch, or None after the last one; raise the error of making it, if there was one."""
         try:
             message, handles, _, _ = socket.recv_fds(self._pipe, LONGEST_MESSAGE, 1)
         except ConnectionResetError:
             message, handles = b"", []
         if not message:
             raise self._ended()
-        found = pickle.loads(message)
-        if isinstance(found, BaseException):
-            raise found
-        if found is None:
+        described = pickle.loads(message)
+        if isinstance(described, BaseException):
+            raise described
+        if described is None:
             return None
-        self._ask()
+        self._request()
         (handle,) = handles
         memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         os.close(handle)
-        return {name: np.ndarray(shape, dtype, memory, place) for name, dtype, shape, place in found}
+        return {name: np.ndarray(shape, dtype, memory, offset) for name, dtype, shape, offset in described}
 
     def end(self) -> None:
         """End the process, also in the middle of a batch."""
         self._pipe.close()
-        with suppress(ProcessLookupError, ChildProcessError):  # (where SIGCHLD is ignored nobody waits for it)
+        with suppress(ProcessLookupError, ChildProcessError):  # (if SIGCHLD is ignored, there is nothing to wait for)
             os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)
 
-    def _ask(self) -> None:
-        with suppress(BrokenPipeError):  # (the next answer tells of its end)
-            self._pipe.send(WANTED)
+    def _request(self) -> None:
+        with suppress(BrokenPipeError):  # (the next ``receive`` reports that it ended)
+            self._pipe.send(REQUEST)
 
     def _ended(self) -> PlatformError:
-        """Return the error of a process that has gone, and leave its status to be read."""
+        """Return the error of a process that has gone, without reaping it."""
         status = None
         with suppress(ChildProcessError):
             status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
@@ -121,39 +121,39 @@ class _Reader:
         )
 
 
-class _Handed:
+class _BatchFiles:
     """Makes batches as files in memory, with what describes their arrays."""
 
     def __init__(self, samples: BatchSource) -> None:
         self._samples = samples
 
     def batch(self, sample_indices: np.ndarray) -> Any:
-        """Return a file descriptor, and of each array name, dtype, shape and place."""
-        arrays, place, described = self._samples.batch(sample_indices), 0, []
+        """Return a file descriptor, and name, dtype, shape and offset of each array."""
+        arrays, offset, described = self._samples.batch(sample_indices), 0, []
         handle = os.memfd_create("batch")
         with open(handle, "wb", closefd=False) as file:
             for name, array in arrays.items():
-                described.append((name, array.dtype, array.shape, place))
-                file.seek(place)
+                described.append((name, array.dtype, array.shape, offset))
+                file.seek(offset)
                 file.write(np.ascontiguousarray(array).data)
-                place = -(-file.tell() // ALIGNMENT) * ALIGNMENT
-            file.truncate(max(place, 1))
+                offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+            file.truncate(max(offset, 1))
         return handle, described
 
 
 def _serve(pipe: socket.socket, batches: Any) -> NoReturn:
-    """Answer each request with a batch, with None after the last one, or with the error of making it; end unasked."""
-    # A terminal and some launchers signal every process; that of the step decides when to stop, and ends this one.
+    """Answer each request with a batch, None after the last one, or the error of making it; then end the process."""
+    # A terminal and some launchers signal every process. The training process decides when to stop, and ends this one.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else Hugging Face's warn of the fork
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else Hugging Face's tokenizers warn of the fork
     try:
         while pipe.recv(1):
             handle, described = next(batches, (None, None))
             socket.send_fds(pipe, [pickle.dumps(described)], [] if handle is None else [handle])
             if handle is not None:
                 os.close(handle)
-    except BaseException as error:  # (a tokenizer's panic is no Exception)
-        with suppress(OSError):  # (nobody asks any more)
+    except BaseException as error:  # (a tokenizer's panic is not an Exception)
+        with suppress(OSError):  # (nobody is listening any more)
             pipe.send(_pickled(error))
     finally:
         sys.stdout.flush(), sys.stderr.flush()
@@ -161,10 +161,10 @@ def _serve(pipe: socket.socket, batches: Any) -> NoReturn:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Return an error of any kind as bytes that can be read back; what cannot be is told in words."""
+    """Return an error of any kind as bytes that can be unpickled, as a RuntimeError with its text if it cannot."""
     try:
-        found = pickle.dumps(error)
-        pickle.loads(found)
+        data = pickle.dumps(error)
+        pickle.loads(data)
     except Exception:
-        found = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return found if len(found) < LONGEST_MESSAGE else pickle.dumps(RuntimeError(str(error)[:1000]))
+        data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return data if len(data) < LONGEST_MESSAGE else pickle.dumps(RuntimeError(str(error)[:1000]))

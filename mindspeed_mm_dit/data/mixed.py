@@ -19,7 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 class Origins:
-    """The source of each row, and its number there: ``facts`` of mixed rows."""
+    """The source of each row, and its index there: ``facts`` of mixed rows."""
 
     def __init__(self, parts: Sequence[Rows], source: np.ndarray, number: np.ndarray) -> None:
         self.parts, self.source, self.number = parts, source, number
@@ -38,13 +38,13 @@ def parts_of(rows: Rows) -> list[Rows]:
     origins = rows.facts
     if not isinstance(origins, Origins):
         return [rows]
-    return [part.subset(origins.number[own]) for part, own in zip(origins.parts, origins.members())]
+    return [part.subset(origins.number[members]) for part, members in zip(origins.parts, origins.members())]
 
 
 def sections(param: SourceParam) -> list[tuple[str, SourceParam]]:
     """Return the name of each source in data.json and its section; a data set that is not a mix is its only source."""
     if isinstance(param, MixedParam):
-        return [(f"dataset_param.sources[{number}]", own) for number, own in enumerate(param.sources)]
+        return [(f"dataset_param.sources[{number}]", source) for number, source in enumerate(param.sources)]
     return [("dataset_param", param)]
 
 
@@ -66,9 +66,11 @@ def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> 
     for part, source in zip(parts, param.sources):
         if "label" in items and part.classes != parts[0].classes:
             raise ConfigError(
-                f"dataset_param.sources: {source.where}", f"has the classes {', '.join(part.classes[:10])}, and the "
-                f"first source {', '.join(parts[0].classes[:10])}", "name the classes of all sources alike",
-            )  # fmt: skip
+                f"dataset_param.sources: {source.where}",
+                f"has the classes {', '.join(part.classes[:10])}, and the "
+                f"first source {', '.join(parts[0].classes[:10])}",
+                "name the classes of all sources alike",
+            )
     parts = [
         replace(part, shapes=np.tile(source.sample_size, (len(part), 1))) if part.shapes is None else part
         for part, source in zip(parts, param.sources)
@@ -85,12 +87,12 @@ def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> 
         tuple(note for part in parts for note in part.notes),
         "; ".join(part.digest for part in parts),
         Origins(parts, np.repeat(np.arange(len(parts)), counts), np.concatenate([np.arange(n) for n in counts])),
-        np.concatenate([_of_axes(part.shapes, axes) for part in parts]),
-        None if any(own is None for own in sizes) else np.concatenate([_of_axes(own, axes) for own in sizes]),
+        np.concatenate([_with_axes(part.shapes, axes) for part in parts]),
+        None if any(size is None for size in sizes) else np.concatenate([_with_axes(size, axes) for size in sizes]),
     )
 
 
-def _of_axes(shapes: Any, axes: int) -> np.ndarray:
+def _with_axes(shapes: Any, axes: int) -> np.ndarray:
     """Return shapes (N, 2 or 3) as (N, axes); an image has one frame."""
     return np.pad(shapes, ((0, 0), (axes - shapes.shape[1], 0)), constant_values=1)
 
@@ -106,13 +108,13 @@ class MixedReader:
 
     views = None
 
-    def __init__(self, rows: Rows, readers: Sequence[Visuals], beside: Iterable[str] = ()) -> None:
-        """``beside``: names of images beside samples; a sample without them has its own frames there."""
-        self._source, self._readers, self._beside = rows.facts.source, readers, tuple(beside)
+    def __init__(self, rows: Rows, readers: Sequence[Visuals], image_names: Iterable[str] = ()) -> None:
+        """``image_names``: images that come with samples; a sample without them uses its first and last frame."""
+        self._source, self._readers, self._image_names = rows.facts.source, readers, tuple(image_names)
         self._members = rows.facts.members()
-        self._own = np.empty(len(rows), np.int64)
+        self._local_rows = np.empty(len(rows), np.int64)
         for members in self._members:
-            self._own[members] = np.arange(len(members))
+            self._local_rows[members] = np.arange(len(members))
         self._axes = 2 + (0 if rows.shapes is None else rows.shapes.shape[1])
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
@@ -122,19 +124,21 @@ class MixedReader:
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return the pixels of ``rows`` (B,), all of one shape; as videos if any source has videos."""
         pixels: list[Any] = [None] * len(rows)
-        beside: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._beside}
-        found = rows.copy()
+        named_images: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._image_names}
+        row_indices = rows.copy()
         for source in np.unique(self._source[rows]).tolist():
-            places = np.flatnonzero(self._source[rows] == source)
-            read = self._readers[source].read(self._own[rows[places]], views[places, source])
-            found[places] = self._members[source][read.rows]
-            for place, own in zip(places.tolist(), read.arrays["pixels"]):
-                pixels[place] = own if own.ndim + 1 == self._axes else own[:, None]
-            for name, images in beside.items():
-                own_frames = [pixels[place][:, -1 if name.startswith("last") else 0] for place in places.tolist()]
-                for place, image in zip(places.tolist(), read.arrays.get(name, own_frames)):
-                    images[place] = image
-        return Read({"pixels": np.stack(pixels), **{name: np.stack(own) for name, own in beside.items()}}, found)
+            positions = np.flatnonzero(self._source[rows] == source)
+            read = self._readers[source].read(self._local_rows[rows[positions]], views[positions, source])
+            row_indices[positions] = self._members[source][read.rows]
+            for position, sample in zip(positions.tolist(), read.arrays["pixels"]):
+                pixels[position] = sample if sample.ndim + 1 == self._axes else sample[:, None]
+            for name, images in named_images.items():
+                frame = -1 if name.startswith("last") else 0
+                frames = [pixels[position][:, frame] for position in positions.tolist()]
+                for position, image in zip(positions.tolist(), read.arrays.get(name, frames)):
+                    images[position] = image
+        arrays = {name: np.stack(images) for name, images in named_images.items()}
+        return Read({"pixels": np.stack(pixels), **arrays}, row_indices)
 
 
 class MixedOrder(BucketOrder):
@@ -174,12 +178,12 @@ class MixedOrder(BucketOrder):
         )
 
     def _at(self, group: int, offset: int) -> int:
-        period, place = divmod(group, int(self._weights.sum()))
+        period, position = divmod(group, int(self._weights.sum()))
         plan = self._plan(period)
-        source = plan[place]
-        before = period * int(self._weights[source]) + int((plan[:place] == source).sum())
-        own = self._orders[source].images(np.array([before * self.group + offset]))
-        return int(self._members[source][own[0]])
+        source = plan[position]
+        before = period * int(self._weights[source]) + int((plan[:position] == source).sum())
+        rows = self._orders[source].images(np.array([before * self.group + offset]))
+        return int(self._members[source][rows[0]])
 
 
 def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
@@ -190,7 +194,7 @@ def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out:
     if rows.shapes is None:
         return SampleOrder(len(rows), seed, shuffle)
     if isinstance(param, MixedParam) and not held_out:
-        orders = [order_of(part, own, seed, shuffle) for part, own in zip(parts_of(rows), param.sources)]
+        orders = [order_of(part, source, seed, shuffle) for part, source in zip(parts_of(rows), param.sources)]
         members, costs = rows.facts.members(), rows.shapes.prod(1)
         return MixedOrder(members, orders, param.bucket_group, param.weights, seed, shuffle, costs)
     return BucketOrder(_buckets(rows), param.bucket_group, seed, shuffle, held_out, rows.shapes.prod(1))
@@ -205,10 +209,10 @@ def _buckets(rows: Rows) -> np.ndarray:
 def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
     """Return the lines a run prints about its buckets, per source if there are several."""
     parts = [part for part in parts_of(rows) if part.shapes is not None]
-    found = [lines(part.shapes[part.entries], param.bucket_group) for part in parts]  # type: ignore[index]
+    bucket_lines = [lines(part.shapes[part.entries], param.bucket_group) for part in parts]  # type: ignore[index]
     if not isinstance(param, MixedParam):
-        return [line for own in found for line in own]
+        return [line for source_lines in bucket_lines for line in source_lines]
     return [
-        f"source    {source.where}: {weight / sum(param.weights):.1%} of a run\n{own[0]}"
-        for source, weight, own in zip(param.sources, param.weights, found)
+        f"source    {source.where}: {weight / sum(param.weights):.1%} of a run\n{source_lines[0]}"
+        for source, weight, source_lines in zip(param.sources, param.weights, bucket_lines)
     ]

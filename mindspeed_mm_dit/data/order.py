@@ -22,18 +22,18 @@ def split(
     """
     shuffled = generator(seed, Stream.VALID_SPLIT, 0).permutation(count)
     if labels is not None:
-        shuffled = shuffled[np.argsort(_places_in_class(labels[shuffled]), kind="stable")]
+        shuffled = shuffled[np.argsort(_positions_in_class(labels[shuffled]), kind="stable")]
     held_out = round(count * valid_fraction)
     return np.sort(shuffled[held_out:]), np.sort(shuffled[:held_out])
 
 
-def _places_in_class(labels: np.ndarray) -> np.ndarray:
-    """Return each sample's relative place in its class, in (0, 1): the first tenth of all is a tenth of each class."""
-    places = np.empty(len(labels))
+def _positions_in_class(labels: np.ndarray) -> np.ndarray:
+    """Return each sample's relative position in its class, in (0, 1); the first tenth of all has a tenth of each."""
+    positions = np.empty(len(labels))
     for label in np.unique(labels):
         of_class = labels == label
-        places[of_class] = (np.arange(of_class.sum()) + 0.5) / of_class.sum()
-    return places
+        positions[of_class] = (np.arange(of_class.sum()) + 0.5) / of_class.sum()
+    return positions
 
 
 def split_rows(rows: Rows, param: SourceParam, seed: int) -> tuple[np.ndarray, np.ndarray]:

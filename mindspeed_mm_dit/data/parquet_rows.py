@@ -11,39 +11,39 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, reason_of
-from mindspeed_mm_dit.data.image_captions import ImageCaptions, joined, parse_captions
+from mindspeed_mm_dit.data.image_captions import ImageCaptions, merge_captions, parse_captions
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
 from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
 
 IMAGE_COLUMNS = ("image", "img")
-KEPT_BYTES = 256 * 2**20
+CACHE_BYTES = 256 * 2**20
 """Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
 OPEN_FILES = 16
 """Files that a thread keeps open."""
 
 
-def scan(path: Path, sought: ShardQuery) -> Scanned:
-    """Return labels, captions and places (row group, row in it) of the rows of a file. No image is read.
+def scan(path: Path, query: ShardQuery) -> Scanned:
+    """Return labels, captions and positions (row group, row in it) of the rows of a file. No image is read.
 
     Raises:
-        DataError: it is no Parquet file, or lacks a column, or a row has no label.
+        DataError: it is not a Parquet file, or lacks a column, or a row has no label.
     """
     try:
-        return _scan(path, sought)
+        return _scan(path, query)
     except UserError:
         raise
     except UnusableFile as problem:
         raise DataError(str(path), str(problem), "fetch it again, or write it with smaller row groups") from None
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
         reason = " ".join(reason_of(error).split())
-        raise DataError(str(path), f"is no whole Parquet file: {reason}", "fetch it again") from None
+        raise DataError(str(path), f"is not a complete Parquet file: {reason}", "fetch it again") from None
 
 
-def _scan(path: Path, sought: ShardQuery) -> Scanned:
+def _scan(path: Path, query: ShardQuery) -> Scanned:
     parquet = _open(path)
     _image_column(path, parquet.schema_arrow)
-    labels, names = _labels_in(path, parquet, sought.label) if sought.label else ([], ())
+    labels, names = _labels_in(path, parquet, query.label) if query.label else ([], ())
     groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
     counts = [group.num_rows for group in groups]
     largest = max((group.total_byte_size for group in groups), default=0)
@@ -52,7 +52,11 @@ def _scan(path: Path, sought: ShardQuery) -> Scanned:
     where[:, 0] = np.repeat(np.arange(len(counts)), counts)
     where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
     return Scanned(
-        labels or [""] * len(where), where, names, read_bytes=largest, told=_told(path, parquet, sought.captions)
+        labels or [""] * len(where),
+        where,
+        names,
+        read_bytes=largest,
+        captions=_captions_in(path, parquet, query.captions),
     )
 
 
@@ -70,11 +74,12 @@ def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[st
     raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
 
 
-def _told(path: Path, parquet: Any, names: tuple[str, ...]) -> list[ImageCaptions]:
+def _captions_in(path: Path, parquet: Any, names: tuple[str, ...]) -> list[ImageCaptions]:
     """Return the captions of each row from the columns ``names``, of texts or lists of texts."""
     columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
     return [
-        joined([parse_captions(value, name) for name, value in zip(names, values)], names) for values in zip(*columns)
+        merge_captions([parse_captions(value, name) for name, value in zip(names, values)], names)
+        for values in zip(*columns)
     ]
 
 
@@ -89,7 +94,7 @@ def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
 
 
 def _text_bytes(chunk: Any) -> int:
-    """Return the bytes of all texts of a chunk, which has each text but once until it is asked for."""
+    """Return the bytes of all texts of a chunk, which stores each distinct text once until it is read."""
     from pyarrow import compute, types
 
     if not types.is_dictionary(chunk.type):
@@ -109,23 +114,23 @@ def columns_of_texts(path: Path) -> list[str]:
 
 
 class ParquetReader:
-    """Reads images by their place; safe to call from several threads, each with its own open files."""
+    """Reads images by their position; safe to call from several threads, each with its own open files."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
         self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
-        self._kept_bytes = 0
+        self._cached_bytes = 0
         self._changes = threading.Lock()
 
     def read(self, path: Path, group: int, row: int) -> bytes:
         """Return the image file in a row; raises UnusableFile."""
         try:
-            found = self._group(path, group)[row].as_py()
+            image = self._group(path, group)[row].as_py()
         except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
             raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-        if not found:
+        if not image:
             raise UnusableFile("holds no bytes of an image")
-        return bytes(found)
+        return bytes(image)
 
     def _group(self, path: Path, group: int) -> Any:
         with self._changes:
@@ -136,9 +141,9 @@ class ParquetReader:
         with self._changes:
             if (path, group) not in self._groups:  # (another thread may have read it meanwhile)
                 self._groups[path, group] = column
-                self._kept_bytes += column.nbytes
-            while len(self._groups) > 1 and self._kept_bytes > KEPT_BYTES:
-                self._kept_bytes -= self._groups.popitem(last=False)[1].nbytes
+                self._cached_bytes += column.nbytes
+            while len(self._groups) > 1 and self._cached_bytes > CACHE_BYTES:
+                self._cached_bytes -= self._groups.popitem(last=False)[1].nbytes
         return column
 
     def _read_group(self, path: Path, group: int) -> Any:
@@ -169,9 +174,9 @@ def _open(path: Path) -> Any:
         file = ParquetFile(path)
         leaves = [file.schema.column(number) for number in range(len(file.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and ".list." not in leaf.path]
-        return ParquetFile(path, metadata=file.metadata, read_dictionary=texts)  # (what repeats takes no more memory)
+        return ParquetFile(path, metadata=file.metadata, read_dictionary=texts)  # (repeated texts take no more memory)
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(str(path), f"is no Parquet file: {reason_of(error)}", "fetch it again") from None
+        raise DataError(str(path), f"is not a Parquet file: {reason_of(error)}", "fetch it again") from None
 
 
 def _image_column(path: Path, schema: Any) -> str:
@@ -191,7 +196,7 @@ def _check_pictures(path: Path, column: Any) -> None:
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
         cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
-        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are no images", cure)
+        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are not images", cure)
 
 
 def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
@@ -202,7 +207,9 @@ def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
         listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
     except (KeyError, TypeError, ValueError):
         return ()
-    found = composed(map(str, listed))
-    if twice := next((name for name, count in Counter(found).items() if count > 1), None):
-        raise DataError(f"{path}: column {label_column}", f"lists the class {twice!r} twice", "give each its own name")
-    return found
+    class_names = composed(map(str, listed))
+    if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
+        raise DataError(
+            f"{path}: column {label_column}", f"lists the class {twice!r} twice", "give each class another name"
+        )
+    return class_names

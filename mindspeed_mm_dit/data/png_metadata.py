@@ -1,4 +1,4 @@
-"""Finds what a PNG says of its orientation after its pixels, which Pillow reads only once it has decoded them."""
+"""Reads the orientation that a PNG stores after its pixels, which Pillow reads only once it has decoded them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 HEADER_BYTES = 33
 """Bytes of the signature and the first chunk, IHDR."""
 MOST_BYTES = 1 << 22
-"""Chunks that are larger are passed over."""
+"""Larger chunks are skipped."""
 _KINDS = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
 """Chunks that may hold EXIF or XMP."""
 _KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
@@ -31,12 +31,12 @@ def read_late_metadata(image: Image.Image) -> None:
     if late:
         with suppress(Exception):  # damaged metadata can raise anything, but the pixels may be intact
             # (the same file without pixels, so that Pillow finds the chunks before them)
-            found = Image.open(io.BytesIO(header + late + struct.pack(">I4sI", 0, b"IDAT", 0)), formats=["PNG"]).info
-            image.info.update({key: found[key] for key in _KEYS if key in found and key not in image.info})
+            info = Image.open(io.BytesIO(header + late + struct.pack(">I4sI", 0, b"IDAT", 0)), formats=["PNG"]).info
+            image.info.update({key: info[key] for key in _KEYS if key in info and key not in image.info})
 
 
 def _late_chunks(file: Any) -> bytes:
-    """Return the chunks of _KINDS after the first IDAT of a PNG that is read up to its second chunk."""
+    """Return the chunks of _KINDS after the first IDAT of a PNG whose first chunk has been read."""
     chunks, has_pixels = b"", False
     while len(head := file.read(8)) == 8:
         length, kind = struct.unpack(">I4s", head)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 PROBLEMS_SHOWN = 5
-KINDS_SHOWN = 10
+MAX_KINDS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Rows:
     cached: np.ndarray | None = None
     """(N,) int64: row number in the cache that data.json names; None without a cache."""
     files: Sequence[str] = ()
-    """Files that the rows are read from, if they are others than ``paths``."""
+    """Files that the rows are read from, if they are not ``paths``."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -59,7 +59,7 @@ class Rows:
 
     @property
     def captions(self) -> Sequence[tuple[str, ...]]:
-        """Captions of each row; one is drawn each time."""
+        """Captions of each row; one is chosen at random each time."""
         return self.items["caption"]
 
     @property
@@ -89,7 +89,7 @@ def _chosen(column: Any, rows: np.ndarray) -> Any:
 
 
 class Read(NamedTuple):
-    """What was read for some rows."""
+    """The arrays that were read for some rows."""
 
     arrays: dict[str, np.ndarray]
     """Arrays by their names in a batch."""
@@ -127,7 +127,7 @@ class SourceRequest:
     decode_all: bool = False
     """Decode every file, however many there are."""
     classes: Sequence[str] = ()
-    """Class names of a run that goes on: the same set of names keeps its numbers."""
+    """Class names of a run to continue: the same set of names keeps its numbers."""
     frame_rate: float | None = None
     """Frames per second of the model's videos; None if it has no rate."""
 
@@ -135,7 +135,7 @@ class SourceRequest:
 def note_of_left_out(counts: Counter[str]) -> list[str]:
     """Return a note with how many of each kind are left out, the most first; empty if nothing is."""
     by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count:,} {kind}" for kind, count in by_count]
-    if len(shown) > KINDS_SHOWN:
-        shown[KINDS_SHOWN:] = ["..."]
-    return [f"note: left out: {', '.join(shown)}"] if shown else []
+    kinds = [f"{count:,} {kind}" for kind, count in by_count]
+    if len(kinds) > MAX_KINDS:
+        kinds[MAX_KINDS:] = ["..."]
+    return [f"note: left out: {', '.join(kinds)}"] if kinds else []

@@ -31,14 +31,14 @@ class SampleReader:
 
     visuals: Visuals
     """Reads images or videos, or their latents."""
-    feeds: Sequence[ConditionCollator]
+    collators: Sequence[ConditionCollator]
     """Makes the arrays of each condition."""
     order: Order
     """Maps sample indices to rows."""
     seed: int
     """Seed of every draw."""
     draw: Draw
-    """The objective's own draws."""
+    """The objective's draws."""
     latent_shape: Callable[[Batch], tuple[int, ...]]
     """Arrays that were read -> (C, ...) of a sample's latents, the shape given to ``draw``."""
     posterior_noise: bool = False
@@ -53,8 +53,8 @@ class SampleReader:
         """
         read = self.visuals.read(self.order.images(sample_indices), self.visuals.views_at(self.seed, sample_indices))
         batch = dict(read.arrays)
-        for feed in self.feeds:
-            batch |= feed.arrays(read.rows, sample_indices)
+        for collator in self.collators:
+            batch |= collator.arrays(read.rows, sample_indices)
         shape = self.latent_shape(read.arrays)
         batch |= self.draw(self.seed, sample_indices, shape)
         if self.posterior_noise:
@@ -64,7 +64,7 @@ class SampleReader:
     def words(self, sample_indices: np.ndarray) -> list[list[tuple[str, bool]]]:
         """Return each condition of ``sample_indices`` (B,) in words, and whether it is dropped."""
         rows = self.order.images(sample_indices)
-        return [feed.words(rows, sample_indices) for feed in self.feeds]
+        return [collator.words(rows, sample_indices) for collator in self.collators]
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class Opened:
         held_out: whether they are for validation, which leaves no row out.
         """
         order, sampled = self.order(rows, seed, shuffle, held_out), self.model.ae.samples_posterior
-        return SampleReader(self.visuals(rows), self.feeds(rows, seed), order, seed, draw, self._latent_shape, sampled)
+        return SampleReader(
+            self.visuals(rows), self.collators(rows, seed), order, seed, draw, self._latent_shape, sampled
+        )
 
     def order(self, rows: Rows, seed: int, shuffle: bool, held_out: bool = False) -> Order:
         """Return the order of ``rows``."""
@@ -98,27 +100,27 @@ class Opened:
         return self.model.ae.latent_shape(read["pixels"].shape[2:])
 
     def example_captions(self) -> list[str]:
-        """Return the first caption of each row, without repeats; the empty caption if a cache keeps no text."""
+        """Return the first caption of each row, without repeats; the empty caption if a cache has no text."""
         if self.cache is not None and not self.cache.knows_captions:
             return [""]
         return list(dict.fromkeys(captions[0] for captions in self.rows.captions))
 
     def visuals(self, rows: Rows) -> Visuals:
         """Return the reader of the images or videos of ``rows``, or of their latents."""
-        of_files = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
+        file_reader = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
-            return of_files
+            return file_reader
         others = (*self.model.feature_shapes, *self.model.predictor.conditions.cached_names(self.param.beside))
-        return CachedVisuals(self.cache, rows, of_files, self.model.ae.samples_posterior, others)
+        return CachedVisuals(self.cache, rows, file_reader, self.model.ae.samples_posterior, others)
 
-    def feeds(self, rows: Rows, seed: int) -> list[ConditionCollator]:
-        """Return the feed of each of the predictor's conditions."""
+    def collators(self, rows: Rows, seed: int) -> list[ConditionCollator]:
+        """Return the collator of each of the predictor's conditions."""
         conditions: Conditions = self.model.predictor.conditions
-        coins, dropout = conditions.coins(), self.param.caption_dropout_prob
+        dropout_keys, dropout = conditions.coins(), self.param.caption_dropout_prob
         return [
-            kind_of(condition).feed(
+            kind_of(condition).collator(
                 condition,
-                ConditionBatch(rows, seed, coins[condition.dropout_key], dropout, self.tokenizers, self.cache),
+                ConditionBatch(rows, seed, dropout_keys[condition.dropout_key], dropout, self.tokenizers, self.cache),
             )
             for condition in conditions
         ]

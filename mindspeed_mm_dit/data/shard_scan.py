@@ -1,4 +1,4 @@
-"""The result of scanning a shard: labels and captions of its rows, and the place of each image."""
+"""The result of scanning a shard: labels and captions of its rows, and the position of each image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_mm_dit.data.image_captions import ImageCaptions
 
 
 class ShardQuery(NamedTuple):
-    """What to find for each row besides its image."""
+    """What to read for each row besides its image."""
 
     label: str | None = "label"
     """Column of the labels, in Parquet; None if no labels are needed."""
@@ -26,12 +26,12 @@ class Scanned(NamedTuple):
     labels: Sequence[str]
     """The class of each row as it is written, or its name if the shard numbers names; "" if labels are not needed."""
     where: np.ndarray
-    """(n, 2) int64: place of each image in the shard, for its reader."""
+    """(n, 2) int64: position of each image in the shard, for its reader."""
     names: tuple[str, ...] = ()
     """Names of the labels in the order of their numbers, if the shard lists them."""
     left_out: Mapping[str, int] = MappingProxyType({})
     """Number of files that are left out, by kind."""
     read_bytes: int = 0
     """Largest number of bytes read for one random image, if more than the image itself; else 0."""
-    told: Sequence[ImageCaptions] = ()
+    captions: Sequence[ImageCaptions] = ()
     """Captions of each row; empty if captions are not needed."""

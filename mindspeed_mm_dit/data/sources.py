@@ -34,30 +34,32 @@ class Source:
     """(section, rows of a cache) -> the rows, compared with the files if these exist; raises DataError."""
 
 
-def _images(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
+def _image_reader(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
     flip_prob = 0.5 if param.random_flip else 0.0
     return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, flip_prob, param.color_profiles)
 
 
-def _open_mixed(param: MixedParam, wanted: SourceRequest) -> Rows:
-    return joined(param, wanted.items or param.items, [source_of(own).open(own, wanted) for own in param.sources])
+def _open_mixed(param: MixedParam, request: SourceRequest) -> Rows:
+    return joined(
+        param, request.items or param.items, [source_of(source).open(source, request) for source in param.sources]
+    )
 
 
-def _mixed(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
-    own = zip(param.sources, parts_of(rows))
-    readers = [source_of(source).visuals(part, source, channels) for source, part in own]
+def _mixed_reader(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
+    pairs = zip(param.sources, parts_of(rows))
+    readers = [source_of(source).visuals(part, source, channels) for source, part in pairs]
     return MixedReader(rows, readers, param.beside)
 
 
 def _provide_mixed(param: MixedParam) -> None:
-    for own in param.sources:
-        source_of(own).provide(own)
+    for source in param.sources:
+        source_of(source).provide(source)
 
 
-IMAGE_FOLDER = Source(DatasetParam, open_folder, _images, as_listed=as_listed)
-SHARDS = Source(DatasetParam, open_shards, _images, as_listed=shards_as_listed)
+IMAGE_FOLDER = Source(DatasetParam, open_folder, _image_reader, as_listed=as_listed)
+SHARDS = Source(DatasetParam, open_shards, _image_reader, as_listed=shards_as_listed)
 CLIPS = Source(ClipsParam, open_clips, ClipReader, provide_clips, clips_as_listed)
-MIXED = Source(MixedParam, _open_mixed, _mixed, _provide_mixed)
+MIXED = Source(MixedParam, _open_mixed, _mixed_reader, _provide_mixed)
 SOURCES = Registry[Source]("data_source")
 
 

@@ -19,7 +19,13 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import short_repr
-from mindspeed_mm_dit.data.image_captions import ImageCaptions, check_size, endings_of, joined, parse_caption_file
+from mindspeed_mm_dit.data.image_captions import (
+    ImageCaptions,
+    check_size,
+    endings_of,
+    merge_captions,
+    parse_caption_file,
+)
 from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError
@@ -39,18 +45,18 @@ class Member(NamedTuple):
     size: int
 
 
-def scan(path: Path, sought: ShardQuery) -> Scanned:
-    """Return labels, captions and places (offset, bytes) of the samples of a file. No image is read.
+def scan(path: Path, query: ShardQuery) -> Scanned:
+    """Return labels, captions and positions (offset, bytes) of the samples of a file. No image is read.
 
     Raises:
-        DataError: it is not a tar file, or is cut short; or a label is none, or a sample has two files of a name.
+        DataError: it is not a tar file, or is cut short; a label is not valid; or a sample has two files of one name.
     """
     labels: list[str] = []
     where: list[tuple[int, int]] = []
-    told: list[ImageCaptions] = []
+    captions: list[ImageCaptions] = []
     left_out: Counter[str] = Counter()
-    needed = {LABEL} if sought.label else set()
-    used = needed | {ending.lower() for ending in endings_of(sought.captions)}
+    needed = {LABEL} if query.label else set()
+    used = needed | {ending.lower() for ending in endings_of(query.captions)}
     try:
         check_file(path)
         with open(path, "rb", READ_BYTES) as file:
@@ -60,28 +66,28 @@ def scan(path: Path, sought: ShardQuery) -> Scanned:
                     left_out[" or a ".join(("file(s) of samples without an image", *needed))] += len(sample)
                     continue
                 image = sample[images[0]]
-                labels.append(_label(path, file, sample[LABEL]) if sought.label else "")
+                labels.append(_label(path, file, sample[LABEL]) if query.label else "")
                 where.append((image.offset, image.size))
-                told += [_told(file, image, sample, sought.captions)] if sought.captions else []
+                captions += [_captions_of(file, image, sample, query.captions)] if query.captions else []
                 left_out["image(s) after the first of a sample"] += len(images) - 1
                 left_out.update(set(sample) - used - set(images))
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
-        raise DataError(str(path), f"is no whole tar file: {reason_of(error)}", "fetch it again") from None
-    return Scanned(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, told=told)
+        raise DataError(str(path), f"is not a complete tar file: {reason_of(error)}", "fetch it again") from None
+    return Scanned(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, captions=captions)
 
 
 class TarReader:
-    """Reads images by their place; safe to call from several threads."""
+    """Reads images by their position; safe to call from several threads."""
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
-        """Return the image file at this place; raises UnusableFile."""
+        """Return the image file at this position; raises UnusableFile."""
         check_file(path)
         try:
             content = _read(path, offset, size)
         except OSError as error:
             raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
         if len(content) < size:
-            raise UnusableFile(f"is cut short: {path.name} ends before it")
+            raise UnusableFile(f"is cut short: {path.name} ends within it")
         return content
 
 
@@ -96,8 +102,8 @@ def members(file: BinaryIO) -> Iterator[Member]:
     end, position = os.fstat(file.fileno()).st_size, 0
     with tarfile.open(fileobj=file, mode="r:") as archive:
         archive.firstmember = None  # type: ignore[attr-defined]  # (opening has read it; read it again)
-        while found := _member_at(position, file, archive):
-            member, position, is_file = found
+        while parsed := _member_at(position, file, archive):
+            member, position, is_file = parsed
             if position > end:
                 raise tarfile.ReadError(f"{member.name} goes on after its end")
             if is_file:
@@ -118,11 +124,11 @@ def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple
         return member, member.offset + -(-member.size // BLOCK) * BLOCK, True
     file.seek(position)
     archive.offset = position
-    found = archive.next()
+    info = archive.next()
     archive.members = []  # type: ignore[attr-defined]  # (else tarfile keeps them all)
-    if found is None:
+    if info is None:
         return None
-    return Member(found.name, found.offset_data, found.size), archive.offset, found.isfile() and not found.issparse()
+    return Member(info.name, info.offset_data, info.size), archive.offset, info.isfile() and not info.issparse()
 
 
 def _plain(header: bytes, position: int) -> Member | None:
@@ -137,7 +143,7 @@ def _plain(header: bytes, position: int) -> Member | None:
         size, checksum = (int(field.partition(b"\0")[0], 8) for field in (header[124:136], header[148:156]))
     except ValueError:
         return None
-    # The checksum is the sum of all bytes, with its own eight taken as spaces. The lower half of Adler-32 is
+    # The checksum is the sum of all bytes, with its own eight bytes counted as spaces. The lower half of Adler-32 is
     # 1 + the sum of all bytes, modulo 65521.
     if size < 0 or (checksum - 8 * 32 + sum(header[148:156]) + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
         return None
@@ -164,7 +170,7 @@ def _samples(path: Path, files: Iterator[Member], left_out: Counter[str]) -> Ite
         current, ending = (folder, key), (dot + ending).lower()
         if ending in sample:
             raise DataError(
-                f"{path}: {member.name}", "stands twice in one sample", "write the tar again with one of them"
+                f"{path}: {member.name}", "occurs twice in one sample", "write the tar again with one of them"
             )
         sample[ending] = member
     if sample:
@@ -179,20 +185,20 @@ def _label(path: Path, file: BinaryIO, member: Member) -> str:
         if len(content) <= MOST_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
             return label
     cure = "write a number or a name, in one line"
-    raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is no label", cure)
+    raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is not a label", cure)
 
 
-def _told(file: BinaryIO, image: Member, sample: dict[str, Member], places: tuple[str, ...]) -> ImageCaptions:
-    """Return the captions of a sample from its files at ``places``."""
-    found = []
-    for place in places:
-        member = sample.get(place.partition(":")[0].lower())
+def _captions_of(file: BinaryIO, image: Member, sample: dict[str, Member], locations: tuple[str, ...]) -> ImageCaptions:
+    """Return the captions of a sample from its files at ``locations``."""
+    parts = []
+    for location in locations:
+        member = sample.get(location.partition(":")[0].lower())
         if member is not None:
             check_size(member.name, member.size)
             file.seek(member.offset)
-            found.append(parse_caption_file(member.name, file.read(member.size), place))
+            parts.append(parse_caption_file(member.name, file.read(member.size), location))
     stem = image.name.rpartition("/")[2].partition(".")[0]
-    return joined(found, [stem + place for place in places])
+    return merge_captions(parts, [stem + location for location in locations])
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:

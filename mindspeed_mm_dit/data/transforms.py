@@ -38,7 +38,7 @@ _MOVING = ("PNG", "WEBP", "AVIF")
 MAX_SCALED_PIXELS = 1 << 27
 """Images so narrow that they would have more pixels than this after scaling their shorter side to fit are refused."""
 
-# Pillow warns of damaged EXIF data, transparency, and images of half the size it refuses: nobody can act on these.
+# Pillow warns of damaged EXIF data, transparency, and images of half the size it refuses: users cannot act on these.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -52,7 +52,7 @@ def readable_formats() -> dict[str, str]:
     with suppress(ImportError):
         heif = importlib.import_module("pillow_heif")
         major, minor = re.findall(r"\d+", heif.__version__)[:2]
-        if (int(major), int(minor)) >= (1, 1):  # (1.0 turns a photograph twice)
+        if (int(major), int(minor)) >= (1, 1):  # (1.0 rotates a photograph twice)
             heif.register_heif_opener()
     known = Image.EXTENSION
     return {suffix: known[suffix] for suffix in SUFFIXES if known.get(suffix) in Image.OPEN}
@@ -69,9 +69,9 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     """
     if (len(path) if isinstance(path, bytes) else check_file(path)) == 0:
         raise UnusableFile("is empty")
-    place = io.BytesIO(path) if isinstance(path, bytes) else path
+    source = io.BytesIO(path) if isinstance(path, bytes) else path
     try:
-        with Image.open(place, formats=list(dict.fromkeys(readable_formats().values()))) as image:
+        with Image.open(source, formats=list(dict.fromkeys(readable_formats().values()))) as image:
             _check_form(image, *sides(size))
             find_profile(image)
             read_late_metadata(image)
@@ -80,7 +80,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     except UnusableFile:
         raise
     except UnidentifiedImageError:
-        raise UnusableFile("cannot be decoded: it is no image, or of a kind that cannot be read here") from None
+        raise UnusableFile("cannot be decoded: it is not an image, or of a format that cannot be read here") from None
     except Image.DecompressionBombError as error:
         raise UnusableFile(f"cannot be decoded: {error} Scale it down") from None
     except PermissionError as error:
@@ -101,7 +101,7 @@ def _check_form(image: Image.Image, height: int, width: int) -> None:
         size = f"image_size {height}" if height == width else f"a shape of {height} x {width}"
         raise UnusableFile(f"is too narrow for {size}: {image.width} x {image.height} pixels")
     if image.mode == "F" or (image.mode == "I" and not _is_of_16_bits(image)):
-        raise UnusableFile("has 32 bits a pixel, of which none says where white is: save it with 8 or 16")
+        raise UnusableFile("has 32 bits a pixel, which do not define where white is: save it with 8 or 16")
 
 
 def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
@@ -148,7 +148,7 @@ def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "con
     with open_image(path, size) as image:
         if image.format in _MOVING and getattr(image, "is_animated", False):
             raise UnusableFile(
-                f"is a moving {image.format}, of which only a frame could be read: save it as .mp4 or .gif"
+                f"is an animated {image.format}, of which only one frame could be read: save it as .mp4 or .gif"
             )
         return np.asarray(_plain(image, 3, color_profiles))
 
@@ -177,15 +177,20 @@ def of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Return (H, W) of an image after its EXIF orientation, as far as the data read so far tells."""
+    """Return (H, W) of an image after its EXIF orientation, as far as it is known from the data read so far."""
     width, height = image.size
     try:
-        turned = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)  # (a PNG's would decode)
-        if turned and image.format == "TIFF":  # (whose size some versions of Pillow turn)
+        is_rotated = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (
+            5,
+            6,
+            7,
+            8,
+        )  # (a PNG's would decode)
+        if is_rotated and image.format == "TIFF":  # (some versions of Pillow swap its size)
             width, height = (image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength))  # type: ignore[attr-defined]
     except Exception:  # (as below)
-        turned = False
-    return (width, height) if turned else (height, width)
+        is_rotated = False
+    return (width, height) if is_rotated else (height, width)
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -17,8 +17,8 @@ from mindspeed_mm_dit.data.transparency import BACKGROUND, flattened_frame
 BT709_FROM = (577, 1280)
 """A video that names no matrix is in BT.709 from this height or width on, as mpv has it; a smaller one in BT.601."""
 
-_UNSAID = (0, 2, 3)
-"""Matrices that say nothing of pixels in YUV: RGB, unspecified, reserved. All codes here are ITU-T H.273's."""
+_UNSPECIFIED = (0, 2, 3)
+"""Matrices that do not specify pixels in YUV: RGB, unspecified, reserved. All codes here are ITU-T H.273's."""
 _BT601 = 5
 _MATRICES = {
     **{1: ("bt709", "BT.709"), 4: ("fcc", "FCC's matrix"), _BT601: ("bt601", ""), 6: ("bt601", "")},
@@ -33,10 +33,10 @@ _HDR = (16, 18)
 
 
 class Screen:
-    """Shows the frames of one video, at one size. Not for several threads."""
+    """Converts the frames of one video to RGB at one size. Not for several threads."""
 
     def __init__(self, av: Any, stream: Any, first: Any, display: Display) -> None:
-        """``first``: the first frame. Raises UnusableFile if it cannot be shown."""
+        """``first``: the first frame. Raises UnusableFile if it cannot be converted."""
         self._av, self._as_player = av, display == "shown"
         self.stored_size: Size = (first.height, first.width)
         self._square = _squared(self.stored_size, stream.sample_aspect_ratio) if self._as_player else self.stored_size
@@ -46,7 +46,7 @@ class Screen:
         self.size: Size = (height, width)
         """(H, W) of a frame as shown, in pixels."""
         self.remarks = tuple(self._remarks(first))
-        """In which ways the video is not plain, worded to follow "N videos"."""
+        """How the video differs from a plain one, worded to follow "N videos"."""
         self.doubts = tuple(_doubts(stream.codec_context, first))
         """What is not learned as a player shows it, worded to follow "N of M videos"."""
 
@@ -66,9 +66,9 @@ class Screen:
     def _matrix_of(self, frame: Any) -> str:
         """Return FFmpeg's name of the matrix from YUV to RGB."""
         if frame.format.is_rgb or len(frame.format.components) < 3:
-            frame.colorspace = 0 if frame.format.is_rgb else 2  # (whatever the file says, there is no matrix)
+            frame.colorspace = 0 if frame.format.is_rgb else 2  # (whatever the file states, there is no matrix)
             return "auto"
-        if frame.colorspace in _UNSAID:
+        if frame.colorspace in _UNSPECIFIED:
             frame.colorspace = 2  # (the filter refuses the others)
             is_large = frame.height >= BT709_FROM[0] or frame.width >= BT709_FROM[1]
             return "bt709" if is_large and self._as_player else "bt601"
@@ -91,7 +91,7 @@ class Screen:
 
     def _remarks(self, first: Any) -> Iterator[str]:
         matrix = self._matrix_of(first)
-        named = first.colorspace not in _UNSAID
+        named = first.colorspace not in _UNSPECIFIED
         words = dict(_MATRICES.values()).get(matrix)
         if words:
             yield f"in {words}" + ("" if named else " by their size")
@@ -100,7 +100,7 @@ class Screen:
         if self._square != self.stored_size:
             yield "with pixels that are not square"
         if "DISPLAYMATRIX" in first.side_data:
-            yield "turned or mirrored"
+            yield "rotated or mirrored"
         if self._is_transparent:
             yield f"on a {BACKGROUND} background where they are transparent"
 
@@ -140,4 +140,4 @@ def _doubts(codec: Any, first: Any) -> Iterator[str]:
     elif codec.color_primaries in _WIDE_GAMUT:
         yield "have primaries of a wide gamut, and are learned with those of BT.709, paler than a player shows them"
     if first.interlaced_frame:
-        yield "are interlaced, and the two half-pictures of a frame are learned as one"
+        yield "are interlaced, and the two fields of a frame are learned as one"

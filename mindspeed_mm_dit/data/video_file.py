@@ -30,11 +30,11 @@ class VideoFacts(NamedTuple):
     size: Size
     """(H, W) of a frame as displayed, in pixels."""
     stored_size: Size
-    """(H, W) before pixels are made square and frames turned."""
+    """(H, W) before pixels are made square and frames rotated."""
     times: np.ndarray | None = None
     """Where the rate varies: seconds from the first frame to each and to the end, (num_frames + 1,)."""
     remarks: tuple[str, ...] = ()
-    """In which ways the video is not plain, worded to follow "N videos"."""
+    """How the video differs from a plain one, worded to follow "N videos"."""
     doubts: tuple[str, ...] = ()
     """What is not learned as a player shows it, worded to follow "N of M videos"."""
 
@@ -46,9 +46,10 @@ def pyav() -> ModuleType:
         import av
     except ImportError as error:
         raise PlatformError(
-            "dataset_type = 'clips'", f"videos are decoded with PyAV, which cannot be used here: {error}",
+            "dataset_type = 'clips'",
+            f"videos are decoded with PyAV, which cannot be used here: {error}",
             "install the packages of requirements/video.txt, or pip install av",
-        ) from None  # fmt: skip
+        ) from None
     return av
 
 
@@ -64,9 +65,14 @@ def look_at_video(path: str | Path, decode: bool, display: Display = "shown") ->
         times = [first.time, *(frame.time for frame in frames)] if decode else _times_of_packets(path)
     several = len(times) > 1
     return VideoFacts(
-        len(times), fps if several else None, screen.size, screen.stored_size, _uneven(times), screen.remarks,
+        len(times),
+        fps if several else None,
+        screen.size,
+        screen.stored_size,
+        _uneven(times),
+        screen.remarks,
         screen.doubts,
-    )  # fmt: skip
+    )
 
 
 def _times_of_packets(path: str | Path) -> list[float | None]:
@@ -76,13 +82,13 @@ def _times_of_packets(path: str | Path) -> list[float | None]:
 
 
 def _uneven(times: list[float | None]) -> np.ndarray | None:
-    """Return ``VideoFacts.times``; None where times are unknown, or even: no frame is half a frame from its place."""
+    """Return ``VideoFacts.times``; None where times are unknown, or even: no frame is off by half a frame or more."""
     known = np.sort([time for time in times if time is not None])
     if len(known) < len(times) or len(times) < 3:
         return None
     seconds = np.append(known, 2 * known[-1] - known[-2]) - known[0]
-    places = np.linspace(0, seconds[-2], len(known))
-    return seconds if np.abs(seconds[:-1] - places).max() > places[1] / 2 else None
+    even = np.linspace(0, seconds[-2], len(known))
+    return seconds if np.abs(seconds[:-1] - even).max() > even[1] / 2 else None
 
 
 def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown") -> np.ndarray:
@@ -92,21 +98,21 @@ def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown
         UnusableFile: it cannot be decoded up to the last of them, or ends before it.
     """
     last = int(numbers[-1])
-    wanted, found, there, screen = set(numbers.tolist()), {}, 0, None
+    needed, frames, count, screen = set(numbers.tolist()), {}, 0, None
     with _opened(path) as (container, stream):
         for number, frame in enumerate(islice(_frames(container, stream), last + 1)):
-            there = number + 1
+            count = number + 1
             screen = screen or Screen(pyav(), stream, frame, display)
-            if number in wanted:
-                found[number] = screen.show(frame)
-    if there <= last:
-        raise UnusableFile(f"has {there} frames, and frame {last + 1} is needed")
-    return np.stack([found[number] for number in numbers.tolist()])
+            if number in needed:
+                frames[number] = screen.show(frame)
+    if count <= last:
+        raise UnusableFile(f"has {count} frames, and frame {last + 1} is needed")
+    return np.stack([frames[number] for number in numbers.tolist()])
 
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
-    """Open a file and the stream of its film. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
+    """Open a file and its video stream. Raises UnusableFile for anything wrong, here or in the ``with`` block."""
     if check_file(path) == 0:
         raise UnusableFile("is empty")
     try:

@@ -225,7 +225,7 @@ def _checked(opened: Opened) -> Opened:
                 "make the cache again, in an empty folder: mm-dit cache-latents"
                 if opened.cache else "use a data set whose samples have one",
             )  # fmt: skip
-    opened.feeds(opened.rows, 0)
+    opened.collators(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:
         rows = opened.rows

@@ -227,7 +227,7 @@ class CacheWriter:
                 found[name] = encoded[name][chosen]
                 continue
             tokens = encoded[f"{name}.tokens"]
-            ends = np.cumsum(self.index.texts[name].kept(tokens))
+            ends = np.cumsum(self.index.texts[name].num_states(tokens))
             states = np.split(encoded[f"{name}.states"], ends[:-1])
             found |= {f"{name}.tokens": tokens[chosen], f"{name}.states": np.concatenate([states[n] for n in chosen])}
         return found
@@ -246,7 +246,7 @@ class CacheWriter:
                 found[condition.name] = self._rounded(ops.numpy(encoded.pooled))
                 continue
             states, tokens = ops.numpy(encoded.states), ops.numpy(encoded.mask).sum(1).astype(np.int64)
-            counts = self.index.texts[condition.name].kept(tokens).tolist()
+            counts = self.index.texts[condition.name].num_states(tokens).tolist()
             found[f"{condition.name}.tokens"] = tokens
             kept = [state[:count] for state, count in zip(states, counts)]
             found[f"{condition.name}.states"] = self._rounded(np.concatenate(kept))

@@ -25,7 +25,7 @@ class JoinedTextCollator(CaptionCollator):
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
         """Return ids and mask (B, L) of each encoder, or their cached outputs; with dropout also ``KEPT``."""
-        found, seed, dropout = super().arrays(rows, sample_indices), self._fed.seed, self._condition.encoder_dropout
+        found, seed, dropout = super().arrays(rows, sample_indices), self._inputs.seed, self._condition.encoder_dropout
         if dropout:
             lost = [coins(seed, Stream.ENCODER_DROP, sample_indices, dropout, number) for number in range(ENCODERS)]
             found[KEPT] = 1 - np.stack(lost, 1).astype(np.float32)  # (B, 3)

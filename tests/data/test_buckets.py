@@ -147,7 +147,7 @@ def test_micro_batches_that_cost_the_same_are_dealt_in_their_order_there_and_bac
 def test_a_run_says_how_many_samples_each_bucket_has_and_leaves_out():
     shapes = np.array([[8, 12]] * 9 + [[8, 8]] * 1005)
     assert lines(shapes, 4) == [
-        "buckets   8 x 8: 1,005, 8 x 12: 9, 4 in a row; of each epoch 2 are left out, others each time"
+        "buckets   8 x 8: 1,005, 8 x 12: 9, 4 in a row; each epoch drops 2, different ones each time"
     ]
     assert lines(shapes[:8], 4) == ["buckets   8 x 12: 8, 4 in a row"]
 

@@ -183,7 +183,7 @@ def test_not_finite_latents_and_missing_tokens_are_refused(made, tmp_path):
     cache = Cache(tmp_path / "cache", "dataset_param.features")
     cache.read_latents(np.arange(3), np.zeros(3, int))
     with pytest.raises(
-        DataError, match=r"rows-00001.safetensors: what it keeps of row 3, videos/0003\.mp4, is not finite"
+        DataError, match=r"rows-00001.safetensors: row 3, videos/0003\.mp4, has a value that is not finite"
     ):
         cache.read_latents(np.arange(5), np.zeros(5, int))
     del tensors["text.tokens"]

@@ -291,16 +291,16 @@ TENSORS = {"mean": np.zeros((4, 2, 4, 8, 8), np.float32), "std": np.zeros((4, 2,
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is no shard of a cache"),
-        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is no shard of a cache"),
-        (lambda path: path.write_bytes(b"\xff" * 100), "is no shard of a cache"),
-        (lambda path: path.write_bytes(b""), "is no shard of a cache"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not a shard of a cache"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is not a shard of a cache"),
+        (lambda path: path.write_bytes(b"\xff" * 100), "is not a shard of a cache"),
+        (lambda path: path.write_bytes(b""), "is not a shard of a cache"),
         (lambda path: path.unlink(), "is listed but missing"),
         (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
         (lambda path: save_file({"mean": TENSORS["mean"]}, path), "not mean and std"),
         (lambda path: save_file({name: value[:3] for name, value in TENSORS.items()}, path), "(4, 2,"),
         (lambda path: save_file({name: value[..., 0, 0] for name, value in TENSORS.items()}, path), "C, ...)"),
-        (lambda path: save_file({name: np.float64(value) for name, value in TENSORS.items()}, path), "is no shard"),
+        (lambda path: save_file({name: np.float64(value) for name, value in TENSORS.items()}, path), "is not a shard"),
     ],
     ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
 )
@@ -321,7 +321,7 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     model, data = load(home, tmp_path)
     reader = open_samples(model, data).visuals
     reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
-    with pytest.raises(DataError, match=r"rows-00001\.safetensors: what it keeps of row 6, odd/1\.png, is not finite"):
+    with pytest.raises(DataError, match=r"rows-00001\.safetensors: row 6, odd/1\.png, has a value that is not finite"):
         reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
     (tmp_path / "rows.jsonl").unlink()
     with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):

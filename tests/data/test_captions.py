@@ -173,7 +173,7 @@ def test_tokenizer_lies_next_to_the_encoder_or_in_its_folder(tmp_path):
     assert config.tokenizer_folder == tmp_path / "tokenizer"
     with pytest.raises(DataError, match="there is no such folder"):
         tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(DataError, match="is no tokenizer"):
+    with pytest.raises(DataError, match="is not a tokenizer"):
         tokenizer(tmp_path)
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder/tokenizer_config.json").write_text("{}")

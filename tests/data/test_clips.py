@@ -126,7 +126,7 @@ def test_gif_is_a_video_and_another_moving_image_is_refused(tmp_path):
     assert frames_read(param(tmp_path, [{"path": "a.gif", "cap": "a", "fps": 10, "num_frames": 12}])) == [0, 1, 2, 3, 4]
     assert frames_read(param(tmp_path, [{"path": "still.gif", "cap": "a", "fps": 24}], num_frames=1)) == [0]
     for name in ("a.png", "a.webp"):
-        with pytest.raises(DataError, match=f"line 1 .*{name} is a moving"):
+        with pytest.raises(DataError, match=f"line 1 .*{name} is an animated"):
             open_rows(param(tmp_path, [{"path": name, "cap": "a"}], num_frames=1))
 
 

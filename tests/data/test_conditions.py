@@ -40,7 +40,7 @@ def batch(conditions, given=None):
     arrays = {}
     for condition in conditions:
         fed = ConditionBatch(given or rows(), 7, coins[condition.dropout_key], 0.3, TOKENIZERS)
-        arrays |= kind_of(condition).feed(condition, fed).arrays(numbers, SAMPLE_INDICES)
+        arrays |= kind_of(condition).collator(condition, fed).arrays(numbers, SAMPLE_INDICES)
     return arrays
 
 

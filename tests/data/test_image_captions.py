@@ -66,10 +66,10 @@ def test_missing_caption_is_refused_or_left_out(tmp_path, layout):
         (".txt", b"a\nb\xff", "00.txt, line 2, byte 0xff"),
         (".txt", "a cat".encode("utf-16-le"), "00.txt holds a NUL byte"),
         (".txt", b"a " * 2**20, "00.txt, which has 2,097,152 bytes"),
-        (".json", b"[]", "00.json is no JSON object with texts in 'caption'"),
-        (".json", b"{", "00.json is no JSON object"),
-        (".json", b'{"caption": "\\ud800"}', "00.json is no JSON object"),
-        (".json", b'{"caption": 3}', "00.json is no JSON object with texts in 'caption'"),
+        (".json", b"[]", "00.json is not a JSON object with texts in 'caption'"),
+        (".json", b"{", "00.json is not a JSON object"),
+        (".json", b'{"caption": "\\ud800"}', "00.json is not a JSON object"),
+        (".json", b'{"caption": 3}', "00.json is not a JSON object with texts in 'caption'"),
         (".json", b'{"text": "a"}', "00.json is empty"),
     ],
 )
@@ -90,7 +90,7 @@ def test_column_of_no_text_is_refused(tmp_path):
     found = write_parquet(tmp_path / "a") | {"captions": "texts"}
     table = parquet.read_table(tmp_path / "a/train-00000.parquet").set_column(1, "texts", pyarrow.array(range(12)))
     parquet.write_table(table, tmp_path / "a/train-00000.parquet")
-    for column, words in (("texts", "row 0 has a texts that is no text: 0"), ("text", r"column text: is not there")):
+    for column, words in (("texts", "row 0 has a texts that is not text: 0"), ("text", r"column text: is not there")):
         with pytest.raises(DataError, match=words):
             opened(tmp_path / "a", found | {"captions": column})
 

@@ -61,5 +61,5 @@ def test_skipped_image_is_tried_and_named_once(index, decoded, capsys):
 def test_bad_image_is_an_error_every_time_unless_skipped(index):
     reader = ImageReader(index, 4, 3)
     for _ in range(2):
-        with pytest.raises(DataError, match=r"1\.png: cannot be decoded: it is no image"):
+        with pytest.raises(DataError, match=r"1\.png: cannot be decoded: it is not an image"):
             reader.read(np.array([1]), UPRIGHT[:1])

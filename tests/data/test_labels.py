@@ -133,5 +133,5 @@ def test_names_that_shards_number_differently_are_one_class(tmp_path):
     rows = opened(param := of_parquets(tmp_path, ["dog", "dog", "fox"], listed))
     assert rows.classes == ("cat", "dog", "emu", "fox") and labels_by_image(param, rows) == {0: 1, 1: 1, 2: 3}
     for word in (1, "owl"):
-        with pytest.raises(DataError, match=r"01\.parquet: row 0: label '.*': is none of the classes .*: cat, dog"):
+        with pytest.raises(DataError, match=r"01\.parquet: row 0: label '.*': is not one of the classes .*: cat, dog"):
             opened(of_parquets(tmp_path, ["dog", word], [["cat", "dog"], None]))

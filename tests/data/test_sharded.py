@@ -99,7 +99,7 @@ def test_rows_of_shards_are_the_images_in_their_order(tmp_path, kind, monkeypatc
     assert index.paths[10].endswith(": row 2") and "train-00001" in index.paths[10]
     monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
     monkeypatch.setattr(shards.ShardRows, "content", lambda *args: pytest.fail("opened"))
-    assert "none is opened before it is drawn" in open_rows(param(tmp_path, kind), 2).notes[0]
+    assert "none is opened before it is read" in open_rows(param(tmp_path, kind), 2).notes[0]
 
 
 def test_a_split_holds_out_the_same_images_as_of_files(tmp_path, kind):
@@ -192,9 +192,9 @@ def test_damaged_index_is_made_again(tmp_path, kind):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image: holds .*no images"),
-        ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image: holds .*no images"),
-        ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "column image: holds .*no images"),
+        ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image: holds .*not images"),
+        ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image: holds .*not images"),
+        ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "column image: holds .*not images"),
         ({"image": [{"bytes": b"a"}] * 2, "label": [0, None]}, "row 1: has no label"),
         ({"image": [{"bytes": b"a"}] * 2, "label": [0.5, 1.5]}, "column label: holds double"),
         ({"picture": [b"a", b"b"], "label": [0, 1]}, "has the columns picture, label"),
@@ -256,7 +256,7 @@ def test_what_is_no_shard_is_refused(tmp_path):
     write_tars(tmp_path)
     whole = (tmp_path / "train-00001.tar").read_bytes()
     (tmp_path / "train-00001.tar").write_bytes(whole[: len(whole) // 2 + 700])
-    with pytest.raises(DataError, match=r"train-00001\.tar: is no whole tar file"):
+    with pytest.raises(DataError, match=r"train-00001\.tar: is not a complete tar file"):
         open_rows(param(tmp_path, "webdataset"), 2)
     (tmp_path / "train-00001.tar").write_bytes(whole)
     with pytest.raises(DataError, match=r"train-00000\.tar: row 1: label 1: is outside 0 \.\.\. 0"):
@@ -290,7 +290,7 @@ def test_few_parquet_files_and_row_groups_are_kept(tmp_path, monkeypatch):
     index = open_rows(param(tmp_path, "parquet"), 2)
     expected = read(index)
     monkeypatch.setattr(parquet_rows, "OPEN_FILES", 2)
-    monkeypatch.setattr(parquet_rows, "KEPT_BYTES", 1)
+    monkeypatch.setattr(parquet_rows, "CACHE_BYTES", 1)
     before, again = len(os.listdir("/proc/self/fd")), open_rows_again(index)
     assert np.array_equal(read(again, np.arange(ROWS)[::-1]), expected[::-1])
     assert len(os.listdir("/proc/self/fd")) - before <= 2

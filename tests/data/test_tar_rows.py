@@ -130,7 +130,7 @@ def test_plain_headers_are_read_without_tarfile(tmp_path, monkeypatch, form):
 def test_damaged_tar_is_refused(tmp_path, damage, reason):
     content = plain_shard(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(damage(content))
-    with pytest.raises(DataError, match=rf"a\.tar: is no whole tar file: ({reason})"):
+    with pytest.raises(DataError, match=rf"a\.tar: is not a complete tar file: ({reason})"):
         tar_rows.scan(tmp_path / "a.tar", ShardQuery())
 
 
@@ -138,10 +138,10 @@ def test_damaged_tar_is_refused(tmp_path, damage, reason):
     ("files", "message"),
     [
         *(
-            ({"0.cls": label, "0.png": b"x"}, r"0\.cls: holds b'.*', which is no label")
+            ({"0.cls": label, "0.png": b"x"}, r"0\.cls: holds b'.*', which is not a label")
             for label in (b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0")
         ),
-        ({"a.png": b"x", "a.PNG": b"x", "a.cls": b"1"}, r"a\.tar: a.PNG: stands twice in one sample"),
+        ({"a.png": b"x", "a.PNG": b"x", "a.cls": b"1"}, r"a\.tar: a.PNG: occurs twice in one sample"),
     ],
 )
 def test_unusable_sample_is_refused(tmp_path, files, message):

@@ -45,8 +45,8 @@ class AngleFeed:
 
 
 ANGLE = ConditionKind(
-    feed=AngleFeed,
-    asked=lambda condition, angles, tokenizers: {"angle": on_circle(np.asarray(angles, float))},
+    collator=AngleFeed,
+    request_arrays=lambda condition, angles, tokenizers: {"angle": on_circle(np.asarray(angles, float))},
     unconditional=lambda condition, instead, tokenizers: condition.unconditional(1),
     encode=lambda condition, batch, encoders: (batch["angle"],),
 )

@@ -23,7 +23,7 @@ class ConditionBatch:
     rows: Rows
     seed: int
     dropout_key: int
-    """Number of its coin for dropout, among those of the predictor's conditions."""
+    """Key of its dropout draws, among those of the predictor's conditions."""
     caption_dropout_prob: float
     """From data.json."""
     tokenizers: Sequence[Any]
@@ -43,16 +43,16 @@ class ConditionCollator(Protocol):
         """Return the arrays for ``sample_indices`` (B,), whose rows are ``rows`` (B,)."""
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
-        """Return the condition of each sample in words, and whether it is dropped."""
+        """Return a description of each sample's condition, and whether it is dropped."""
 
 
 @dataclass(frozen=True)
 class ConditionKind:
     """A kind of condition."""
 
-    feed: Callable[[Any, ConditionBatch], ConditionCollator]
-    """(condition, inputs) -> the feed that makes its arrays of a training batch."""
-    asked: Callable[[Any, Any, Sequence[Any]], Arrays]
+    collator: Callable[[Any, ConditionBatch], ConditionCollator]
+    """(condition, inputs) -> the collator that makes its arrays of a training batch."""
+    request_arrays: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, a value per sample, tokenizers) -> the same arrays for requested samples."""
     unconditional: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, negative prompt or None, tokenizers) -> the same arrays for one unconditional sample."""
@@ -60,4 +60,4 @@ class ConditionKind:
     """(condition, tensors of a batch, the composite) -> the network's inputs, in the order of its names."""
 
 
-__all__ = ["Arrays", "Condition", "ConditionKind", "Fed", "Feed"]
+__all__ = ["Arrays", "Condition", "ConditionBatch", "ConditionCollator", "ConditionKind"]

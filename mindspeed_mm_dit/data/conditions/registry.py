@@ -10,20 +10,20 @@ from mindspeed_mm_dit.data.conditions.contract import Arrays, ConditionKind
 from mindspeed_mm_dit.registry import Registry
 
 CONDITIONS = Registry[ConditionKind]("condition")
-"""By the place of a condition's class."""
+"""By the qualified name of a condition's class."""
 
 
 def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
     """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
-    CONDITIONS[_place(condition)] = kind
+    CONDITIONS[_qualified_name(condition)] = kind
 
 
 def kind_of(condition: Condition) -> ConditionKind:
     """Return the kind of a condition."""
-    return CONDITIONS[_place(type(condition))]
+    return CONDITIONS[_qualified_name(type(condition))]
 
 
-def _place(condition: type[Condition]) -> str:
+def _qualified_name(condition: type[Condition]) -> str:
     return f"{condition.__module__}.{condition.__qualname__}"
 
 
@@ -33,7 +33,9 @@ def request_arrays(conditions: Conditions, values: Mapping[str, Any], tokenizers
     return {
         name: array
         for condition in conditions
-        for name, array in kind_of(condition).asked(condition, values.get(condition.item, none), tokenizers).items()
+        for name, array in kind_of(condition)
+        .request_arrays(condition, values.get(condition.item, none), tokenizers)
+        .items()
     }
 
 

@@ -100,7 +100,7 @@ FAULTS = {
         "gradient/", "backward: module blocks.1.mlp",
     ),
     "label dropped twice": Fault(
-        REPLICATED, "data.conditions.plain:PlainFeed._drops", "self._condition.dropout)",
+        REPLICATED, "data.conditions.plain:PlainCollator._drops", "self._condition.dropout)",
         "1 - (1 - self._condition.dropout) ** 2)", "gradient/y_embedder.embedding_table.weight",
         "forward: the data: input 2",
     ),
