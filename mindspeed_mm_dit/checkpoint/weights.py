@@ -35,7 +35,7 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
 
 
 def preferred(trees: Mapping[str, Arrays], use_ema: bool) -> Arrays:
-    """Return the EMA or the weights, as is preferred, or whichever there is."""
+    """Return the EMA or the weights, whichever is preferred; the other if it is missing."""
     return next(trees[name] for name in (("ema", "model") if use_ema else ("model", "ema")) if name in trees)
 
 

@@ -37,8 +37,10 @@ def read(path: Path) -> State:
 
 def _trained(dcp: ModuleType, path: Path, facts: Mapping[str, Any]) -> Shapes:
     """Return name -> shape of the weights that were trained."""
-    found = {name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."}
-    return parameters_of(predictor_of(found, facts)).shapes(trained_only=True)
+    weight_shapes = {
+        name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."
+    }
+    return parameters_of(predictor_of(weight_shapes, facts)).shapes(trained_only=True)
 
 
 def write(path: Path, state: State) -> None:
