@@ -79,9 +79,10 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
     def read_checkpoint(path: Path) -> SourceWeights:
         if is_adapter(path):
             raise CheckpointError(
-                f"--init-from = {path}", "holds adapters (LoRA), not a whole network",
+                f"--init-from = {path}",
+                "holds adapters (LoRA), not a whole network",
                 f"merge them into their base: mm-dit convert BASE whole.safetensors --merge-lora {path}",
-            )  # fmt: skip
+            )
         format_name = of_source(path)
         return _described_source(path, format_name, _read(path, format_name), here)
 
@@ -93,9 +94,11 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
         raise
     if source.predictor.model_id != here.model_id:
         raise CheckpointError(
-            source.what, f"is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
-            f"{here.model_id!r}", f"name weights of a {here.model_id!r}",
-        )  # fmt: skip
+            source.what,
+            f"is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
+            f"{here.model_id!r}",
+            f"name weights of a {here.model_id!r}",
+        )
     shapes = {name: array.shape for name, array in source.weights.items()}
     reason = f"is not a whole network of kind {here.model_id!r}"
     check_names(parameters_of(source.predictor).shapes(), shapes, source.what, reason, "copy or download it again")
@@ -171,14 +174,14 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
     misfits = [name for name, tensor in adapted.items() if tensor is None]
     misfits += [name for name in source.weights if name not in adapted and not here.is_optional(name)]
     differ = _differences(source, here)
-    if misfits or (
-        differ if source.is_described else "num_heads" in differ
-    ):  # (the other settings were inferred from shapes)
+    # (without a description all settings but num_heads were inferred from shapes, and misfits tell the difference)
+    if misfits or (differ if source.is_described else "num_heads" in differ):
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
-            source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
+            source.what,
+            f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
             f"only {', '.join(here.adaptable)} may differ",
-        )  # fmt: skip
+        )
     return [
         InitialValue(name, np.asarray(tensor.value, np.float32), tensor.how)
         for name, tensor in adapted.items()
@@ -201,12 +204,10 @@ def _adapt(
     """Return the initial value of one parameter; None if the source has no tensor that fits."""
     initialised = lambda: initial_value(name, parameter, seed)  # noqa: E731
     if name not in source.weights:
-        return (
-            AdaptedTensor(initialised(), "drawn anew: the given weights have none") if here.is_optional(name) else None
-        )
-    adapted = here.adapt_weight(
-        name, SourceTensor(source.weights[name], source.predictor, parameter.shape, labels, initialised)
-    )
+        how = "drawn anew: the given weights have none"
+        return AdaptedTensor(initialised(), how) if here.is_optional(name) else None
+    tensor = SourceTensor(source.weights[name], source.predictor, parameter.shape, labels, initialised)
+    adapted = here.adapt_weight(name, tensor)
     return adapted if adapted is not None and adapted.value.shape == parameter.shape else None
 
 

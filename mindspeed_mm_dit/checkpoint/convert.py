@@ -85,8 +85,11 @@ def _convert(
             )
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in LORA_FORMATS and to not in FORMATS:
-        raise ConfigError(f"--to = {to}", "is a form of adapters (LoRA), and SOURCE holds whole weights",
-                          f"formats of these are: {', '.join(FORMATS)}")  # fmt: skip
+        raise ConfigError(
+            f"--to = {to}",
+            "is a form of adapters (LoRA), and SOURCE holds whole weights",
+            f"formats of these are: {', '.join(FORMATS)}",
+        )
     target_format = choose_format(target, to)
     source_format = of_source(source)
     check_target(source, target, overwrite)
@@ -143,7 +146,7 @@ def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
     if target_format == "diffusers":
         return with_vae_config(state)
     if state.config and target_format != "safetensors":
-        where = "put a copy beside it, where readers look for it"
+        where = "put a copy next to it, where readers look for it"
         return state, [f"a {target_format} file cannot store config.json: {where}"]
     return state, []
 

@@ -12,7 +12,9 @@ from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.checkpoint.wan_folder import FIRST, FROM_IMAGE, FROM_TEXT, SECOND
 from mindspeed_mm_dit.configs.strict import read_json
 
-_PIPELINE_NOTE = "for a whole pipeline put vae, text_encoder, tokenizer and scheduler of the published model beside it"
+_PIPELINE_NOTE = (
+    "for a whole pipeline add vae, text_encoder, tokenizer and scheduler of the published model to the folder"
+)
 
 
 def convert_experts(

@@ -67,7 +67,7 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
 
 
 def _optimized(names: Collection[str]) -> list[str]:
-    """Return whose moments are among ``names``, in their order: our parameters, or their owners."""
+    """Return the owners of the moments among ``names``, in order; in our names these are the parameters."""
     return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
 
 
@@ -95,7 +95,7 @@ def _other_optimizer(reason: str) -> CheckpointError:
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:
-    """Return the entries beside the tensors that MindSpeed-MM needs to resume from one of our checkpoints.
+    """Return the entries other than tensors that MindSpeed-MM needs to resume from one of our checkpoints.
 
     ``facts``: the run's facts; ``predictor``: its config. Megatron compares the sizes in ``args`` with the
     run's, and counts its schedule in samples.

@@ -28,7 +28,7 @@ LARGEST_STD = 1 / math.sqrt(12)
 
 
 class Profile(NamedTuple):
-    """The profile of an EMA: how much each step counts."""
+    """The profile of an EMA: the weight of each step."""
 
     step: int
     """Steps of the run so far."""
@@ -75,8 +75,8 @@ def combination(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, 
         return np.array([float(profile == target) for profile in saved]), 0.0
     edges = _edges(sorted({profile.step for profile in (*saved, target)}))
     scale = np.sqrt(np.diff(edges))
-    *basis, last = (_counted(profile, edges) / scale for profile in saved)
-    target_column = _counted(target, edges) / scale
+    *basis, last = (_step_weights(profile, edges) / scale for profile in saved)
+    target_column = _step_weights(target, edges) / scale
     if not basis:
         return np.ones(1), float(np.linalg.norm(last - target_column) / np.linalg.norm(target_column))
     differences = np.stack([column - last for column in basis], 1)  # the last factor makes the sum one
@@ -91,8 +91,8 @@ def _edges(steps: Sequence[int]) -> np.ndarray:
     return np.union1d(even, [float(step) for step in steps])
 
 
-def _counted(profile: Profile, edges: np.ndarray) -> np.ndarray:
-    """Return how much the steps between two edges count in the EMA; all together one."""
+def _step_weights(profile: Profile, edges: np.ndarray) -> np.ndarray:
+    """Return the weight in the EMA of the steps between each two edges; the weights sum to one."""
     return np.diff(np.minimum(edges / profile.step, 1.0) ** (exponent(profile.std) + 1))
 
 
@@ -102,7 +102,7 @@ def check_stds(stds: Sequence[float], saved: Sequence[float], where: str) -> Non
         raise ConfigError(
             f"--power-ema-stds = {_listed(stds)}",
             f"{where} has the averages of {_listed(saved)}",
-            f"go on with --power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them",
+            f"resume with --power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them",
         )
 
 

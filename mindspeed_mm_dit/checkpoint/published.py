@@ -28,7 +28,7 @@ _NETWORK = "model.diffusion_model."
 _OTHER_MODELS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
 """Prefix of a network, and those of autoencoder and text encoders, in one file, as Stability AI publishes them."""
 _COUNTS = ("n_averaged",)
-"""Tensors beside the weights in torch.optim's AveragedModel."""
+"""Tensors other than weights in torch.optim's AveragedModel."""
 _TABLES = {"feat_rope.freqs_cos": 0, "feat_rope.freqs_sin": 1}
 """Tables of rotary embeddings in LightningDiT's files, which are computed here -> index in ``rotary_tables_2d``."""
 _TABLE_ERROR = 1e-2
@@ -99,6 +99,7 @@ def _check_table(name: str, table: np.ndarray) -> None:
     ours = rotary_tables_2d(table.shape[-1], side)[_TABLES[name]].repeat(2, axis=1) if side else np.zeros(0)
     if ours.shape != table.shape or np.abs(ours - table).max() > _TABLE_ERROR:
         raise CheckpointError(
-            name, "is not the table of rotary positions of a square of patches, counted from 0, which is computed here",
+            name,
+            "is not the table of rotary positions of a square of patches, counted from 0, which is computed here",
             "weights that were trained with other positions cannot be used",
-        )  # fmt: skip
+        )

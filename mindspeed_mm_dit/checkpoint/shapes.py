@@ -32,9 +32,11 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
         raise CheckpointError(
-            what, f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
-            f"{host_memory_bytes() / GIB:,.1f} GiB", "copy or download the file again, or use a larger machine",
-        )  # fmt: skip
+            what,
+            f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
+            f"{host_memory_bytes() / GIB:,.1f} GiB",
+            "copy or download the file again, or use a larger machine",
+        )
 
 
 def named_kinds() -> dict[str, Any]:
@@ -98,9 +100,10 @@ def predictor_of(
         return predictor
     names = ", ".join(list(shapes)[:5])
     raise CheckpointError(
-        "SOURCE", f"holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ...",
+        "SOURCE",
+        f"holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ...",
         "give the model.json that it was trained with (--model)",
-    )  # fmt: skip
+    )
 
 
 def vae_shapes(config: KLArchitecture) -> Shapes:

@@ -65,9 +65,8 @@ def _diffusion(folder: Path, part: str, index: dict[str, Any]) -> dict[str, Any]
     """Return section "diffusion": the scheduler's shift, and the window of an expert."""
     file = folder / "scheduler" / "scheduler_config.json"
     scheduler = read_json(file, "--checkpoint") if file.is_file() else {"shift": PUBLISHED_SHIFT}
-    shift = scheduler.get(
-        "flow_shift", scheduler.get("shift", 1.0)
-    )  # (diffusers' default, which its files may leave out)
+    # (1.0: diffusers' default, which its files may leave out)
+    shift = scheduler.get("flow_shift", scheduler.get("shift", 1.0))
     settings = {"model_id": "wan_flow_match_scheduler", "shift": shift, "sigma_min": 0.0, "extra_one_step": True}
     if (boundary := index.get("boundary_ratio")) is None or second_of(folder) is None:
         return settings

@@ -29,8 +29,11 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
         return without_projectors((read("ema") if use_ema else {}) or read("model"))
     known = next((known for known in FORMATS.values() if path.suffix in known.endings), None)
     if known is None:
-        raise CheckpointError(str(path), f"has the unknown ending {path.suffix!r}",
-                              "give a checkpoint folder, a .pt, .safetensors or .ckpt file")  # fmt: skip
+        raise CheckpointError(
+            str(path),
+            f"has the unknown ending {path.suffix!r}",
+            "give a checkpoint folder, a .pt, .safetensors or .ckpt file",
+        )
     return without_projectors(preferred(known.read(path).trees, use_ema))
 
 

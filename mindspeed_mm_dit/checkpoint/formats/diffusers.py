@@ -177,7 +177,7 @@ def _indexed(index: Path) -> dict[str, str]:
         raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
     for file in sorted(set(names.values())):
         if Path(file).name != file:
-            raise CheckpointError(str(index), f"names {file!r}, which is no file beside it")
+            raise CheckpointError(str(index), f"names {file!r}, which is not a file next to it")
         if not (index.parent / file).exists():
             raise CheckpointError(str(index), f"names {file}, which is not there", "copy or download that file too")
     return names
@@ -206,14 +206,15 @@ def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
     blocks = count_of({name: array.shape for name, array in arrays.items()}, "transformer_blocks")
     if network.num_layers != blocks:
         raise CheckpointError(
-            f"{folder}/config.json: num_layers = {network.num_layers}", f"the weights beside it have {blocks} blocks",
+            f"{folder}/config.json: num_layers = {network.num_layers}",
+            f"the weights beside it have {blocks} blocks",
             "copy or download the folder again",
-        )  # fmt: skip
+        )
     check_claimed_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 
 
 def write(path: Path, state: State) -> None:
-    """Write config.json and weights; a config.json read from diffusers is kept as it is."""
+    """Write config.json and weights; a config.json read from diffusers is written unchanged."""
     shapes = {name: array.shape for name, array in state.weights.items()}
     if state.is_autoencoder:
         arrays, config = state.weights, with_vae_config(state)[0].config
@@ -263,17 +264,18 @@ def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
 def with_vae_config(state: State) -> tuple[State, list[str]]:
     """Return the autoencoder with a config.json, and a note on what was assumed for it.
 
-    Raises ConfigError if nothing can be assumed: the weights do not tell the number of norm groups.
+    Raises ConfigError if the usual number of norm groups does not fit; the weights do not determine it.
     """
     if "_class_name" in state.config:
         return state, []
     guess = vae_config({name: array.shape for name, array in state.weights.items()})
     if any(width % guess.norm_num_groups for width in guess.block_out_channels):
         raise ConfigError(
-            "--model", f"is needed: the weights do not tell norm_num_groups; the usual {guess.norm_num_groups} does "
+            "--model",
+            f"is needed: norm_num_groups cannot be inferred from the weights; the usual {guess.norm_num_groups} does "
             f"not divide the widths {', '.join(map(str, guess.block_out_channels))}",
             "give the autoencoder's config.json",
-        )  # fmt: skip
+        )
     note = f"config.json: norm_num_groups = {guess.norm_num_groups} is assumed, as in Stable Diffusion's autoencoder"
     if "scaling_factor" not in state.config:
         note += "; scaling_factor is not known and left out"
@@ -295,8 +297,11 @@ def _dit_json(network: DiTConfig) -> dict[str, Any]:
 def _published(predictor: PredictorConfig, state: State) -> DiTConfig:
     """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
     if not isinstance(predictor, DiTConfig):
-        raise ConfigError(f"predictor {predictor.model_id!r}", "has no counterpart among diffusers' models here",
-                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+        raise ConfigError(
+            f"predictor {predictor.model_id!r}",
+            "has no counterpart among diffusers' models here",
+            "convert to safetensors, .pt or .ckpt",
+        )
     check_options(predictor)
     if "model" in state.facts:  # (it has settings that show in no shape)
         check_options(model_config_from_mapping(state.facts["model"], "model.json").predictor)
@@ -308,8 +313,11 @@ def check_options(network: DiTConfig) -> None:
     for name in OPTIONS:
         value = getattr(network, name)
         if value:
-            raise ConfigError(f"predictor.{name} = {json.dumps(value)}", f"diffusers' {_DIT} has no such option",
-                              "convert to safetensors, .pt or .ckpt")  # fmt: skip
+            raise ConfigError(
+                f"predictor.{name} = {json.dumps(value)}",
+                f"diffusers' {_DIT} has no such option",
+                "convert to safetensors, .pt or .ckpt",
+            )
 
 
 def _num_heads(network: DiTConfig, state: State) -> int:
@@ -321,5 +329,8 @@ def _num_heads(network: DiTConfig, state: State) -> int:
     for sizes in DIT.values():
         if (sizes["hidden_size"], sizes["num_layers"]) == (network.hidden_size, network.num_layers):
             return sizes["num_heads"]
-    raise ConfigError("--model", "is needed: the weights do not tell the number of attention heads",
-                      "give the model.json that they were trained with")  # fmt: skip
+    raise ConfigError(
+        "--model",
+        "is needed: the number of attention heads cannot be inferred from the weights",
+        "give the model.json that they were trained with",
+    )

@@ -109,14 +109,18 @@ def _checked(model: ModelConfig) -> tuple[PipelineKind, Any, Any]:
     usual = (flow.path, flow.prediction_type, flow.noise_scale) == ("linear", "velocity", 1.0)
     if flow.sample_schedule not in kind.schedules or not usual:
         schedules = " or ".join(map(json.dumps, kind.schedules))
-        raise _refused(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
-                       f"is not how {kind.name} samples: it takes {schedules}, on linear paths")  # fmt: skip
+        raise _refused(
+            f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
+            f"is not how {kind.name} samples: it takes {schedules}, on linear paths",
+        )
     has_schedule = flow.sample_shift is not None or flow.sample_schedule in _SCHEDULES
     by_size = {"shift_base": flow.shift_base, "dynamic_shift": flow.sample_schedule and flow.dynamic_shift}
     for name, value in by_size.items():
         if value and not has_schedule:
-            raise _refused(f"diffusion.{name} = {json.dumps(value)}",
-                           f"shifts times by the size of an image, which {kind.name} has no setting for")  # fmt: skip
+            raise _refused(
+                f"diffusion.{name} = {json.dumps(value)}",
+                f"shifts times by the size of an image, which {kind.name} has no setting for",
+            )
     return kind, model.ae, model.text_encoders
 
 

@@ -72,18 +72,26 @@ def write(path: Path, state: State) -> None:
 
 def _model(state: State) -> ModelConfig:
     if state.is_autoencoder:
-        raise ConfigError("SOURCE", "is an autoencoder: a pipeline is made of a network", "convert it --to diffusers")
+        raise ConfigError(
+            "SOURCE", "is an autoencoder, and a pipeline is written from a network", "convert it --to diffusers"
+        )
     if "model" not in state.facts:
-        raise ConfigError("--model", "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
-                          "give the model.json that the weights were trained with")  # fmt: skip
+        raise ConfigError(
+            "--model",
+            "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
+            "give the model.json that the weights were trained with",
+        )
     return model_config_from_mapping(state.facts["model"], "model.json")
 
 
 def _check(model: ModelConfig) -> None:
     """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
-        raise ConfigError(f"predictor.model_id = {model.predictor.model_id!r}", "has no pipeline here",
-                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+        raise ConfigError(
+            f"predictor.model_id = {model.predictor.model_id!r}",
+            "has no pipeline here",
+            "convert to safetensors, .pt or .ckpt",
+        )
     diffusers.check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
@@ -92,13 +100,19 @@ def _check(model: ModelConfig) -> None:
             "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion makes one for it",
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
-        raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
-                          "convert the network alone: --to diffusers")  # fmt: skip
+        raise ConfigError(
+            f"ae.model_id = {model.ae.model_id!r}",
+            "diffusers' DiTPipeline decodes latents, by a VAE",
+            "convert the network alone: --to diffusers",
+        )
     scale = model.ae.scale()
     if scale.shift or scale.std != 1.0:
         what = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean, latents_std"
-        raise ConfigError(what, "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
-                          "convert the network alone: --to diffusers")  # fmt: skip
+        raise ConfigError(
+            what,
+            "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
+            "convert the network alone: --to diffusers",
+        )
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
     last = diffusers.UNCONDITIONAL_CLASS
     if num_classes > last or not model.predictor.conditions.has_unconditional:
@@ -111,7 +125,7 @@ def _check(model: ModelConfig) -> None:
 
 
 def _autoencoder(ae: Any) -> State:
-    """Return the autoencoder with the config.json beside it, and the scale that the network was trained with."""
+    """Return the autoencoder with its config.json, and the scale that the network was trained with."""
     architecture, weights = read_autoencoder_kl(ae)
     ae_config = read_json(config_file(ae.from_pretrained), "ae.from_pretrained")
     config = {"_class_name": _PARTS["vae"], **dataclasses.asdict(architecture), **ae_config}

@@ -86,9 +86,10 @@ class Adapter:
                 reason = "is not in this network" if actual is None else f"is {tuple(actual)} in this network"
                 names = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
                 raise CheckpointError(
-                    f"{self.where}: an adapter for {layer}, of a weight {expected}", reason,
+                    f"{self.where}: an adapter for {layer}, of a weight {expected}",
+                    reason,
                     f"{nearest(layer, names) if actual is None else ''}name the adapters of this base",
-                )  # fmt: skip
+                )
 
 
 def adapter_from_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Adapter:

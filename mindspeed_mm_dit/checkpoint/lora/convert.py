@@ -58,7 +58,7 @@ def _form(target: Path, to: str | None) -> str:
             f"{'is needed' if to is None else 'is no form of adapters'}: SOURCE holds adapters (LoRA)",
             f"{nearest(to or '', LORA_FORMATS)}Forms are: {', '.join(LORA_FORMATS)}; or name the weights of their "
             "base as SOURCE, and the adapters by --merge-lora",
-        )  # fmt: skip
+        )
     if LORA_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
         cure = "name a folder" if LORA_FORMATS[to].is_folder else "end it in .safetensors"
         raise ConfigError(f"TARGET = {target}", f"does not look like --to {to}", cure)

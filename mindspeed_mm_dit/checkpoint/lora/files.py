@@ -77,8 +77,11 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     arrays, metadata = _read(file)
     text_encoder_names = {name for name in arrays if _TEXT_ENCODER_PREFIX.match(name)}
     if text_encoder_names and len(text_encoder_names) == len(arrays):
-        raise CheckpointError(str(file), "holds adapters of a text encoder alone, and those of a network are read here",
-                              "name a file of adapters of the transformer")  # fmt: skip
+        raise CheckpointError(
+            str(file),
+            "holds adapters of a text encoder alone, and those of a network are read here",
+            "name a file of adapters of the transformer",
+        )
     settings = _settings(file, metadata)
     theirs, notes = _layers({name: arrays[name] for name in arrays if name not in text_encoder_names}, settings, file)
     if text_encoder_names:
@@ -126,7 +129,7 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
 
 
 def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
-    """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json beside the file."""
+    """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json next to the file."""
     config_path = file.parent / PEFT_CONFIG
     if METADATA not in metadata:
         return settings_of(read_json(config_path, "adapter"), str(config_path)) if config_path.is_file() else Settings()

@@ -91,7 +91,7 @@ def _in_some_network(loras: Mapping[str, LowRank], where: str) -> Known:
     certainty = [_certainty(known, loras) for known in candidates]
     best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
     if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
-        reason = "has layers that several networks have, and does not tell which they are"
+        reason = "has layer names that several networks share, so its network is ambiguous"
         raise CheckpointError(where, reason, "name the model.json of its base: --model")
     return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
@@ -151,9 +151,10 @@ def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
     names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
-        where, f"has an adapter for {name}, which is no linear layer of this network",
+        where,
+        f"has an adapter for {name}, which is no linear layer of this network",
         f"{nearest(short, names)}name the adapters of this base",
-    )  # fmt: skip
+    )
 
 
 def _pieces(lora: LowRank, target: LayerTarget, what: str) -> list[LowRank | None]:

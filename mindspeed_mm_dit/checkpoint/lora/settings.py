@@ -89,9 +89,10 @@ def settings_of(content: Mapping[str, Any], what: str) -> Settings:
         if key in known | _WITHOUT_EFFECT or (not value if off is None else value in off):
             continue
         raise CheckpointError(
-            f"{what}: {key} = {short_repr(value)}", "changes what the adapters mean, and is not supported here",
+            f"{what}: {key} = {short_repr(value)}",
+            "changes what the adapters mean, and is not supported here",
             "merge them with peft, or let it save them as plain LoRA",
-        )  # fmt: skip
+        )
     try:
         settings = from_mapping(Settings, {k: v for k, v in content.items() if k in known and v is not None}, what)
     except ConfigError as error:
@@ -132,9 +133,10 @@ def _check_patterns(settings: Settings, what: str) -> None:
             r"\)[*+{]|\(\?[^:!=]", without_escapes
         ):
             raise CheckpointError(
-                f"{what}: {name}: {short_repr(pattern)}", "could take for ever to match",
+                f"{what}: {name}: {short_repr(pattern)}",
+                "could take for ever to match",
                 f"write one without repeated groups, and with at most {_MOST_REPEATS} repeats",
-            )  # fmt: skip
+            )
 
 
 @lru_cache(_MOST_PATTERNS)
@@ -150,6 +152,5 @@ def _value_for(patterns: Mapping[str, Any], layer: str, common: Any) -> Any:
 def _named(modules: tuple[str, ...] | str, layer: str) -> bool:
     if isinstance(modules, str):
         return re.fullmatch(modules, layer) is not None
-    return any(
-        names(pattern, layer) for pattern in modules
-    )  # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
+    # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
+    return any(names(pattern, layer) for pattern in modules)
