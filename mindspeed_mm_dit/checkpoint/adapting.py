@@ -174,7 +174,7 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
     misfits = [name for name, tensor in adapted.items() if tensor is None]
     misfits += [name for name in source.weights if name not in adapted and not here.is_optional(name)]
     differ = _differences(source, here)
-    # (without a description all settings but num_heads were inferred from shapes, and misfits tell the difference)
+    # (without a description all settings but num_heads were inferred from shapes, so misfits show what differs)
     if misfits or (differ if source.is_described else "num_heads" in differ):
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
