@@ -41,15 +41,15 @@ class SourceWeights:
     """By their published names: the EMA if there is one."""
     predictor: PredictorConfig
     num_heads: int | None
-    """None if unknown: it shows in the shape of no tensor."""
+    """None if unknown: no tensor's shape shows it."""
     facts: Mapping[str, Any]
     """Content of run.json; may be empty."""
     names: Mapping[str, int]
     """Label of each class by its name; empty if names are not known."""
     is_described: bool
-    """Whether model.json or config.json tells the network, and not the shapes of its tensors."""
+    """Whether model.json or config.json describes the network; otherwise it is inferred from the tensors' shapes."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how they were read."""
+    """Notes for the user on how they were read."""
 
     @property
     def what(self) -> str:
@@ -57,7 +57,7 @@ class SourceWeights:
         return f"--init-from = {self.path}"
 
 
-class Beginning(NamedTuple):
+class InitialValue(NamedTuple):
     """The initial value of one parameter."""
 
     name: str
@@ -67,42 +67,45 @@ class Beginning(NamedTuple):
     """How the tensor of the source was changed; empty if it is unchanged."""
 
 
-def read_source(given: str | Path, here: PredictorConfig) -> SourceWeights:
+def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
     """Read weights of any format; check that they are complete and of the same kind of network as ``here``.
 
     Raises:
         CheckpointError: there are no weights, they are incomplete, or they are of another kind of network.
         PlatformError: reading them needs a framework that is not installed.
     """
-    check_path("--init-from", str(given))
+    check_path("--init-from", str(init_from))
 
-    def read(path: Path) -> SourceWeights:
+    def read_checkpoint(path: Path) -> SourceWeights:
         if is_adapter(path):
             raise CheckpointError(
-                f"--init-from = {path}", "holds adapters (LoRA), and no whole network",
+                f"--init-from = {path}",
+                "holds adapters (LoRA), not a whole network",
                 f"merge them into their base: mm-dit convert BASE whole.safetensors --merge-lora {path}",
-            )  # fmt: skip
-        kind = of_source(path)
-        return _source(path, kind, _read(path, kind), here)
+            )
+        format_name = of_source(path)
+        return _described_source(path, format_name, _read(path, format_name), here)
 
     try:
-        source = of_newest(_place(Path(given)), "--init-from", read)
-    except UserError as error:  # (from code shared with convert and sample, which says SOURCE)
+        source = of_newest(_model_path(Path(init_from)), "--init-from", read_checkpoint)
+    except UserError as error:  # (from code shared with convert and sample, where the setting is SOURCE)
         if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
-            raise type(error)(f"--init-from = {given}", error.reason, error.cure) from None
+            raise type(error)(f"--init-from = {init_from}", error.reason, error.cure) from None
         raise
     if source.predictor.model_id != here.model_id:
         raise CheckpointError(
-            source.what, f"is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
-            f"{here.model_id!r}", f"name weights of a {here.model_id!r}",
-        )  # fmt: skip
-    found = {name: array.shape for name, array in source.weights.items()}
+            source.what,
+            f"is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
+            f"{here.model_id!r}",
+            f"name weights of a {here.model_id!r}",
+        )
+    shapes = {name: array.shape for name, array in source.weights.items()}
     reason = f"is not a whole network of kind {here.model_id!r}"
-    check_names(parameters_of(source.predictor).shapes(), found, source.what, reason, "copy or download it again")
+    check_names(parameters_of(source.predictor).shapes(), shapes, source.what, reason, "copy or download it again")
     return source
 
 
-def _place(path: Path) -> Path:
+def _model_path(path: Path) -> Path:
     """Return ``path``, or the diffusers folder that contains it as its file of weights."""
     is_part = path.is_file() and path.name.partition(".")[0] == diffusers.WEIGHTS and diffusers.fits(path.parent)
     return path.parent if is_part else path
@@ -116,22 +119,22 @@ def _read(path: Path, kind: str) -> State:
     return state.with_trees({"model": without_projectors(state.trees.get("ema", state.weights))})
 
 
-def _source(path: Path, kind: str, state: State, here: PredictorConfig) -> SourceWeights:
+def _described_source(path: Path, kind: str, state: State, here: PredictorConfig) -> SourceWeights:
     if state.is_autoencoder:
-        raise CheckpointError("SOURCE", "is an autoencoder, and no predictor", f"name weights of a {here.model_id!r}")
+        raise CheckpointError("SOURCE", "is an autoencoder, not a predictor", f"name weights of a {here.model_id!r}")
     shapes = {name: array.shape for name, array in state.weights.items()}
     described: PredictorConfig | None = described_by(state.config, f"{path}: its config.json")
     if "model" in state.facts:
         described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
-    predictor = described or _told_by(shapes, here)
+    predictor = described or _infer_predictor(shapes, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
-    names = _names(path, kind, state.facts)
+    names = _labels_by_name(path, kind, state.facts)
     return SourceWeights(
         path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None, state.notes
     )
 
 
-def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
+def _infer_predictor(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
     """Infer the network from the shapes in a file."""
     if shapes == parameters_of(here).shapes():
         return here
@@ -141,7 +144,7 @@ def _told_by(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
         raise CheckpointError(error.what, error.reason, f"name weights of a {here.model_id!r}") from None
 
 
-def _names(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
+def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the label of each class by its name; empty if names are not known."""
     return diffusers.labels_of(path) if kind == "pipeline" else by_name(facts.get("classes") or ())
 
@@ -156,65 +159,70 @@ def _numbers(count: int) -> dict[str, int]:
     return {str(label): label for label in range(count)}
 
 
-def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[Beginning]:
+def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[InitialValue]:
     """Return the initial value of each parameter of ``here``, trained or not, in the order of the network.
 
-    classes: name of each label of this run. seed: decides the values that are drawn anew, as it does without a source.
+    classes: name of each label of this run. seed: of the randomly initialised values, as in a run without a source.
 
     Raises:
         CheckpointError: the sizes of the source cannot be adapted; the error names settings and tensors.
     """
     labels = same_labels(source, here, classes)
-    found = {name: _begun(source, here, name, wanted, labels, seed) for name, wanted in parameters_of(here).items()}
-    misfits = [name for name, adapted_starter in found.items() if adapted_starter is None]
-    misfits += [name for name in source.weights if name not in found and not here.is_optional(name)]
+    adapted = {
+        name: _adapt(source, here, name, parameter, labels, seed) for name, parameter in parameters_of(here).items()
+    }
+    misfits = [name for name, tensor in adapted.items() if tensor is None]
+    misfits += [name for name in source.weights if name not in adapted and not here.is_optional(name)]
     differ = _differences(source, here)
-    if misfits or (differ if source.is_described else "num_heads" in differ):  # (others are guessed from shapes)
+    # (without a description all settings but num_heads were inferred from shapes, so misfits show what differs)
+    if misfits or (differ if source.is_described else "num_heads" in differ):
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
-            source.what, f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
+            source.what,
+            f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
             f"only {', '.join(here.adaptable)} may differ",
-        )  # fmt: skip
+        )
     return [
-        Beginning(name, np.asarray(adapted_starter.value, np.float32), adapted_starter.how)
-        for name, adapted_starter in found.items()
-        if adapted_starter
+        InitialValue(name, np.asarray(tensor.value, np.float32), tensor.how)
+        for name, tensor in adapted.items()
+        if tensor
     ]
 
 
 def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
     """Return a digest of weights by name, float32: the same for every file, format and framework they come from."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(weights):
-        found.update(f"{name} {weights[name].shape} ".encode())
-        found.update(np.ascontiguousarray(weights[name], np.float32).data)
-    return found.hexdigest()
+        digest.update(f"{name} {weights[name].shape} ".encode())
+        digest.update(np.ascontiguousarray(weights[name], np.float32).data)
+    return digest.hexdigest()
 
 
-def _begun(
-    source: SourceWeights, here: PredictorConfig, name: str, wanted: Parameter, labels: Mapping[int, int], seed: int
+def _adapt(
+    source: SourceWeights, here: PredictorConfig, name: str, parameter: Parameter, labels: Mapping[int, int], seed: int
 ) -> AdaptedTensor | None:
-    draw = lambda: initial_value(name, wanted, seed)  # noqa: E731
+    """Return the initial value of one parameter; None if the source has no tensor that fits."""
+    initialised = lambda: initial_value(name, parameter, seed)  # noqa: E731
     if name not in source.weights:
-        return AdaptedTensor(draw(), "drawn anew: the given weights have none") if here.is_optional(name) else None
-    adapted_starter = here.adapt_weight(
-        name, SourceTensor(source.weights[name], source.predictor, wanted.shape, labels, draw)
-    )
-    return adapted_starter if adapted_starter is not None and adapted_starter.value.shape == wanted.shape else None
+        how = "drawn anew: the given weights have none"
+        return AdaptedTensor(initialised(), how) if here.is_optional(name) else None
+    tensor = SourceTensor(source.weights[name], source.predictor, parameter.shape, labels, initialised)
+    adapted = here.adapt_weight(name, tensor)
+    return adapted if adapted is not None and adapted.value.shape == parameter.shape else None
 
 
 def same_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
-    """Map labels here to labels there: by name if both have names, or the same ones; else by number.
+    """Map this run's labels to those of the source.
 
-    Without names both must have as many classes.
+    By name if both have names, or the same set of names; otherwise by number, if both have as many classes.
     """
     ours, theirs = here.conditions.label, source.predictor.conditions.label
     if ours is None or theirs is None:
         return {}
     names = by_name(classes)
-    own, given = names or _numbers(ours.num_classes), source.names or _numbers(theirs.num_classes)
-    if (names and source.names) or set(own) == set(given):
-        labels = {label: given[name] for name, label in own.items() if name in given}
+    our_labels, their_labels = names or _numbers(ours.num_classes), source.names or _numbers(theirs.num_classes)
+    if (names and source.names) or set(our_labels) == set(their_labels):
+        labels = {label: their_labels[name] for name, label in our_labels.items() if name in their_labels}
         labels = {a: b for a, b in labels.items() if a < ours.num_classes and b < theirs.num_classes}
     else:
         labels = {label: label for label in range(ours.num_classes) if ours.num_classes == theirs.num_classes}

@@ -1,4 +1,4 @@
-"""Post-hoc EMA: make the EMA of a run's weights for a width it did not keep, from the checkpoints it left."""
+"""Post-hoc EMA: compute the EMA of a run's weights for a width it did not track, from its saved checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint import convert, power_ema
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_target
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, choose_format
 from mindspeed_mm_dit.checkpoint.power_ema import Profile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, of_newest, read_facts
@@ -52,7 +52,7 @@ def make(
 
     Args:
         source: a folder of checkpoints, for the EMA at its newest iteration; or one checkpoint, for the EMA at its
-            iteration (earlier ones beside it are used too).
+            iteration (earlier checkpoints of the same run are used too).
         std: width as a fraction of the run, 0.001 to 0.288.
         target: a new file or folder.
         to: format of the target; by default the one of its ending.
@@ -64,28 +64,28 @@ def make(
         ConfigError: no format fits, or nothing can be written there.
         PlatformError: a required framework is not installed.
     """
-    target_format = of_target(Path(target), to)
+    target_format = choose_format(Path(target), to)
     return of_newest(
         source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
     )
 
 
 def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> EmaResult:
-    kept, facts = averages_up_to(newest), read_facts(newest)
-    wanted = Profile(kept[-1].profile.step, std)
-    factors, error = power_ema.combination([one.profile for one in kept], wanted)
+    saved, facts = averages_up_to(newest), read_facts(newest)
+    profile = Profile(saved[-1].profile.step, std)
+    factors, error = power_ema.combination([ema.profile for ema in saved], profile)
     check_target(newest.parent, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     used: dict[Path, dict[str, float]] = {}
-    for one, factor in zip(kept, factors):
+    for ema, factor in zip(saved, factors):
         if factor:
-            used.setdefault(one.path, {})[one.tree] = factor
+            used.setdefault(ema.path, {})[ema.tree] = factor
     facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
     state = State({"model": _sum(progress(list(used.items())))}, facts)
     convert.check(state, str(newest))
     state, notes = convert.fit(state, FORMATS[target_format].storage, None)
     convert.write(target, target_format, state)
-    return EmaResult(kept, wanted, error, state.num_tensors, state.num_bytes, notes)
+    return EmaResult(saved, profile, error, state.num_tensors, state.num_bytes, notes)
 
 
 def averages_up_to(newest: Path) -> list[SavedEma]:
@@ -96,17 +96,17 @@ def averages_up_to(newest: Path) -> list[SavedEma]:
     """
     last = iteration_of(newest)
     store = CheckpointStore(newest.parent)
-    there = [step for step in store.iterations() if last is not None and 0 < step <= last]
-    kept = []
-    for step in there:
+    steps = [step for step in store.iterations() if last is not None and 0 < step <= last]
+    saved = []
+    for step in steps:
         stds = read_facts(store.path(step)).get(power_ema.STDS, [])
         trees = power_ema.trees(len(stds))
-        kept += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
-    if not kept or kept[-1].path != newest:
+        saved += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
+    if not saved or saved[-1].path != newest:
         raise CheckpointError(
             str(newest), "holds no power-function averages", "train with --power-ema-stds 0.05 0.1, which keeps them"
         )
-    return kept
+    return saved
 
 
 def _sum(used: Iterable[tuple[Path, Mapping[str, float]]]) -> Arrays:
@@ -115,6 +115,6 @@ def _sum(used: Iterable[tuple[Path, Mapping[str, float]]]) -> Arrays:
     for path, factors in used:
         for tree, arrays in read_trees(path, list(factors)).items():
             for name, array in arrays.items():
-                share = array.astype(np.float64) * factors[tree]
-                total[name] = total[name] + share if name in total else share
+                term = array.astype(np.float64) * factors[tree]
+                total[name] = total[name] + term if name in total else term
     return {name: array.astype(np.float32) for name, array in total.items()}

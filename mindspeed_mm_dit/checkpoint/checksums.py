@@ -143,28 +143,28 @@ def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
         sums = sorted(read(folder).items())
     except (OSError, ValueError) as error:
         return f"{FILE} cannot be read: {error}"
-    problems = (_problem(folder / Path(name).name, wanted) for name, wanted in sums[rank::world_size])
+    problems = (_problem(folder / Path(name).name, expected) for name, expected in sums[rank::world_size])
     return next(filter(None, problems), None)
 
 
 def problem_of_file(path: Path) -> str | None:
     """Return how the file ``path`` of a checkpoint is damaged, or None."""
     try:
-        wanted = read(path.parent).get(path.name)
+        expected = read(path.parent).get(path.name)
     except (OSError, ValueError) as error:
         return f"{FILE} cannot be read: {error}"
-    return None if wanted is None else _problem(path, wanted)
+    return None if expected is None else _problem(path, expected)
 
 
-def _problem(path: Path, wanted: Checksum) -> str | None:
+def _problem(path: Path, expected: Checksum) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
     try:
         size = path.stat().st_size
-        if size != wanted.bytes:
-            return f"{path.name} is {'cut short' if size < wanted.bytes else 'too long'}"
-        if _sum(path) != wanted:
-            return f"{path.name} is not what was written: its checksum is another"
+        if size != expected.bytes:
+            return f"{path.name} is {'cut short' if size < expected.bytes else 'too long'}"
+        if _sum(path) != expected:
+            return f"{path.name} does not match its checksum"
     except OSError as error:
         return f"{path.name} cannot be read: {error}"
     return None

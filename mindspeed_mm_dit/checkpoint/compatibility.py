@@ -15,7 +15,7 @@ LEARNED = {
     "predictor": ("model_id", "num_heads", "num_attention_heads"),
     "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
 }
-"""Settings that no tensor shows, and without which weights mean nothing."""
+"""Settings that no tensor shows, and without which weights cannot be interpreted."""
 
 
 def learned_apart(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
@@ -36,20 +36,22 @@ def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
 
 
 def check_names(
-    wanted: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    actual: Mapping[str, tuple[int, ...]],
     what: str,
     reason: str = "belongs to another architecture",
     cure: str = "use the model.json that this checkpoint was trained with",
 ) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``found`` has exactly the names and shapes of ``wanted``."""
-    missing = [f"{name} is missing" for name in wanted if name not in found]
-    unknown = [f"{name} is not in this model" for name in found if name not in wanted]
+    """Raise CheckpointError, naming the tensors, unless ``actual`` has exactly the names and shapes of ``expected``."""
+    missing = [f"{name} is missing" for name in expected if name not in actual]
+    unknown = [f"{name} is not in this model" for name in actual if name not in expected]
     misshapen = [
-        f"{name} is {tuple(found[name])}, this model has {tuple(shape)}"
-        for name, shape in wanted.items()
-        if name in found and tuple(found[name]) != tuple(shape)
+        f"{name} is {tuple(actual[name])}, this model has {tuple(shape)}"
+        for name, shape in expected.items()
+        if name in actual and tuple(actual[name]) != tuple(shape)
     ]
-    if problems := [one for kinds in zip_longest(missing, unknown, misshapen) for one in kinds if one]:  # of each kind
-        shown = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-        raise CheckpointError(what, f"{reason}: {shown}", cure)
+    if problems := [
+        problem for group in zip_longest(missing, unknown, misshapen) for problem in group if problem
+    ]:  # of each kind
+        summary = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
+        raise CheckpointError(what, f"{reason}: {summary}", cure)

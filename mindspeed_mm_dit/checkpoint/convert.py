@@ -11,11 +11,11 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint import checksums, frequencies
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, of_target
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, choose_format, of_source
 from mindspeed_mm_dit.checkpoint.formats.diffusers import with_vae_config
 from mindspeed_mm_dit.checkpoint.lora.convert import convert_adapter
 from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
-from mindspeed_mm_dit.checkpoint.lora.source import is_adapter, merged, of_run, read_all
+from mindspeed_mm_dit.checkpoint.lora.source import adapter_facts, is_adapter, merged, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.checkpoint.shapes import Shapes, check_family, predictor_of, vae_config, vae_shapes
@@ -56,13 +56,13 @@ def convert(
     """Write the checkpoint ``source`` as ``target``.
 
     Args:
-        source: a file, a checkpoint folder, or a folder of those (the newest is taken).
+        source: a file, a checkpoint folder, or a folder of those (the newest is used).
         target: a new file or folder.
         to: format of the target; by default the one of its ending.
         weights: "model" or "ema": only these; by default everything the target can store.
         description: content of model.json or, for a VAE, of diffusers' config.json.
         overwrite: replace an existing checkpoint.
-        say: called with a line before each long step.
+        echo: called with a line before each long step.
         loras: adapters to merge into the weights, each FILE or FILE:STRENGTH.
 
     Raises:
@@ -70,24 +70,27 @@ def convert(
         ConfigError: no format fits, or the target cannot be written.
         PlatformError: a required framework is not installed.
     """
-    reads = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras)  # noqa: E731
-    return reads(Path(source)) if Path(source).is_file() else of_newest(source, "SOURCE", reads)
+    convert_one = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras)  # noqa: E731
+    return convert_one(Path(source)) if Path(source).is_file() else of_newest(source, "SOURCE", convert_one)
 
 
 def _convert(
     source: Path, target: Path, to: str | None, weights: str | None, description: dict[str, Any] | None,
     overwrite: bool, echo: Callable[[str], object], loras: Sequence[str],
 ) -> Summary:  # fmt: skip
-    if is_adapter(source) and not (of_run(source) and to in _OF_RUNS):
+    if is_adapter(source) and not (adapter_facts(source) and to in _TRAINING_FORMATS):
         if loras:
             raise ConfigError(
                 "--merge-lora", "SOURCE holds adapters itself", "name the weights of their base as SOURCE"
             )
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in LORA_FORMATS and to not in FORMATS:
-        raise ConfigError(f"--to = {to}", "is a form of adapters (LoRA), and SOURCE holds whole weights",
-                          f"formats of these are: {', '.join(FORMATS)}")  # fmt: skip
-    target_format = of_target(target, to)
+        raise ConfigError(
+            f"--to = {to}",
+            "is a form of adapters (LoRA), and SOURCE holds whole weights",
+            f"formats of these are: {', '.join(FORMATS)}",
+        )
+    target_format = choose_format(target, to)
     source_format = of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
@@ -100,12 +103,12 @@ def _convert(
     if description is not None:
         state = _described(state, description)
     check(state, str(source))
-    state, merging = _with(state, loras)
+    state, merging = _merge_loras(state, loras)
     state, differences = fit(state, FORMATS[target_format].storage, weights)
     notes += [*merging, *differences]
     if FORMATS[source_format].storage is StorageSupport.TRAINING and not checksums.are_in(source):
         notes.append("SOURCE has no checksums, so it could not be checked for damage")
-    notes += _caveats(state, (source_format, target_format)) + _assumed(state, target_format)
+    notes += _caveats(state, (source_format, target_format)) + _assumption_notes(state, target_format)
     if state.is_autoencoder:
         state, defaults_for_missing = _with_config(state, target_format)
         notes += defaults_for_missing
@@ -125,13 +128,17 @@ def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
     return notes
 
 
-def _assumed(state: State, target_format: str) -> list[str]:
+def _assumption_notes(state: State, target_format: str) -> list[str]:
     """Return a note on the settings of config.json that no tensor shows."""
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
     network = predictor_of(_shapes(state.weights), {})
-    said = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.defaults_for_missing)
-    return [f"config.json: assumed, as in the published networks: {said} (--model MODEL_JSON tells)"] if said else []
+    settings = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.defaults_for_missing)
+    return (
+        [f"config.json: assumed, as in the published networks: {settings} (--model MODEL_JSON sets them)"]
+        if settings
+        else []
+    )
 
 
 def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
@@ -139,15 +146,15 @@ def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:
     if target_format == "diffusers":
         return with_vae_config(state)
     if state.config and target_format != "safetensors":
-        where = "put a copy beside it, where readers look for it"
-        return state, [f"a {target_format} file has no room for config.json: {where}"]
+        where = "put a copy next to it, where readers look for it"
+        return state, [f"a {target_format} file cannot store config.json: {where}"]
     return state, []
 
 
-_OF_RUNS = tuple(name for name, known in FORMATS.items() if known.storage is StorageSupport.TRAINING)
+_TRAINING_FORMATS = tuple(name for name, known in FORMATS.items() if known.storage is StorageSupport.TRAINING)
 
 
-def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
+def _merge_loras(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
     """Return ``state`` with adapters merged into its weights and EMAs, and notes on what that costs."""
     if not loras:
         return state, []
@@ -164,9 +171,11 @@ def _with(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
 
 def _without_projectors(state: State) -> tuple[State, list[str]]:
     """Return ``state`` without the projectors to a teacher's features, and a note if there were any."""
-    kept = state.with_trees({name: without_projectors(arrays) for name, arrays in state.trees.items()})
-    left = len(state.weights) - len(kept.weights)
-    return kept, [f"left out: {left} tensors of projectors (REPA), which no sample needs"] if left else []
+    stripped = state.with_trees({name: without_projectors(arrays) for name, arrays in state.trees.items()})
+    num_removed = len(state.weights) - len(stripped.weights)
+    return stripped, [
+        f"left out: {num_removed} tensors of projectors (REPA), which no sample needs"
+    ] if num_removed else []
 
 
 def _described(state: State, description: dict[str, Any]) -> State:
@@ -195,16 +204,16 @@ def check(state: State, what: str) -> None:
     shapes = {tree: _shapes(arrays) for tree, arrays in state.trees.items()}
     first = shapes[next(iter(shapes))]
     if state.is_autoencoder:
-        kind, wanted = "autoencoder_kl", vae_shapes(vae_config(first))
-        kept: Shapes = {}
+        kind, weight_shapes = "autoencoder_kl", vae_shapes(vae_config(first))
+        optimizer_shapes: Shapes = {}
     else:
         parameters, kind = _parameters(first, state)
-        wanted = parameters.shapes(saved_only=True)
-        kept = _optimizer_shapes(parameters, state, what) if "optimizer" in shapes else {}
-    for tree, found in shapes.items():
-        names = kept if tree == "optimizer" else wanted
+        weight_shapes = parameters.shapes(saved_only=True)
+        optimizer_shapes = _optimizer_shapes(parameters, state, what) if "optimizer" in shapes else {}
+    for tree, actual in shapes.items():
+        expected = optimizer_shapes if tree == "optimizer" else weight_shapes
         reason = f"the tensors of {tree!r} are not those of one {kind} network"
-        check_names(names, found, what, reason, "copy or download it again")
+        check_names(expected, actual, what, reason, "copy or download it again")
 
 
 def _shapes(arrays: Arrays) -> Shapes:
@@ -238,17 +247,17 @@ def fit(state: State, storage: StorageSupport, weights: str | None) -> tuple[Sta
         raise ConfigError(f"--weights = {weights}", f"SOURCE holds only {', '.join(trees)}")
     if storage is StorageSupport.ONE_TREE or weights is not None:
         chosen = weights or ("ema" if "ema" in trees else "model")
-        kept = {chosen: trees[chosen]}
+        stored = {chosen: trees[chosen]}
     else:
-        kept = {
+        stored = {
             name: tree for name, tree in trees.items() if name in ("model", "ema") or storage is StorageSupport.ANYTHING
         }
-    left = [name for name in trees if name not in kept]
-    if left:
-        notes.append(f"left out: {', '.join(left)}" + (f"; kept: {', '.join(kept)}" if len(kept) == 1 else ""))
-    if len(kept) == 1:  # a single set of weights need not say which it is
-        kept = {"model": next(iter(kept.values()))}
-    return state.with_trees(kept), notes
+    left_out = [name for name in trees if name not in stored]
+    if left_out:
+        notes.append(f"left out: {', '.join(left_out)}" + (f"; kept: {', '.join(stored)}" if len(stored) == 1 else ""))
+    if len(stored) == 1:  # a single set of weights need not say which it is
+        stored = {"model": next(iter(stored.values()))}
+    return state.with_trees(stored), notes
 
 
 def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
@@ -269,7 +278,7 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
 
 
 def write(target: Path, target_format: str, state: State) -> None:
-    """Write beside ``target``, then move it into place. Folders of this machine are removed from the facts.
+    """Write to a temporary path, then rename it to ``target``. Facts are written without absolute paths.
 
     (A pipeline stores no facts, and still needs the path of its autoencoder.)
     """

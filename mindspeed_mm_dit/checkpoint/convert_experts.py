@@ -12,7 +12,9 @@ from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.checkpoint.wan_folder import FIRST, FROM_IMAGE, FROM_TEXT, SECOND
 from mindspeed_mm_dit.configs.strict import read_json
 
-_BESIDE = "for a whole pipeline put vae, text_encoder, tokenizer and scheduler of the published model beside it"
+_PIPELINE_NOTE = (
+    "for a whole pipeline add vae, text_encoder, tokenizer and scheduler of the published model to the folder"
+)
 
 
 def convert_experts(
@@ -26,8 +28,8 @@ def convert_experts(
 ) -> Summary:
     """Write ``target``: transformer/ and transformer_2/, each as :func:`convert` does, and model_index.json.
 
-    boundary: noise level from which on the expert of high noise answers; both are known to belong together. Raises a
-    UserError as ``convert`` does.
+    boundary: noise level at and above which the high-noise expert is used. The caller has checked that the two belong
+    together. Raises a UserError as ``convert`` does.
     """
     target, done = Path(target), list[Summary]()
     for source in (high, low):
@@ -44,7 +46,7 @@ def convert_experts(
 
     written(target, make, is_folder=True)
     first, second = done
-    notes = (*dict.fromkeys((*first.notes, *second.notes)), _BESIDE)
+    notes = (*dict.fromkeys((*first.notes, *second.notes)), _PIPELINE_NOTE)
     return first._replace(
         target=target, num_tensors=first.num_tensors + second.num_tensors,
         num_bytes=first.num_bytes + second.num_bytes, notes=notes,

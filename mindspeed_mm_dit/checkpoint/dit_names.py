@@ -1,8 +1,8 @@
-"""DiT in diffusers, whose DiTTransformer2DModel has other names than the published code, which are ours.
+"""Tensor names of a DiT in diffusers. Ours are those of the published code.
 
-diffusers repeats the timestep and label embedders in every block, and has separate query, key and value. It computes
-the positional embedding, so its files have none. The tensors are the same, but not quite the network: diffusers spaces
-the timestep's 128 frequencies by 1/127 (``downscale_freq_shift``), the published DiT by 1/128.
+DiTTransformer2DModel repeats the timestep and label embedders in every block, and has separate query, key and value. It
+computes the positional embedding, so its files have none. The tensors are the same, but not quite the network:
+diffusers spaces the timestep's 128 frequencies by 1/127 (``downscale_freq_shift``), the published DiT by 1/128.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from mindspeed_mm_dit.checkpoint.joint_names import (
 from mindspeed_mm_dit.checkpoint.rules import Arrays, Rules
 from mindspeed_mm_dit.checkpoint.wan_names import WAN_RULES
 
-_MOST = 0.9
-"""Share of a file's tensors by which its family is known if one that tells it is missing."""
+_MIN_FRACTION = 0.9
+"""Fraction of a file's tensors that must have a family's names, for a file without the family's identifying tensor."""
 
 
 class Family(NamedTuple):
@@ -28,15 +28,15 @@ class Family(NamedTuple):
 
     rules: Rules
     original: tuple[str, ...]
-    """Tensors that tell files with its authors' names; none: the names there are ours."""
+    """Tensors that identify files under its authors' names; empty if those names are ours."""
     ours: tuple[str, ...]
-    """Layers that tell it from the families after it, by our names."""
+    """Layers that distinguish it from the families after it, by our names."""
     is_original: bool = False
     """Whether our names are its authors', and not diffusers'."""
     adapters_as_diffusers: bool = False
     """Whether kohya's scripts and ComfyUI name adapters as diffusers does, and not as the authors."""
     unused: tuple[str, ...] = ()
-    """Tensors in its authors' files that are in no use."""
+    """Tensors in its authors' files that the network does not use."""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -72,21 +72,21 @@ def from_original(weights: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def lacking(names: Collection[str]) -> tuple[str, str] | None:
-    """Return the family of a file with these ``names`` and the tensor that tells it, if that one is missing.
+    """Return the family of a file with these ``names`` and its identifying tensor, if that is missing.
 
     None: no such tensor is missing, or the file is of no known family.
     """
-    forms = []
+    candidates = []
     for kind, family in FAMILIES.items():
         numbered = [*rules.numbered(family.rules, rules.numbers_in(names))]
         for layers in ([rule.original for rule in numbered], [name for rule in numbered for name in rule.diffusers]):
             known = {layer + leaf for layer in layers for leaf in rules.LEAVES}
-            forms.append((len(known.intersection(names)), kind, known))
-    count, kind, known = max(forms, key=lambda form: form[0])
+            candidates.append((len(known.intersection(names)), kind, known))
+    count, kind, known = max(candidates, key=lambda candidate: candidate[0])
     family = FAMILIES[kind]
-    telling = (*family.original, *(f"{layer}.weight" for layer in family.ours))
-    missing = [name for name in telling if name in known and name not in names]
-    is_sure = count >= _MOST * len(names) or any(name in names for name in family.original)
+    identifying = (*family.original, *(f"{layer}.weight" for layer in family.ours))
+    missing = [name for name in identifying if name in known and name not in names]
+    is_sure = count >= _MIN_FRACTION * len(names) or any(name in names for name in family.original)
     return (kind, missing[0]) if missing and is_sure else None
 
 

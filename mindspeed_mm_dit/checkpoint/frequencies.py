@@ -18,13 +18,13 @@ from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequenc
 LAYER = "t_embedder.mlp.0.weight"
 """Published name of the layer that takes the code, (D, 256)."""
 STEPS = 50
-"""Default of DiTPipeline; its chains of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
+"""Default of DiTPipeline; trajectories of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
 _SMALLEST = 1e-3
 """If the smallest singular value of the codes is below this, float32 cannot tell the timesteps apart."""
 
 
 def visited(num_train_timesteps: int) -> np.ndarray:
-    """Return the timesteps of a DDIM chain with diffusers' "leading" spacing, ascending, (STEPS,) int64."""
+    """Return the timesteps of a DDIM trajectory with diffusers' "leading" spacing, ascending, (STEPS,) int64."""
     return np.arange(STEPS) * (num_train_timesteps // STEPS)
 
 
@@ -54,7 +54,7 @@ def map_for(timesteps: np.ndarray) -> np.ndarray:
     if np.linalg.svd(theirs, compute_uv=False)[-1] < _SMALLEST:
         raise ConfigError(
             f"diffusion.num_train_timesteps = {timesteps[-1] + 1} or more",
-            f"its {len(timesteps)} timesteps of a chain are too alike for diffusers' timestep code to serve them",
+            f"the {len(timesteps)} timesteps of a trajectory are too alike for diffusers' timestep code to serve them",
             "convert the network alone: --to diffusers",
         )
     ours = code(timesteps, timestep_frequencies(FREQUENCY_WIDTH))

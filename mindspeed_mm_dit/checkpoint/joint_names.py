@@ -13,7 +13,7 @@ def _two_layers(theirs: str, ours: str, first: str, second: str) -> tuple[Rule, 
 
 
 def _block(theirs: str, ours: str, layers: dict[str, str]) -> tuple[Rule, ...]:
-    return tuple(Rule(f"{theirs}.{native}", (f"{ours}.{own}",)) for native, own in layers.items())
+    return tuple(Rule(f"{theirs}.{their_layer}", (f"{ours}.{our_layer}",)) for their_layer, our_layer in layers.items())
 
 
 def _qkv(theirs: str, ours: str, names: tuple[str, ...] = _IMAGE_QKV) -> Rule:
@@ -102,7 +102,7 @@ QWEN_IMAGE_LAYERS = (
     "img_in", "txt_in", "proj_out", "norm_out.linear",
     *(f"time_text_embed.timestep_embedder.linear_{number}" for number in (1, 2)),
     *(f"{_OURS}.attn.{name}" for name in (*_IMAGE_QKV, *_TEXT_QKV, "to_out.0", "to_add_out")),
-    *(f"{_OURS}.{of}_{layer}" for of in ("img", "txt") for layer in ("mod.1", "mlp.net.0.proj", "mlp.net.2")),
+    *(f"{_OURS}.{stream}_{layer}" for stream in ("img", "txt") for layer in ("mod.1", "mlp.net.0.proj", "mlp.net.2")),
 )  # fmt: skip
 QWEN_IMAGE_RULES = tuple(Rule(name, (name,)) for name in QWEN_IMAGE_LAYERS)
 """Its authors have diffusers' names."""

@@ -2,8 +2,8 @@
 
     .claim    who saves here: user, host, process, start; touched every HEARTBEAT_SECONDS
 
-On the owner's machine a claim ends with its process. Other machines see only its age, and take over a claim that has
-not been touched for SILENCE_SECONDS. Ages are measured by the clock of the disk.
+On the owner's machine a lock ends with its process. Other machines see only its age, and take over a lock that has not
+been touched for SILENCE_SECONDS. Ages are measured by the clock of the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 NAME = ".claim"
 HEARTBEAT_SECONDS = 15.0
 SILENCE_SECONDS = 300.0
-"""Longer than anything, such as a compiler or a hanging disk, keeps a live process from touching its claim."""
+"""Longer than anything, such as a compiler or a hanging disk, keeps a live process from touching its lock."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Owner:
     machine: str
     """Host name, boot and PID namespace; empty if unknown."""
     started: float
-    """When it claimed the folder, in seconds since 1970."""
+    """When it locked the folder, in seconds since 1970."""
 
     @classmethod
     def here(cls) -> Owner:
@@ -58,20 +58,20 @@ class Owner:
         return cls(user, socket.gethostname(), os.getpid(), _started(os.getpid()), _machine(), time.time())
 
     def is_dead(self, silence: float) -> bool:
-        """Return whether this owner will write no more; ``silence``: seconds since it touched its claim."""
+        """Return whether this owner will write no more; ``silence``: seconds since it touched its lock."""
         if self.machine and self.machine == _machine():
             if self.pid == os.getpid():
-                return True  # an earlier process with this PID, or a claim that was not released
+                return True  # an earlier process with this PID, or a lock that was not released
             return _started(self.pid) != self.process_started and not _is_hidden(self.pid)
         return silence > SILENCE_SECONDS
 
     def __str__(self) -> str:
         age = (time.time() - self.started) / 60
-        return f"{self.user}'s run on {self.host} (process {self.pid}), which began {_words(age)} ago"
+        return f"{self.user}'s run on {self.host} (process {self.pid}), which began {_duration(age)} ago"
 
 
 class FolderLock:
-    """The claim of this run on ``folder``; held from :meth:`take` to :meth:`release` or the end of the process."""
+    """The lock of this run on ``folder``; held from :meth:`take` to :meth:`release` or the end of the process."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder, self._path = Path(folder), Path(folder) / NAME
@@ -79,7 +79,7 @@ class FolderLock:
         self._ended = threading.Event()
 
     def take(self) -> None:
-        """Claim the folder; create it if it is missing.
+        """Lock the folder; create it if it is missing.
 
         Raises:
             ConfigError: it belongs to a live run, or cannot be written to.
@@ -88,16 +88,16 @@ class FolderLock:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             while not self._create():
-                self._remove_the_dead()
+                self._remove_stale()
         except OSError as error:
             raise ConfigError(
                 f"--save = {self._folder}", f"cannot be written to: {error}", "choose another --save"
             ) from None
         atexit.register(self.release)
-        threading.Thread(target=self._beat, name="claim", daemon=True).start()
+        threading.Thread(target=self._beat, name="checkpoint lock", daemon=True).start()
 
     def keep(self) -> None:
-        """Check that the folder still belongs to this run; renew the claim if someone has removed it.
+        """Check that the folder still belongs to this run; renew the lock if someone has removed it.
 
         Raises:
             ConfigError: another run took it over, as this one was silent for too long.
@@ -108,14 +108,14 @@ class FolderLock:
             raise self._refusal(_owner(self._read()))
 
     def release(self) -> None:
-        """Release the folder to others."""
+        """Release the lock."""
         self._ended.set()
         with suppress(OSError):
             if self.is_ours():
                 self._path.unlink()
 
     def is_ours(self) -> bool:
-        """Return whether the folder is claimed by this run; raises OSError if the claim cannot be read."""
+        """Return whether this run holds the lock; raises OSError if the lock cannot be read."""
         return bool(self._content) and self._read() == self._content
 
     def _beat(self) -> None:
@@ -125,7 +125,7 @@ class FolderLock:
                     os.utime(self._path)
 
     def _create(self) -> bool:
-        """Write the claim; return False if there already is one."""
+        """Write the lock; return False if there already is one."""
         try:
             file = open(self._path, "xb")  # noqa: SIM115 (closed below; removed if it cannot be written)
         except FileExistsError:
@@ -138,22 +138,22 @@ class FolderLock:
             raise
         return True
 
-    def _remove_the_dead(self) -> None:
-        """Remove the claim of a dead owner; raise ConfigError if the owner lives."""
-        with suppress(FileNotFoundError):  # released, or removed by another run that wants the folder
-            found = self._read()
-            owner, silence = _owner(found), self._silence()
+    def _remove_stale(self) -> None:
+        """Remove the lock of a dead owner; raise ConfigError if the owner lives."""
+        with suppress(FileNotFoundError):  # released, or removed by another run that takes the folder
+            content = self._read()
+            owner, silence = _owner(content), self._silence()
             if not (owner.is_dead(silence) if owner else silence > SILENCE_SECONDS):
                 raise self._refusal(owner, silence)
             aside = self._path.with_name(f"{NAME}.{uuid.uuid4().hex}")
             os.rename(self._path, aside)  # only one of several runs succeeds
-            if aside.read_bytes() != found:  # it moved the new claim of a faster run: put it back
+            if aside.read_bytes() != content:  # it moved the new lock of a faster run: put it back
                 os.rename(aside, self._path)
             else:
                 aside.unlink()
 
     def _silence(self) -> float:
-        """Return the seconds since the claim was touched, by the clock of the disk."""
+        """Return the seconds since the lock was touched, by the clock of the disk."""
         with tempfile.TemporaryFile(dir=self._folder) as fresh:
             return os.fstat(fresh.fileno()).st_mtime - self._path.stat().st_mtime
 
@@ -167,7 +167,7 @@ class FolderLock:
             f"--save = {self._folder}",
             f"belongs to {owner or 'a run that does not say whose it is'}; last sign of life {silence:.0f} s ago",
             "choose another --save, or end that run. On another machine a run that was killed is taken over after "
-            f"{_words(SILENCE_SECONDS / 60)} without a sign of life",
+            f"{_duration(SILENCE_SECONDS / 60)} without a sign of life",
         )
 
 
@@ -178,7 +178,7 @@ def _owner(content: bytes) -> Owner | None:
         return None
 
 
-def _words(minutes: float) -> str:
+def _duration(minutes: float) -> str:
     return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 

@@ -1,4 +1,4 @@
-"""How MindSpeed-MM names the tensors of a checkpoint, and what it needs to find in one. Needs no framework.
+"""How MindSpeed-MM names the tensors of a checkpoint, and which entries it needs in one. Needs no framework.
 
 here                              there
 model.<name>                      model.<name>
@@ -59,15 +59,15 @@ def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str
         elif name.startswith(STATE):
             parameter, _, quantity = name[len(STATE) :].rpartition(".")
             owner, group = owners[parameter]
-            own = f"{STATE}{owner}.{quantity}"
-            names[name] = own if own in stored else f"{GROUPS}{group}.{quantity}"
+            per_parameter = f"{STATE}{owner}.{quantity}"
+            names[name] = per_parameter if per_parameter in stored else f"{GROUPS}{group}.{quantity}"
         else:
             names[name] = name
     return names
 
 
 def _optimized(names: Collection[str]) -> list[str]:
-    """Return whose moments are among ``names``, in their order: our parameters, or their owners."""
+    """Return the owners of the moments among ``names``, in order; in our names these are the parameters."""
     return [name[len(STATE) : -len(MOMENT)] for name in names if name.startswith(STATE) and name.endswith(MOMENT)]
 
 
@@ -78,15 +78,15 @@ def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -
     if len(owners) != len(parameters):
         raise _other_optimizer(f"has {len(owners)} parameters, this model trains {len(parameters)}")
     split = any(name.startswith(f"{GROUPS}1.") for name in stored)
-    group_of = {name: int(split and name.endswith(NO_DECAY)) for name in parameters}
+    groups = {name: int(split and name.endswith(NO_DECAY)) for name in parameters}
     if all(owner.isdecimal() for owner in owners):  # group by group, each in the model's order
-        in_order = sorted(parameters, key=group_of.__getitem__)
-        return {name: (str(number), group_of[name]) for number, name in enumerate(in_order)}
-    there = set(owners)
+        in_order = sorted(parameters, key=groups.__getitem__)
+        return {name: (str(number), groups[name]) for number, name in enumerate(in_order)}
+    known = set(owners)
     for name in parameters:
-        if f"{PREDICTOR}{name}" not in there:
+        if f"{PREDICTOR}{name}" not in known:
             raise _other_optimizer(f"has no moments of {name}, which this model trains")
-    return {name: (f"{PREDICTOR}{name}", group_of[name]) for name in parameters}
+    return {name: (f"{PREDICTOR}{name}", groups[name]) for name in parameters}
 
 
 def _other_optimizer(reason: str) -> CheckpointError:
@@ -95,7 +95,7 @@ def _other_optimizer(reason: str) -> CheckpointError:
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:
-    """Return the entries beside the tensors that MindSpeed-MM needs to resume from one of our checkpoints.
+    """Return the entries other than tensors that MindSpeed-MM needs to resume from one of our checkpoints.
 
     ``facts``: the run's facts; ``predictor``: its config. Megatron compares the sizes in ``args`` with the
     run's, and counts its schedule in samples.

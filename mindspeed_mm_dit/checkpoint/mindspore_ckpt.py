@@ -92,19 +92,19 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
 def _problem_by_size(path: Path) -> str | None:
     """Return why a checkpoint from before there were checksums is incomplete, or None."""
     try:
-        is_whole = (path / FILE).stat().st_size == int((path / SIZE).read_text(encoding="utf-8"))
+        is_complete = (path / FILE).stat().st_size == int((path / SIZE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         return f"{SIZE} cannot be read: {error}"
-    if not is_whole:
+    if not is_complete:
         return f"{FILE} is cut short"
     return None
 
 
-def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
+def check_architecture(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``expected`` under "model."."""
     shapes = shapes_in_mindspore_file(path / FILE)
-    found = {name[6:]: shape for name, shape in shapes.items() if name.startswith("model.")}
-    check_names(wanted, found, f"--load = {path}")
+    actual = {name[6:]: shape for name, shape in shapes.items() if name.startswith("model.")}
+    check_names(expected, actual, f"--load = {path}")
 
 
 def has_optimizer(path: Path) -> bool:
@@ -112,16 +112,16 @@ def has_optimizer(path: Path) -> bool:
     return any(name.startswith("optimizer.") for name in shapes_in_mindspore_file(path / FILE))
 
 
-def read_state(path: Path, wanted: Mapping[str, tuple[int, ...]], with_optimizer: bool) -> Arrays:
+def read_state(path: Path, expected: Mapping[str, tuple[int, ...]], with_optimizer: bool) -> Arrays:
     """Read the state of a run.
 
     Raises:
-        CheckpointError: the tensors under "model." are not exactly ``wanted`` (the error names them), or there is no
+        CheckpointError: the tensors under "model." are not exactly ``expected`` (the error names them), or there is no
             optimizer's state.
     """
     state = read(path)
-    found = {name[6:]: array.shape for name, array in state.items() if name.startswith("model.")}
-    check_names(wanted, found, f"--load = {path}")
+    actual = {name[6:]: array.shape for name, array in state.items() if name.startswith("model.")}
+    check_names(expected, actual, f"--load = {path}")
     if with_optimizer and not any(name.startswith("optimizer.") for name in state):
         raise without_optimizer(path)
     return state

@@ -1,9 +1,9 @@
-"""Power-function EMAs of the weights, and post-hoc EMA: any width from those that were kept.
+"""Power-function EMAs of the weights, and post-hoc EMA: any width from those that were saved.
 
 Karras et al. 2024, "Analyzing and Improving the Training Dynamics of Diffusion Models", section 3.1 and appendix C.
 After step t, the weights at step s count (gamma + 1) s^gamma / t^(gamma + 1): a profile that scales with the run.
-EMAs of two widths, kept at some steps, span a space in which the EMA of any other width is found by least squares. The
-factors are constrained to sum to one, which the paper leaves to the fit, so that constant weights stay as they are.
+EMAs of two widths, saved at some steps, span a space in which the EMA of any other width is fitted by least squares.
+The factors are constrained to sum to one, which Karras et al. leave to the fit, so that constant weights do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LARGEST_STD = 1 / math.sqrt(12)
 
 
 class Profile(NamedTuple):
-    """The profile of an EMA: how much each step counts."""
+    """The profile of an EMA: the weight of each step."""
 
     step: int
     """Steps of the run so far."""
@@ -65,23 +65,23 @@ def decay_weight(step: int, gamma: float) -> float:
     return 1.0 if step == 1 else -math.expm1((gamma + 1) * math.log1p(-1 / step))
 
 
-def combination(kept: Sequence[Profile], wanted: Profile) -> tuple[np.ndarray, float]:
-    """Return the factors with which the EMAs ``kept`` sum up closest to ``wanted``, and the error of that sum.
+def combination(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, float]:
+    """Return the factors with which the EMAs ``saved`` sum up closest to ``target``, and the error of that sum.
 
     The factors, float64, add up to one. The error is the root mean square error of the profile, relative to that of
-    ``wanted``: 0 if ``wanted`` is one of ``kept``, close to 0 if every step was kept.
+    ``target``: 0 if ``target`` is one of ``saved``, close to 0 if every step was saved.
     """
-    if wanted in kept:
-        return np.array([float(profile == wanted) for profile in kept]), 0.0
-    edges = _edges(sorted({profile.step for profile in (*kept, wanted)}))
+    if target in saved:
+        return np.array([float(profile == target) for profile in saved]), 0.0
+    edges = _edges(sorted({profile.step for profile in (*saved, target)}))
     scale = np.sqrt(np.diff(edges))
-    *basis, last = (_counted(profile, edges) / scale for profile in kept)
-    towards = _counted(wanted, edges) / scale
+    *basis, last = (_step_weights(profile, edges) / scale for profile in saved)
+    target_column = _step_weights(target, edges) / scale
     if not basis:
-        return np.ones(1), float(np.linalg.norm(last - towards) / np.linalg.norm(towards))
+        return np.ones(1), float(np.linalg.norm(last - target_column) / np.linalg.norm(target_column))
     differences = np.stack([column - last for column in basis], 1)  # the last factor makes the sum one
-    factors = np.linalg.lstsq(differences, towards - last, rcond=None)[0]
-    error = np.linalg.norm(differences @ factors + last - towards) / np.linalg.norm(towards)
+    factors = np.linalg.lstsq(differences, target_column - last, rcond=None)[0]
+    error = np.linalg.norm(differences @ factors + last - target_column) / np.linalg.norm(target_column)
     return np.append(factors, 1 - factors.sum()), float(error)
 
 
@@ -91,20 +91,20 @@ def _edges(steps: Sequence[int]) -> np.ndarray:
     return np.union1d(even, [float(step) for step in steps])
 
 
-def _counted(profile: Profile, edges: np.ndarray) -> np.ndarray:
-    """Return how much the steps between two edges count in the EMA; all together one."""
+def _step_weights(profile: Profile, edges: np.ndarray) -> np.ndarray:
+    """Return the weight in the EMA of the steps between each two edges; the weights sum to one."""
     return np.diff(np.minimum(edges / profile.step, 1.0) ** (exponent(profile.std) + 1))
 
 
-def check_stds(stds: Sequence[float], kept: Sequence[float], where: str) -> None:
+def check_stds(stds: Sequence[float], saved: Sequence[float], where: str) -> None:
     """Raise ConfigError if a checkpoint has EMAs of other widths than ``stds``; having none is fine."""
-    if stds and kept and list(stds) != list(kept):
+    if stds and saved and list(stds) != list(saved):
         raise ConfigError(
-            f"--power-ema-stds = {_shown(stds)}",
-            f"{where} has the averages of {_shown(kept)}",
-            f"go on with --power-ema-stds {_shown(kept)}; mm-dit ema makes any other width from them",
+            f"--power-ema-stds = {_listed(stds)}",
+            f"{where} has the averages of {_listed(saved)}",
+            f"resume with --power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them",
         )
 
 
-def _shown(stds: Sequence[float]) -> str:
+def _listed(stds: Sequence[float]) -> str:
     return " ".join(f"{std:g}" for std in stds)

@@ -25,10 +25,10 @@ the first."""
 _PREFIXES = ("module.", "_orig_mod.", "net.", "model.", "diffusion_model.")
 """Prefixes of all names if the network is part of another module: DDP's, torch.compile's, JiT's, Lightning's."""
 _NETWORK = "model.diffusion_model."
-_BESIDE = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
+_OTHER_MODELS = ("first_stage_model.", "cond_stage_model.", "conditioner.", "text_encoders.", "vae.")
 """Prefix of a network, and those of autoencoder and text encoders, in one file, as Stability AI publishes them."""
 _COUNTS = ("n_averaged",)
-"""Tensors beside the weights in torch.optim's AveragedModel."""
+"""Tensors other than weights in torch.optim's AveragedModel."""
 _TABLES = {"feat_rope.freqs_cos": 0, "feat_rope.freqs_sin": 1}
 """Tables of rotary embeddings in LightningDiT's files, which are computed here -> index in ``rotary_tables_2d``."""
 _TABLE_ERROR = 1e-2
@@ -42,15 +42,15 @@ def trees_of(content: Any, path: str | Path) -> dict[str, Arrays]:
     """
     if not isinstance(content, Mapping):
         raise CheckpointError(str(path), f"holds a {type(content).__name__}, not a dict")
-    found = {n: content[key] for n, keys in _TREES.items() for key in keys[::-1] if isinstance(content.get(key), dict)}
-    if not found and content and all(isinstance(value, np.ndarray) for value in content.values()):
-        found = {"model": content}
-    if not found:
+    trees = {n: content[key] for n, keys in _TREES.items() for key in keys[::-1] if isinstance(content.get(key), dict)}
+    if not trees and content and all(isinstance(value, np.ndarray) for value in content.values()):
+        trees = {"model": content}
+    if not trees:
         keys = ", ".join(map(str, list(content)[:8]))
         raise CheckpointError(str(path), f"holds no weights; its keys are: {keys}")
-    if len(found) == 1 and len(parts := _parts(found.get("model", {}))) > 1:  # a module of both, as Lightning saves it
+    if len(trees) == 1 and len(parts := _parts(trees.get("model", {}))) > 1:  # a module of both, as Lightning saves it
         return trees_of(parts, path)
-    return {name: plain(weights, path) for name, weights in found.items()}
+    return {name: plain(weights, path) for name, weights in trees.items()}
 
 
 def _parts(weights: Mapping[Any, Any]) -> dict[str, Arrays]:
@@ -83,8 +83,8 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
 
 def names_of_network(names: Collection[str]) -> list[str]:
     """Return ``names`` without those of an autoencoder and text encoders, if a file holds a whole pipeline."""
-    is_whole = any(name.startswith(_NETWORK) for name in names)
-    return [name for name in names if not (is_whole and name.startswith(_BESIDE))]
+    is_pipeline = any(name.startswith(_NETWORK) for name in names)
+    return [name for name in names if not (is_pipeline and name.startswith(_OTHER_MODELS))]
 
 
 def without_projectors(weights: Mapping[str, np.ndarray]) -> Arrays:
@@ -99,6 +99,7 @@ def _check_table(name: str, table: np.ndarray) -> None:
     ours = rotary_tables_2d(table.shape[-1], side)[_TABLES[name]].repeat(2, axis=1) if side else np.zeros(0)
     if ours.shape != table.shape or np.abs(ours - table).max() > _TABLE_ERROR:
         raise CheckpointError(
-            name, "is not the table of rotary positions of a square of patches, counted from 0, which is computed here",
+            name,
+            "is not the table of rotary positions of a square of patches, counted from 0, which is computed here",
             "weights that were trained with other positions cannot be used",
-        )  # fmt: skip
+        )

@@ -25,7 +25,7 @@ MARK = "comfy_quant"
 _HEADER = "_quantization_metadata"
 _SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
 """Names of the scale of a ``weight``, in ComfyUI's files, later ones of it and FLUX.2, and by blocks of it."""
-_OF_ARITHMETIC = ("scale_input", "input_scale", "scaled_fp8", MARK)
+_FOR_ARITHMETIC = ("scale_input", "input_scale", "scaled_fp8", MARK)
 """Tensors that say nothing about weights but what ``Formats`` hold: they are for arithmetic in float8 or int8."""
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -121,12 +121,12 @@ def dequantized(
 
     Arguments and errors are those of :func:`read_quantized`.
     """
-    plain, quantized = read_quantized(arrays, dtypes, formats, what)
-    weights = {name: quantized[name].numbers() if name in quantized else plain[name] for name in plain}
+    stored, quantized = read_quantized(arrays, dtypes, formats, what)
+    weights = {name: quantized[name].numbers() if name in quantized else stored[name] for name in stored}
     counts = Counter(tensor.kind for tensor in quantized.values() if tensor.codes.size)
-    stored = " and ".join(f"{count} tensors are stored in {name}" for name, count in sorted(counts.items()))
+    counts_text = " and ".join(f"{count} tensors are stored in {name}" for name, count in sorted(counts.items()))
     times = ", times their scales" if any(tensor.scale is not None for tensor in quantized.values()) else ""
-    return weights, (f"{stored}{times}; the computation has the precision of the run",) if stored else ()
+    return weights, (f"{counts_text}{times}; the computation has the precision of the run",) if counts_text else ()
 
 
 def read_quantized(
@@ -138,15 +138,15 @@ def read_quantized(
     is not read and for a scale that is missing or does not fit.
     """
     for name in arrays:
-        stem, _, last = name.rpartition(".")
+        prefix, _, last = name.rpartition(".")
         if last in _OTHERS:
-            layer = stem.removesuffix(".weight.quant_state")
+            layer = prefix.removesuffix(".weight.quant_state")
             raise _refused(f"{what}: {layer}", f"is stored in {_OTHERS[last]}, which is not read here")
     if not formats and not set(dtypes.values()) & _FEW_BITS:
         check_are_floats(arrays, what)
         return arrays, {}
     last_parts = {name: name.rpartition(".")[2] for name in arrays}
-    weights = {name: arrays[name] for name, last in last_parts.items() if last not in (*_SCALES, *_OF_ARITHMETIC)}
+    weights = {name: arrays[name] for name, last in last_parts.items() if last not in (*_SCALES, *_FOR_ARITHMETIC)}
     scales = {name.rpartition(".")[0]: arrays[name] for name, last in last_parts.items() if last in _SCALES}
     formats = {layer if f"{layer}.weight" in weights else f"{_NETWORK}{layer}": formats[layer] for layer in formats}
     for layer in sorted(scales.keys() | formats.keys()):

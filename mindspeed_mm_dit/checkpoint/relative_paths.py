@@ -14,7 +14,7 @@ _FOLDER = "folder"
 def without_places(value: Any) -> Any:
     """Return facts as JSON has them, with each absolute path replaced by its last name.
 
-    The folder that a command was started in loses even that: it may be a user's own.
+    Of the folder that a command was started in not even the name is left, as it may be that of a user.
     """
     if isinstance(value, dict):
         facts = {key: without_places(item) for key, item in value.items()}
@@ -25,19 +25,19 @@ def without_places(value: Any) -> Any:
     return _name(value) if isinstance(value, str) else value
 
 
-def below(word: str, folder: str) -> str:
-    """Return a word of a command line; a path inside ``folder`` becomes relative to it."""
-    flag, mark, path = _parts(word)
-    inside = os.path.isabs(path) and os.path.commonpath([path, folder]) == folder
-    return f"{flag}{mark}{os.path.relpath(path, folder)}" if inside else word
+def below(argument: str, folder: str) -> str:
+    """Return an argument of a command line; a path inside ``folder`` becomes relative to it."""
+    flag, mark, path = _parts(argument)
+    is_inside = os.path.isabs(path) and os.path.commonpath([path, folder]) == folder
+    return f"{flag}{mark}{os.path.relpath(path, folder)}" if is_inside else argument
 
 
-def _name(word: str) -> str:
-    flag, mark, path = _parts(word)
-    return f"{flag}{mark}{os.path.basename(os.path.normpath(path)) or '.'}" if os.path.isabs(path) else word
+def _name(argument: str) -> str:
+    flag, mark, path = _parts(argument)
+    return f"{flag}{mark}{os.path.basename(os.path.normpath(path)) or '.'}" if os.path.isabs(path) else argument
 
 
-def _parts(word: str) -> tuple[str, str, str]:
-    """Return ("--flag", "=", value), or ("", "", word) if the word is no flag with a value."""
-    flag, mark, value = word.partition("=") if word.startswith("--") else ("", "", word)
+def _parts(argument: str) -> tuple[str, str, str]:
+    """Return ("--flag", "=", value), or ("", "", argument) if it is no flag with a value."""
+    flag, mark, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
     return flag, mark + value[: len(value) - len(value.lstrip())], value.lstrip()

@@ -63,27 +63,27 @@ Rules = Sequence[Rule]
 
 def numbers_in(names: Iterable[str]) -> dict[str, list[int]]:
     """Return the numbers of the blocks in ``names``, by what is before the number."""
-    found: dict[str, set[int]] = {}
+    numbers: dict[str, set[int]] = {}
     for name in names:
         if match := _BLOCK.match(name):
-            found.setdefault(match[1], set()).add(int(match[2]))
-    return {stem: sorted(numbers) for stem, numbers in found.items()}
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    return {prefix: sorted(numbers[prefix]) for prefix in numbers}
 
 
 def as_many(rules: Rules, count: int) -> dict[str, Sequence[int]]:
     """Return the numbers of ``count`` blocks of each kind."""
-    return {_stem(rule.diffusers[0]): range(count) for rule in rules}
+    return {_block_prefix(rule.diffusers[0]): range(count) for rule in rules}
 
 
 def numbered(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
-    """Yield the rules with the ``numbers`` of blocks filled in, which either side's names may have told."""
+    """Yield the rules with block numbers filled in; ``numbers`` may be by the names of either side."""
     known = dict(numbers)
-    for original, theirs in {(_stem(rule.original), _stem(rule.diffusers[0])) for rule in rules}:
+    for original, theirs in {(_block_prefix(rule.original), _block_prefix(rule.diffusers[0])) for rule in rules}:
         for here, there in ((original, theirs), (theirs, original)):
             if here and here not in known and there in known:
                 known[here] = known[there]
     for rule in rules:
-        blocks = known.get(_stem(rule.diffusers[0]), ())
+        blocks = known.get(_block_prefix(rule.diffusers[0]), ())
         if "$" in rule.original:
             yield from (_in_block(rule, "$", number) for number in blocks[-1:])
         elif "*" in rule.original:
@@ -94,7 +94,7 @@ def numbered(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rul
             yield rule
 
 
-def _stem(name: str) -> str:
+def _block_prefix(name: str) -> str:
     return re.split(r"\.[*$]\.", name)[0] if "*" in name or "$" in name else ""
 
 
@@ -105,25 +105,25 @@ def _in_block(rule: Rule, mark: str, number: int) -> Rule:
 
 def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Rename and split the authors' tensors; those without a rule stay as they are."""
-    left, found = dict(arrays), dict[str, np.ndarray]()
-    for rule in numbered(rules, numbers_in(left)):
+    remaining, renamed = dict(arrays), dict[str, np.ndarray]()
+    for rule in numbered(rules, numbers_in(remaining)):
         for leaf in LEAVES:
-            if (array := left.pop(rule.original + leaf, None)) is not None:
+            if (array := remaining.pop(rule.original + leaf, None)) is not None:
                 count = len(rule.diffusers)
                 parts = rule.transform.split(array, count) if array.ndim else [array] * count
-                found.update(zip((name + leaf for name in rule.diffusers), parts))
-    return {**found, **left}
+                renamed.update(zip((name + leaf for name in rule.diffusers), parts))
+    return {**renamed, **remaining}
 
 
 def to_original(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Undo :func:`to_diffusers`; raises ValueError, with diffusers' name first, for parts that cannot be one."""
-    left, found = dict(arrays), dict[str, np.ndarray]()
-    for rule in numbered(rules, numbers_in(left)):
+    remaining, renamed = dict(arrays), dict[str, np.ndarray]()
+    for rule in numbered(rules, numbers_in(remaining)):
         for leaf in LEAVES:
             names = [name + leaf for name in rule.diffusers]
-            if names and all(name in left for name in names):
+            if names and all(name in remaining for name in names):
                 try:
-                    found[rule.original + leaf] = rule.transform.join([left.pop(name) for name in names])
+                    renamed[rule.original + leaf] = rule.transform.join([remaining.pop(name) for name in names])
                 except ValueError as error:
                     raise ValueError(names[0], str(error)) from None
-    return {**found, **left}
+    return {**renamed, **remaining}

@@ -32,9 +32,11 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
         raise CheckpointError(
-            what, f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
-            f"{host_memory_bytes() / GIB:,.1f} GiB", "copy or download the file again, or use a larger machine",
-        )  # fmt: skip
+            what,
+            f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
+            f"{host_memory_bytes() / GIB:,.1f} GiB",
+            "copy or download the file again, or use a larger machine",
+        )
 
 
 def named_kinds() -> dict[str, Any]:
@@ -50,9 +52,9 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
     kind = named_kinds().get(str(config.get("_class_name")))
     if kind is None:
         return None
-    found: JointConfig | WanConfig = from_diffusers(kind, config, what)
-    check_claimed_sizes(found, what)
-    return found
+    network: JointConfig | WanConfig = from_diffusers(kind, config, what)
+    check_claimed_sizes(network, what)
+    return network
 
 
 def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
@@ -68,7 +70,7 @@ def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
 
 
 def check_family(names: Collection[str], what: str, kind: str | None = None) -> None:
-    """Raise CheckpointError if a file lacks the tensor that tells its family, ``kind`` if that is known."""
+    """Raise CheckpointError if a file lacks the tensor that identifies its family, ``kind`` if that is known."""
     missing = lacking(names)
     if missing and kind in (None, missing[0]):
         reason = f"holds a network of kind {missing[0]!r} without its tensor {missing[1]}"
@@ -80,26 +82,28 @@ def predictor_of(
 ) -> PredictorConfig:
     """Return the architecture of the predictor whose tensors have ``shapes``.
 
-    facts: content of run.json, used if the tensors do not tell; may be empty. config: diffusers' config.json, if known.
+    facts: content of run.json, used if the shapes do not determine the network; may be empty.
+    config: diffusers' config.json, if known.
 
     Raises:
         CheckpointError: the network is unknown, or a tensor that decides its sizes is missing.
     """
-    if (told := described_by(config or {}, "SOURCE: config.json")) is not None:
-        return told
+    if (described := described_by(config or {}, "SOURCE: config.json")) is not None:
+        return described
     if "model" not in facts:
         check_family(shapes, "SOURCE")
     for kind in PREDICTOR_CONFIGS.values():
-        if (found := kind.of_shapes(shapes)) is not None:
-            return found
+        if (inferred := kind.of_shapes(shapes)) is not None:
+            return inferred
     if "model" in facts:
         predictor: PredictorConfig = model_config_from_mapping(facts["model"], "model.json").predictor
         return predictor
     names = ", ".join(list(shapes)[:5])
     raise CheckpointError(
-        "SOURCE", f"holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ...",
+        "SOURCE",
+        f"holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ...",
         "give the model.json that it was trained with (--model)",
-    )  # fmt: skip
+    )
 
 
 def vae_shapes(config: KLArchitecture) -> Shapes:

@@ -36,7 +36,7 @@ class State:
     is_bfloat16: bool = False
     """Whether the file had most weights in bfloat16, as which they are written again where the format has it."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how it was read, a sentence each."""
+    """Notes for the user on how it was read, a sentence each."""
 
     @property
     def is_autoencoder(self) -> bool:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 TRACKER = "latest_checkpointed_iteration.txt"
 BEST_TRACKER = "best_checkpointed_iteration.txt"
 SETTINGS = "settings"
-"""Key of run.json: the settings, by name, that a resume compares and that have no key of their own."""
+"""Key of run.json: the other settings that a resume compares, by name."""
 ADAPTERS, BASE, BASE_FROM = "adapters", "base", "base_from"
 """Key of run.json if the run trains adapters: how they were made. Keys inside it: the digest of the base weights, and
 where these were read from."""
@@ -46,7 +46,7 @@ DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 WITHOUT_INDEX = "lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
 _BEFORE = ".old.partial"
-"""Suffix of a checkpoint that is set aside while another one takes its place."""
+"""Suffix of a checkpoint that is set aside while another one replaces it."""
 
 
 class CheckpointStore:
@@ -61,8 +61,8 @@ class CheckpointStore:
         self._abandoned = set[int]()
 
     def resumed_at(self, iteration: int) -> None:
-        """Take it that a run goes on from ``iteration``: later checkpoints, damaged perhaps, are none of its own."""
-        self._abandoned = {each for each in self.iterations() if each > iteration}
+        """Treat checkpoints newer than ``iteration``, where the run resumes, as stale."""
+        self._abandoned = {saved for saved in self.iterations() if saved > iteration}
 
     def path(self, iteration: int) -> Path:
         """Return the path of the complete checkpoint of ``iteration``."""
@@ -92,14 +92,14 @@ class CheckpointStore:
         if best is not None and self.path(best).is_dir():
             write_durably(self.root / BEST_TRACKER, f"{best}")
         self._abandoned.discard(iteration)
-        before = [each for each in self.iterations() if each <= iteration and each not in self._abandoned]
+        before = [saved for saved in self.iterations() if saved <= iteration and saved not in self._abandoned]
         for old in before[: -self.keep_last] if self.keep_last else ():
             if old != best and (not self.retain_interval or old % self.retain_interval):
                 self._remove(old)
         return final
 
     def _remove(self, iteration: int) -> None:
-        """Delete a checkpoint; its name goes first, so that who reads it finds all of it or none."""
+        """Delete a checkpoint; it is renamed first, so that a reader finds all of it or none."""
         aside = self.partial_path(iteration)
         with suppress(OSError):
             os.rename(self.path(iteration), aside)
@@ -121,7 +121,7 @@ class CheckpointStore:
     def remove_unfinished(self) -> None:
         """Delete what killed runs and failed saves left half written; called on one rank while nothing is written.
 
-        A checkpoint that was set aside for another one of its iteration is restored if that never took its place.
+        A checkpoint that was set aside for another one of its iteration is restored if it was not replaced.
         """
         for before in self.root.glob(f".iter_*{_BEFORE}"):
             final = self.root / before.name[1:].removesuffix(_BEFORE)
@@ -151,19 +151,19 @@ class CheckpointStore:
                 hide the loss.
         """
         self._check_is_a_root()
-        passed: list[str] = []
+        skipped: list[str] = []
         for iteration in reversed(self.iterations()):
             problem = problem_of(self.path(iteration))
             if problem is None:
-                return iteration, passed
-            passed.append(f"{self.path(iteration)} is damaged ({problem})")
-        if passed:
+                return iteration, skipped
+            skipped.append(f"{self.path(iteration)} is damaged ({problem})")
+        if skipped:
             raise CheckpointError(
                 f"--load = {self.root}",
-                f"no checkpoint there can be read: {passed[0]}",
+                f"no checkpoint there can be read: {skipped[0]}",
                 "restore one from a copy, or choose another --load to start anew",
             )
-        return None, passed
+        return None, skipped
 
     def _check_is_a_root(self) -> None:
         if self.root.is_file():
@@ -257,7 +257,7 @@ def check_facts(facts: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
     if (key := bad_fact(facts)) is not None:
         raise CheckpointError(
-            f"{path}: {key} = {short_repr(facts[key])}", "is no value that a run writes there", DAMAGED_CURE
+            f"{path}: {key} = {short_repr(facts[key])}", "is not a value that a run writes there", DAMAGED_CURE
         )
 
 
@@ -297,10 +297,10 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
 
 def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
     """Raise CheckpointError if a run would save into a checkpoint, or into a folder inside one."""
-    for place in (Path(folder), *Path(folder).parents):
-        if _NAME.fullmatch(place.name) or (place / RUN_FACTS).is_file():
+    for parent in (Path(folder), *Path(folder).parents):
+        if _NAME.fullmatch(parent.name) or (parent / RUN_FACTS).is_file():
             raise CheckpointError(
-                f"{setting} = {folder}", f"{place} is one checkpoint, not the folder of them", f"name {place.parent}"
+                f"{setting} = {folder}", f"{parent} is one checkpoint, not the folder of them", f"name {parent.parent}"
             )
 
 
@@ -319,8 +319,8 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     if lacks_index(path):
         raise CheckpointError(f"{flag} = {path}", WITHOUT_INDEX, "copy it again as a whole folder, hidden files too")
     if not path.exists():
-        words = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}", words, how_to_fetch(path) or nearest_to(path).strip())
+        reason = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
+        raise CheckpointError(f"{flag} = {path}", reason, how_to_fetch(path) or nearest_to(path).strip())
     return path
 
 
@@ -330,27 +330,27 @@ def lacks_index(path: Path) -> bool:
 
 
 def of_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
-    """Return what ``read`` finds in the newest checkpoint of ``path``; again, if a run deletes any while it reads."""
+    """Return the result of ``read`` on the newest checkpoint of ``path``; retry if a run deletes one meanwhile."""
     while True:
-        found = find_checkpoint(path, flag)
-        store = CheckpointStore(found.parent)
-        there = store.iterations() if iteration_of(found) is not None else []
+        checkpoint = find_checkpoint(path, flag)
+        store = CheckpointStore(checkpoint.parent)
+        iterations = store.iterations() if iteration_of(checkpoint) is not None else []
         try:
-            return read(found)
+            return read(checkpoint)
         except (UserError, OSError):
-            if not there or set(there) <= set(store.iterations()):
+            if not iterations or set(iterations) <= set(store.iterations()):
                 raise
 
 
 def _best(folder: Path, flag: str) -> Path:
     what, cure = f"{flag} = {folder / BEST}", f"name {folder} for the newest, or a checkpoint in it"
     try:
-        found = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
+        checkpoint = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
     except (OSError, ValueError):
         raise CheckpointError(what, "its run has kept no best checkpoint (--keep-best)", cure) from None
-    if not found.is_dir():
-        raise CheckpointError(what, f"is {found.name} by its {BEST_TRACKER}, which is not there", cure)
-    return found
+    if not checkpoint.is_dir():
+        raise CheckpointError(what, f"is {checkpoint.name} by its {BEST_TRACKER}, which is not there", cure)
+    return checkpoint
 
 
 def unwritten(problem: BaseException, folder: Path) -> CheckpointError:

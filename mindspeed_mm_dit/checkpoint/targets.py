@@ -33,18 +33,18 @@ def check_target(
     """Refuse to replace anything but a checkpoint, or what ``is_ours`` accepts, and that only with ``overwrite``."""
     here, there = source.resolve(), target.resolve()
     if here == there or there in here.parents or here in there.parents:
-        raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another place")
+        raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another path")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
-        raise CheckpointError(f"TARGET = {target}", "exists", "choose another place, or add --overwrite")
+        raise CheckpointError(f"TARGET = {target}", "exists", "choose another path, or add --overwrite")
     is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
     if target.is_dir() and not is_checkpoint and not is_ours(target):
-        raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another place")
+        raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another path")
 
 
 def written(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
-    """Let ``make`` write a file, or fill an empty folder, beside ``target``; then move it into place.
+    """Let ``make`` write a file, or fill an empty folder, at a temporary path; then rename it to ``target``.
 
     Raises CheckpointError if it cannot be written.
     """

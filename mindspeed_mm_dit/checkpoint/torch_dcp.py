@@ -39,12 +39,12 @@ else:  # a run's first step needs none of them, and they take a second
 
 State = dict[str, Any]
 
-# (PyTorch 2.7 asks a tensor for it as it writes, in a thread, where no catch_warnings reaches)
+# (PyTorch 2.7 triggers it while it writes, in a thread that no catch_warnings reaches)
 warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
 
 
 class Writer(BackgroundWriter):
-    """Writes one checkpoint at a time, by default in the background, on a CPU process group of its own."""
+    """Writes one checkpoint at a time, by default in the background, on a separate CPU process group."""
 
     def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
         super().__init__(in_background, when_failed)
@@ -52,15 +52,15 @@ class Writer(BackgroundWriter):
         self._pending: Future[Any] | None = None
 
     def copied(self, state: State) -> State:
-        """Return this rank's part of ``state``: in the background, copies that arrive once the device is waited for.
+        """Return this rank's part of ``state``; for a write in the background, as copies.
 
-        DCP's staging passes copies on without another.
+        The copies are complete once the device is synchronised. DCP's staging does not copy them again.
         """
         part = _part_of_this_rank(state, dist.get_rank(), dist.get_world_size())
         return _copied(part) if self._in_background else part
 
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write what ``copied`` gave to the folder ``path``; then, on rank 0, call ``when_complete``.
+        """Write what ``copied`` returned to the folder ``path``; then, on rank 0, call ``when_complete``.
 
         Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
         rank is known to all of them; :meth:`wait` returns it.
@@ -97,27 +97,27 @@ class Writer(BackgroundWriter):
 
 
 def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
-    """Leave each tensor that all ranks hold whole to one of them, in turn, as DCP copies everything it is given.
+    """Return what this rank writes: of the replicated tensors every ``world_size``-th, as DCP copies all that it gets.
 
-    Sharded tensors and values that are no tensors stay.
+    Sharded tensors and values that are no tensors are in every rank's part.
     """
     turns = itertools.count()
 
     def part(tree: State) -> State:
-        kept = {}
+        local = {}
         for key, value in tree.items():
-            is_whole = isinstance(value, torch.Tensor) and not is_sharded(value)
+            is_replicated = isinstance(value, torch.Tensor) and not is_sharded(value)
             if isinstance(value, dict):
-                kept[key] = part(value)
-            elif not is_whole or next(turns) % world_size == rank:
-                kept[key] = value
-        return kept
+                local[key] = part(value)
+            elif not is_replicated or next(turns) % world_size == rank:
+                local[key] = value
+        return local
 
     return part(state)
 
 
 def _arrived(copies: State) -> State:
-    """Wait until copies of a state are there."""
+    """Wait until the copies of a state are complete."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     return copies
@@ -140,15 +140,15 @@ def read(state: State, path: Path, partial: bool = False) -> None:
         return
     ours = _flatten(state)
     theirs = mindspeed_mm.their_names(ours, stored.keys())
-    wanted: dict[str, list[torch.Tensor]] = {}
+    tensors: dict[str, list[torch.Tensor]] = {}
     for name, value in ours.items():
-        wanted.setdefault(theirs[name], []).append(value)
-    numbers = {name for name in wanted if isinstance(stored.get(name), dcp.metadata.BytesStorageMetadata)}
-    _load({name: values[0] for name, values in wanted.items() if name not in numbers}, path, partial)
+        tensors.setdefault(theirs[name], []).append(value)
+    numbers = {name for name in tensors if isinstance(stored.get(name), dcp.metadata.BytesStorageMetadata)}
+    _load({name: values[0] for name, values in tensors.items() if name not in numbers}, path, partial)
     for name in numbers:
-        wanted[name][0].fill_(torch_pickles.read_number(path, name))
-    for first, *rest in wanted.values():  # one step counter serves a whole group there
-        for value in rest:
+        tensors[name][0].fill_(torch_pickles.read_number(path, name))
+    for first, *others in tensors.values():  # one step counter serves a whole group there
+        for value in others:
             value.copy_(first)
 
 
@@ -194,13 +194,13 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     """
     start = f"{prefix}." if prefix else ""
     entries = torch_pickles.read_metadata(path).state_dict_metadata
-    wanted = {
+    tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
         if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
-    _load(wanted, path, partial=False, alone=True)
-    return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in wanted.items()}
+    _load(tensors, path, partial=False, alone=True)
+    return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in tensors.items()}
 
 
 def is_mindspeed_mm(path: Path) -> bool:
@@ -213,12 +213,12 @@ def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str,
 
     ``trained``: name -> shape of the weights that the optimizer updates. Everything else is left out.
     """
-    wanted = {name: shape for name, shape in shapes(path).items() if name.startswith(("model.", "ema."))}
+    expected = {name: shape for name, shape in shapes(path).items() if name.startswith(("model.", "ema."))}
     if has_optimizer(path):
         for name, shape in trained.items():
             sizes = {STEP: (), **dict.fromkeys(adam.RULE.state, shape)}
-            wanted |= {f"optimizer.state.{name}.{kind}": size for kind, size in sizes.items()}
-    state = {name: torch.empty(shape) for name, shape in wanted.items()}
+            expected |= {f"optimizer.state.{name}.{kind}": size for kind, size in sizes.items()}
+    state = {name: torch.empty(shape) for name, shape in expected.items()}
     read(state, path)
     return state
 
@@ -273,7 +273,7 @@ def has_optimizer(path: Path) -> bool:
     return any("optimizer" in name for name in torch_pickles.read_metadata(path).state_dict_metadata)
 
 
-def check_architecture(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``wanted`` under "model."."""
-    found = {name[6:]: shape for name, shape in shapes(path).items() if name.startswith("model.")}
-    check_names(wanted, found, f"--load = {path}")
+def check_architecture(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError, naming the tensors, unless ``path`` holds exactly ``expected`` under "model."."""
+    actual = {name[6:]: shape for name, shape in shapes(path).items() if name.startswith("model.")}
+    check_names(expected, actual, f"--load = {path}")

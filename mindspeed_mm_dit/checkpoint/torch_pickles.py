@@ -53,25 +53,27 @@ def read_metadata(path: Path) -> metadata.Metadata:
     """
     content = (path / INDEX).read_bytes()
     check_pickle(content)
-    found = _IndexUnpickler(path / INDEX, io.BytesIO(content)).load()
-    if not isinstance(found, metadata.Metadata):
-        raise pickle.UnpicklingError(f"it holds a {type(found).__name__}")
-    for entry in (found.storage_data or {}).values():
+    index = _IndexUnpickler(path / INDEX, io.BytesIO(content)).load()
+    if not isinstance(index, metadata.Metadata):
+        raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
+    for entry in (index.storage_data or {}).values():
         if Path(entry.relative_path).name != entry.relative_path:
             raise CheckpointError(str(path / INDEX), f"names {entry.relative_path}, a file outside its folder", _CURE)
-    _check_sizes(path, found)
-    return found
+    _check_sizes(path, index)
+    return index
 
 
 def _check_sizes(path: Path, index: metadata.Metadata) -> None:
     """Raise CheckpointError if the tensors of an index are far larger than the files that hold them."""
-    tensors = [one for one in index.state_dict_metadata.values() if isinstance(one, metadata.TensorStorageMetadata)]
-    asked = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in tensors)
-    files = {path / place.relative_path for place in (index.storage_data or {}).values()}
+    tensors = [
+        entry for entry in index.state_dict_metadata.values() if isinstance(entry, metadata.TensorStorageMetadata)
+    ]
+    claimed_bytes = sum(math.prod(tensor.size) * tensor.properties.dtype.itemsize for tensor in tensors)
+    files = {path / storage.relative_path for storage in (index.storage_data or {}).values()}
     if not all(file.is_file() for file in files):  # (which their own checks name)
         return
     try:
-        check_unfolded(sum(file.stat().st_size for file in files), asked)
+        check_unfolded(sum(file.stat().st_size for file in files), claimed_bytes)
     except UnusableFile as problem:
         raise CheckpointError(str(path), str(problem), _CURE) from None
 
@@ -176,9 +178,9 @@ class SafeReader(dcp.FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Return the index, marked with the id of this load as DCP does."""
-        found = read_metadata(Path(self.path))
-        found.storage_meta = metadata.StorageMeta(load_id=self.load_id)
-        return found
+        index = read_metadata(Path(self.path))
+        index.storage_meta = metadata.StorageMeta(load_id=self.load_id)
+        return index
 
 
 class TensorsOnly(DefaultLoadPlanner):
@@ -197,10 +199,10 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
         are no tensors; those not installed here are skipped.
 
     Raises:
-        CheckpointError: a pickle names anything else; the error tells file and name.
+        CheckpointError: a pickle names anything else; the error gives the file and that name.
     """
-    safe = [found for name in known if (found := _found(name)) is not None]
-    with torch.serialization.safe_globals([(_member, _MEMBER), *safe]):
+    classes = [cls for name in known if (cls := _imported(name)) is not None]
+    with torch.serialization.safe_globals([(_member, _MEMBER), *classes]):
         for index in sorted(folder.rglob(INDEX)):
             for name, file, content in _byte_entries(index.parent):
                 _harmless(f"{index.parent / file}: {name}", content)
@@ -211,11 +213,11 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
 def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
     """Yield name, file and bytes of every entry of the checkpoint ``path`` that is no tensor."""
     index = read_metadata(path)
-    for key, place in (index.storage_data or {}).items():
+    for key, storage in (index.storage_data or {}).items():
         if isinstance(index.state_dict_metadata[key.fqn], metadata.BytesStorageMetadata):
-            with open(path / place.relative_path, "rb") as file:
-                file.seek(place.offset)
-                yield key.fqn, place.relative_path, io.BytesIO(file.read(place.length))
+            with open(path / storage.relative_path, "rb") as file:
+                file.seek(storage.offset)
+                yield key.fqn, storage.relative_path, io.BytesIO(file.read(storage.length))
 
 
 def _harmless(what: str, content: Path | io.BytesIO) -> Any:
@@ -231,7 +233,7 @@ def _harmless(what: str, content: Path | io.BytesIO) -> Any:
         raise CheckpointError(what, f"is not loaded: {str(error).splitlines()[0]}", _CURE) from None
 
 
-def _found(name: str) -> Any:
+def _imported(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute, None)

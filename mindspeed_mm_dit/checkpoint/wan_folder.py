@@ -1,6 +1,6 @@
-"""A folder of diffusers' Wan pipelines: what model.json would say of it, and the two experts of Wan 2.2.
+"""A folder of diffusers' Wan pipelines: the model.json it amounts to, and the two experts of Wan 2.2.
 
-model_index.json              boundary_ratio, the noise level that parts the experts; expand_timesteps (TI2V-5B)
+model_index.json              boundary_ratio, the noise level that separates the experts; expand_timesteps (TI2V-5B)
 transformer/, transformer_2/  the network, or the experts of high and of low noise
 vae/, text_encoder/, tokenizer/, scheduler/, and of Wan 2.1 from an image, image_encoder/
 """
@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.wan import WanConfig
 
 FIRST, SECOND = "transformer", "transformer_2"
 SIZE = (81, 480, 832)
-"""(F, H, W) of a clip that the pipelines draw by default."""
+"""(F, H, W) of a clip that the pipelines generate by default."""
 PUBLISHED_SHIFT = 5.0
 """Of a folder without a scheduler."""
 FROM_TEXT, FROM_IMAGE = "WanPipeline", "WanImageToVideoPipeline"
@@ -48,31 +48,30 @@ def model_of(path: Path) -> dict[str, Any] | None:
 
 def _predictor(folder: Path, index: dict[str, Any], ae: dict[str, Any]) -> dict[str, Any]:
     content = read_json(folder / "config.json", "--checkpoint")
-    found = {name: value for name, value in content.items() if not name.startswith("_")}
-    found |= {
+    settings = {name: value for name, value in content.items() if not name.startswith("_")}
+    settings |= {
         "expand_timesteps": bool(index.get("expand_timesteps")),
-        "last_frame": bool(found.get("pos_embed_seq_len")),
+        "last_frame": bool(settings.get("pos_embed_seq_len")),
     }
     where = f"{folder}/config.json"
     if config_file(ae["from_pretrained"]).is_file():
         kind = AE_CONFIGS[ae["model_id"]]
         autoencoder = from_mapping(kind, kind.spelled_out(ae, where), where)
-        found["latent_size"] = list(autoencoder.latent_shape(SIZE)[1:])
-    return {"model_id": WanConfig.model_id, **found}
+        settings["latent_size"] = list(autoencoder.latent_shape(SIZE)[1:])
+    return {"model_id": WanConfig.model_id, **settings}
 
 
 def _diffusion(folder: Path, part: str, index: dict[str, Any]) -> dict[str, Any]:
     """Return section "diffusion": the scheduler's shift, and the window of an expert."""
     file = folder / "scheduler" / "scheduler_config.json"
     scheduler = read_json(file, "--checkpoint") if file.is_file() else {"shift": PUBLISHED_SHIFT}
-    shift = scheduler.get(
-        "flow_shift", scheduler.get("shift", 1.0)
-    )  # (diffusers' default, which its files may leave out)
-    found = {"model_id": "wan_flow_match_scheduler", "shift": shift, "sigma_min": 0.0, "extra_one_step": True}
+    # (1.0: diffusers' default, which its files may leave out)
+    shift = scheduler.get("flow_shift", scheduler.get("shift", 1.0))
+    settings = {"model_id": "wan_flow_match_scheduler", "shift": shift, "sigma_min": 0.0, "extra_one_step": True}
     if (boundary := index.get("boundary_ratio")) is None or second_of(folder) is None:
-        return found
+        return settings
     level = number(f"{folder / INDEX}: boundary_ratio", boundary, 0.0, 1.0)
-    return {**found, "timestep_window": [level, 1.0] if part == FIRST else [0.0, level]}
+    return {**settings, "timestep_window": [level, 1.0] if part == FIRST else [0.0, level]}
 
 
 def second_of(path: Path) -> Path | None:

@@ -29,13 +29,16 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
         return without_projectors((read("ema") if use_ema else {}) or read("model"))
     known = next((known for known in FORMATS.values() if path.suffix in known.endings), None)
     if known is None:
-        raise CheckpointError(str(path), f"has the unknown ending {path.suffix!r}",
-                              "give a checkpoint folder, a .pt, .safetensors or .ckpt file")  # fmt: skip
+        raise CheckpointError(
+            str(path),
+            f"has the unknown ending {path.suffix!r}",
+            "give a checkpoint folder, a .pt, .safetensors or .ckpt file",
+        )
     return without_projectors(preferred(known.read(path).trees, use_ema))
 
 
 def preferred(trees: Mapping[str, Arrays], use_ema: bool) -> Arrays:
-    """Return the EMA or the weights, as is preferred, or whichever there is."""
+    """Return the EMA or the weights, whichever is preferred; the other if it is missing."""
     return next(trees[name] for name in (("ema", "model") if use_ema else ("model", "ema")) if name in trees)
 
 

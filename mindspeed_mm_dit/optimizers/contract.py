@@ -74,9 +74,9 @@ class Chosen:
         return {STEP: (), **dict.fromkeys(self.rule_of(parameter).state, parameter.shape)}
 
 
-def flag(default: Any, words: str, **how: Any) -> Any:
-    """Return a setting with help text ``words``; ``how``: further arguments for argparse, e.g. ``choices``."""
-    return field(default=default, metadata={"help": words, "how": how})
+def flag(default: Any, help_text: str, **how: Any) -> Any:
+    """Return a setting with help text ``help_text``; ``how``: further arguments for argparse, e.g. ``choices``."""
+    return field(default=default, metadata={"help": help_text, "how": how})
 
 
 def require(config: Any, name: str, good: bool, reason: str) -> None:

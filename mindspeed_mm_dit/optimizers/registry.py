@@ -29,36 +29,36 @@ def register_optimizer(name: str, optimizer: Optimizer) -> None:
 
 def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
     """Return the settings of all optimizers by name, each with the names of the optimizers that have it."""
-    found: dict[str, tuple[dataclasses.Field[Any], list[str]]] = {}
+    owners_by_setting: dict[str, tuple[dataclasses.Field[Any], list[str]]] = {}
     for owner, record in OPTIMIZERS.items():
         for field in dataclasses.fields(record.config):
-            found.setdefault(field.name, (field, []))[1].append(owner)
-    return found
+            owners_by_setting.setdefault(field.name, (field, []))[1].append(owner)
+    return owners_by_setting
 
 
-def chosen_by(name: str, given: Mapping[str, Any]) -> Chosen:
-    """Return the optimizer ``name`` with its settings from the flags ``given``.
+def chosen_by(name: str, flags: Mapping[str, Any]) -> Chosen:
+    """Return the optimizer ``name`` with its settings from the flags ``flags``.
 
     Raises:
         ConfigError: there is no optimizer of that name, or a setting is invalid.
     """
     record = _find(name)
-    return Chosen(name, record.config(**{setting: given[setting] for setting in _names(record)}), record)
+    return Chosen(name, record.config(**{setting: flags[setting] for setting in _names(record)}), record)
 
 
-def check_flags(name: str, given: Mapping[str, Any]) -> None:
+def check_flags(name: str, flags: Mapping[str, Any]) -> None:
     """Check as :func:`chosen_by` does, and raise ConfigError for a setting that the chosen optimizer does not have."""
-    chosen_by(name, given)
+    chosen_by(name, flags)
     for setting, (field, owners) in settings().items():
-        if name not in owners and (value := given[setting]) != field.default:
+        if name not in owners and (value := flags[setting]) != field.default:
             reason, cure = f"means nothing to --optimizer {name}", f"leave it out, or use {' or '.join(owners)}"
             raise ConfigError(f"{flag_of(setting)} = {value}", reason, cure)
 
 
 def optimizer_facts(chosen: Chosen) -> dict[str, Any]:
     """Return the flags and values that run.json saves for an optimizer."""
-    own = {flag_of(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
-    return {"--optimizer": chosen.name, **own}
+    values = {flag_of(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
+    return {"--optimizer": chosen.name, **values}
 
 
 def chosen_in(settings: Any, path: object) -> Chosen:

@@ -31,7 +31,7 @@ PEAKS: dict[str, dict[str, float]] = {
 """Ascend parts and CPUs are not listed, because parts of the same name differ too much: use --peak-tflops."""
 
 CARDS = {"4090": 24, "L40S": 48, "H100": 80, "H200": 141, "B200": 192}
-"""GiB of the devices that a plan takes the peak of, where only a memory is known; ascending."""
+"""Memory in GiB of the devices whose peak a plan assumes if only the memory is known; ascending."""
 
 
 def card_with(gib: float) -> str:

@@ -30,34 +30,34 @@ class MemoryLimit:
     """Number of ranks that share it."""
 
 
-def check_model_fits(model: ModelConfig, place: MemoryLimit) -> None:
-    """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``place``."""
-    need = place.sharers * host_bytes(model.predictor)
-    _check(model.predictor, need, "the weights of {} parameters need {}", place)
+def check_model_fits(model: ModelConfig, limit: MemoryLimit) -> None:
+    """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``limit``."""
+    need = limit.sharers * host_bytes(model.predictor)
+    _check(model.predictor, need, "the weights of {} parameters need {}", limit)
 
 
-def check_state_fits(model: ModelConfig, placement: Placement, place: MemoryLimit) -> None:
-    """Raise ConfigError unless weights, gradients, optimizer state and EMA of all ranks fit into ``place``.
+def check_state_fits(model: ModelConfig, placement: Placement, limit: MemoryLimit) -> None:
+    """Raise ConfigError unless weights, gradients, optimizer state and EMA of all ranks fit into ``limit``.
 
     The plan is exact about these, so a run that is refused could not have worked.
     """
-    need = place.sharers * state_bytes(memory(model, placement))
-    _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", place)
+    need = limit.sharers * state_bytes(memory(model, placement))
+    _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", limit)
 
 
 def tight_step(
-    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, place: MemoryLimit
+    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, limit: MemoryLimit
 ) -> str | None:
-    """Return a warning if the plan estimates that a step needs more than ``place`` has, else None."""
+    """Return a warning if the plan estimates that a step needs more than ``limit`` has, else None."""
     plan = memory(model, placement, online_vae)
-    need = place.sharers * plan.total(micro_batch_size)
-    if need <= place.num_bytes:
+    need = limit.sharers * plan.total(micro_batch_size)
+    if need <= limit.num_bytes:
         return None
-    largest = plan.largest_micro_batch(place.num_bytes / place.sharers)
+    largest = plan.largest_micro_batch(limit.num_bytes / limit.sharers)
     advice = f"a micro-batch of {largest} fits" if largest else "no micro-batch fits"
     return (
-        f"warning: --micro-batch-size = {micro_batch_size}: a step may need {_gib(need)}, and {place.name} has "
-        f"{_gib(place.num_bytes)}; by the plan {advice} (mm-dit plan)"
+        f"warning: --micro-batch-size = {micro_batch_size}: a step may need {_gib(need)}, and {limit.name} has "
+        f"{_gib(limit.num_bytes)}; by the plan {advice} (mm-dit plan)"
     )
 
 
@@ -72,23 +72,23 @@ def state_bytes(plan: Memory) -> int:
     return plan.weights + plan.gradients + plan.optimizer + plan.ema
 
 
-def _check(predictor: PredictorConfig, need: int, words: str, place: MemoryLimit) -> None:
-    if need > place.num_bytes:
+def _check(predictor: PredictorConfig, need: int, sentence: str, limit: MemoryLimit) -> None:
+    if need > limit.num_bytes:
         name = dominant_setting(predictor)
-        shared = f", which {place.sharers} ranks share" if place.sharers > 1 else ""
+        shared = f", which {limit.sharers} ranks share" if limit.sharers > 1 else ""
         raise ConfigError(
             f"predictor.{name} = {getattr(predictor, name)}",
-            f"{words.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {place.name} has "
-            f"{_gib(place.num_bytes)}{shared}",
+            f"{sentence.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {limit.name} has "
+            f"{_gib(limit.num_bytes)}{shared}",
             f"use a smaller {name}, or more devices (mm-dit plan says how many)",
         )
 
 
 def dominant_setting(predictor: PredictorConfig) -> str:
     """Return the setting that makes a network large: resetting it to its ordinary value saves the most memory."""
-    own: Any = predictor
+    config: Any = predictor
     ordinary = predictor.settings_of_size()
-    needed = {name: host_bytes(dataclasses.replace(own, **values)) for name, values in ordinary.items()}
+    needed = {name: host_bytes(dataclasses.replace(config, **values)) for name, values in ordinary.items()}
     return min(needed, key=lambda name: needed[name], default="model_id")
 
 

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.optimizers.registry import ADAMW
 RESERVE = 0.08
 """Fraction of a device's memory kept free for the context, the buffers of collectives and fragmentation."""
 
-_WHOLE_COPIES = 4
+_MATRIX_COPIES = 4
 """Tensors of the size of a parameter that an optimizer of whole matrices holds while it updates it."""
 
 
@@ -51,7 +51,7 @@ class Placement:
     """Whether weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)."""
 
     def sharded_by(self, fsdp2: Fsdp2Config | None) -> Placement:
-        """Return the same as fsdp2.yaml says; None: every rank holds all weights."""
+        """Return this placement with the sharding of fsdp2.yaml; None: every rank holds all weights."""
         if fsdp2 is None:
             return self
         return replace(
@@ -112,7 +112,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
         **on_device,
         in_machine=sum(state.values()) if placement.offloaded else 0,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
-        vae=sum(own.weight_bytes() for own in encoders) if online_vae else 0,
+        vae=sum(encoder.weight_bytes() for encoder in encoders) if online_vae else 0,
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )
@@ -121,10 +121,10 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
 def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) -> int:
     """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
-    def kept(p: Parameter) -> int:
+    def state_bytes(p: Parameter) -> int:
         return 4 * len(optimizer.rule_of(p).state) * count([p], shards)
 
-    return sum(kept(p) for p in parameters.values() if p.trained)
+    return sum(state_bytes(p) for p in parameters.values() if p.trained)
 
 
 def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
@@ -134,19 +134,19 @@ def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
 
 def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
     """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
-    whole = (count([p]) for p in parameters.values() if optimizer.rule_of(p).update_matrices)
-    return 4 * _WHOLE_COPIES * max(whole, default=0)
+    matrix_sizes = (count([p]) for p in parameters.values() if optimizer.rule_of(p).update_matrices)
+    return 4 * _MATRIX_COPIES * max(matrix_sizes, default=0)
 
 
 def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int]:
     """Return the bytes of one image on one rank: (kept from forward to backward, temporary).
 
-    Temporary are the gradients of a large tensor and of the next, and one recomputed block.
+    Temporary memory is that of the gradients of a large tensor and the next, and one recomputed block.
     """
     passed = forward_pass(model, placement.precision.way, placement.sequence_ranks)
     by_loss = 4 * model.diffusion.saved_tensors * math.prod(model.latent_shape)  # always float32
-    kept = passed.saved_bytes(placement.recompute) + by_loss // placement.sequence_ranks
-    return kept, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
+    saved = passed.saved_bytes(placement.recompute) + by_loss // placement.sequence_ranks
+    return saved, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
 
 
 def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
 from mindspeed_mm_dit.checkpoint.compatibility import LEARNED, check_names, learned_apart
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, of_source, pt, pytorch, safetensors
-from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora, merged, of_run, read, read_all
+from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora, adapter_facts, merged, read, read_all
 from mindspeed_mm_dit.checkpoint.published import without_projectors
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.shapes import check_family, described_by
@@ -254,7 +254,7 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
 
     Raises CheckpointError if the base is no longer where the run read it.
     """
-    how = of_run(path)
+    how = adapter_facts(path)
     if not how and (path.suffix == ".safetensors" or _is_of_diffusers(path)):
         return _as_published(path, config)
     if not how:

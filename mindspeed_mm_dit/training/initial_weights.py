@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import Beginning, SourceWeights, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import InitialValue, SourceWeights, begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig
@@ -71,7 +71,7 @@ def _check_base(given: str, base: str, start: Start) -> None:
 
 
 def _said(
-    source: SourceWeights, adapted_starter: Sequence[Beginning], model: ModelConfig, every_tensor: bool
+    source: SourceWeights, adapted_starter: Sequence[InitialValue], model: ModelConfig, every_tensor: bool
 ) -> Iterator[str]:
     """Yield the lines that report what was taken and what is new."""
     taken = sum(not how for _, _, how in adapted_starter)

@@ -44,7 +44,7 @@ def test_adapters_are_no_weights_to_begin_with(tmp_path):
     tuned = {"base": "a", "--lora-target-modules": ["qkv"], "--lora-r": 8, "--lora-alpha": 16}
     (tmp_path / "iter_0000001").mkdir()
     (tmp_path / "iter_0000001/run.json").write_text(json.dumps({"iteration": 1, "adapters": tuned}))
-    with pytest.raises(CheckpointError, match=r"--init-from = .*holds adapters \(LoRA\), and no whole network"):
+    with pytest.raises(CheckpointError, match=r"--init-from = .*holds adapters \(LoRA\), not a whole network"):
         read_source(tmp_path, THERE)
 
 
@@ -292,7 +292,7 @@ def test_weights_of_another_network_are_refused(tmp_path):
     path = tmp_path / "other.pt"
     for kind, message in (
         ("wan", "is a network of kind 'wan', and model.json describes one of kind 'dit'"),
-        ("vae", "is an autoencoder, and no predictor"),
+        ("vae", "is an autoencoder, not a predictor"),
         ("inception", "holds neither a known predictor nor an AutoencoderKL"),
     ):
         FORMATS["pt"].write(path, State({"model": random_arrays(OTHERS[kind], 0)}))

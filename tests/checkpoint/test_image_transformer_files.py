@@ -85,15 +85,15 @@ def test_folder_of_diffusers_becomes_any_file_and_a_folder_again(name, tensor, t
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "defaults_for_missing"),
+    ("name", "key", "expected"),
     [("flux_schnell_tiny", "axes_dims_rope", [2, 4, 6]), ("sd3_tiny", "num_attention_heads", 1),
      ("wan21_i2v_tiny", "attention_head_dim", 28)],
 )  # fmt: skip
-def test_settings_that_no_tensor_shows_are_assumed_and_named(name, key, defaults_for_missing, tmp_path, capsys):
+def test_settings_that_no_tensor_shows_are_assumed_and_named(name, key, expected, tmp_path, capsys):
     safetensors.write_arrays(tmp_path / "a.safetensors", weights_of(GOLDEN / name), {})
     convert(tmp_path / "a.safetensors", tmp_path / "folder", "--to", "diffusers")
-    assert re.search(f"assumed, as .*{key} = {re.escape(str(defaults_for_missing))}", capsys.readouterr().out)
-    assert config_of(tmp_path / "folder")[key] == defaults_for_missing != config_of(GOLDEN / name)[key]
+    assert re.search(f"assumed, as .*{key} = {re.escape(str(expected))}", capsys.readouterr().out)
+    assert config_of(tmp_path / "folder")[key] == expected != config_of(GOLDEN / name)[key]
 
 
 @pytest.mark.parametrize(

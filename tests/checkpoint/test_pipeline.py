@@ -151,8 +151,8 @@ KL = {"model_id": "autoencoder_kl", "from_pretrained": "not read", "latent_chann
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"predictor": {"num_classes": 1001}}, "DiTPipeline asks for class 1000"),
-        ({"predictor": {"class_dropout_prob": 0.0}}, "up to 1000 classes with a null class"),
+        ({"predictor": {"num_classes": 1001}}, "DiTPipeline always takes class 1000"),
+        ({"predictor": {"class_dropout_prob": 0.0}}, "up to 1000 classes with an unconditional class"),
         ({"diffusion": {"model_id": "flow_matching"}}, "'flow_matching'"),
         ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
         ({"ae": KL | {"shift_factor": 0.1}}, "ae.shift_factor = 0.1"),

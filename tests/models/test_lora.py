@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.lora.adapter import of_arrays
+from mindspeed_mm_dit.checkpoint.lora.adapter import adapter_from_arrays
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import LoraSpec, Tuning
 from mindspeed_mm_dit.errors import ConfigError
@@ -59,7 +59,7 @@ def test_an_adapter_that_begins_changes_nothing_and_one_that_learned_is_its_merg
     learned = {name: array for name, array in drawn(adapted, 2).items() if name in new}
     found = losses(adapted, base | learned)[0]
     assert not np.allclose(found, before, rtol=1e-3)
-    merged = of_arrays(learned, ALPHA, "here").merged(base)
+    merged = adapter_from_arrays(learned, ALPHA, "here").merged(base)
     np.testing.assert_allclose(found, losses(config, merged)[0], rtol=2e-6)
 
 
@@ -69,7 +69,7 @@ def test_only_adapters_have_gradients_and_those_of_the_merged_weights_chain_to_t
     learned = {name: array for name, array in arrays.items() if name not in base}
     gradients = losses(adapted, base | learned)[1]
     assert set(gradients) == set(learned)
-    of_weights = losses(config, of_arrays(learned, ALPHA, "here").merged(base))[1]
+    of_weights = losses(config, adapter_from_arrays(learned, ALPHA, "here").merged(base))[1]
     for name in (n.removesuffix(".lora_A.weight") for n in learned if ".lora_A." in n):
         of_weight, (down, up) = of_weights[f"{name}.weight"], (learned[f"{name}.lora_{m}.weight"] for m in "AB")
         scale = ALPHA / RANK

@@ -107,7 +107,7 @@ def test_adapters_of_another_model_of_like_shapes_are_refused(base, whole, tmp_p
         f"convert {base} {tmp_path}/x.safetensors --merge-lora {other}",
     ):
         assert main(command.split()) == 2
-        assert f"{other}: was trained beside another model: {section}." in capsys.readouterr().err
+        assert f"{other}: was trained on another model: {section}." in capsys.readouterr().err
 
 
 def test_a_base_that_has_moved_or_changed_is_named(base, whole, tmp_path, capsys):

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.checkpoint.formats.contract import Format, StorageSupport
 from mindspeed_mm_dit.configs.files import how_to_fetch
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
-__all__ = ["FORMATS", "Format", "StorageSupport", "of_source", "of_target"]
+__all__ = ["FORMATS", "Format", "StorageSupport", "choose_format", "of_source"]
 
 FORMATS: dict[str, Format] = {
     "mindspore": Format(mindspore.fits, mindspore.read, mindspore.write, StorageSupport.TRAINING),
@@ -36,7 +36,7 @@ def of_source(path: Path) -> str:
     raise CheckpointError(f"SOURCE = {path}", "is in no format known here", f"formats are: {', '.join(FORMATS)}")
 
 
-def of_target(path: Path, to: str | None) -> str:
+def choose_format(path: Path, to: str | None) -> str:
     """Return the name of the format that ``path`` will be in: ``to``, or the one of its ending."""
     by_ending = next((name for name, known in FORMATS.items() if path.suffix in known.endings), None)
     folders = [name for name, known in FORMATS.items() if not known.endings]

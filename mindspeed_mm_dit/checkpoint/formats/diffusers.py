@@ -37,15 +37,15 @@ _FILES = (
 INDEX = "model_index.json"
 CHANGES = "changed_for_diffusers.json"
 TABLE = "y_embedder.embedding_table.weight"
-"""Published name of the class embedding table, (classes + 1, D); its last row is the null class."""
+"""Published name of the class embedding table, (classes + 1, D); its last row is the unconditional class."""
 _DIT, _VAE = "DiTTransformer2DModel", "AutoencoderKL"
 _OLD_DIT = "Transformer2DModel"  # as the published pipelines of 2022 call it
 NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
 LARGEST_FILE = 10_000_000_000
-"""Bytes of weights in one file, as in diffusers; more are in several, and an index says which has what."""
+"""Bytes of weights in one file, as in diffusers; larger weights are split into several files with an index."""
 
 UNCONDITIONAL_CLASS = 1000
-"""The null class that DiTPipeline asks for, whatever the network's own is."""
+"""The unconditional class of DiTPipeline, whichever label the network has for it."""
 
 _FIXED = {
     "activation_fn": "gelu-approximate", "attention_bias": True, "norm_type": "ada_norm_zero",
@@ -74,7 +74,7 @@ class Changes:
     right_at: tuple[int, ...]
     """Timesteps at which its changed layer of the timestep code is right."""
     num_classes: int
-    """Its own number of classes; all rows of the table from there on are the null class."""
+    """The network's number of classes; all rows of the table from there on are the unconditional class."""
 
     def __post_init__(self) -> None:
         check_between("num_classes", self.num_classes, 1, UNCONDITIONAL_CLASS)
@@ -96,30 +96,30 @@ def read(path: Path) -> State:
     config = read_json(folder / "config.json", "SOURCE")
     stored = _read_stored(folder)
     arrays = stored.arrays
-    whole = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
+    state = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
     if config.get("_class_name") == _VAE:
-        return whole.with_trees({"model": with_new_names(arrays)})
+        return state.with_trees({"model": with_new_names(arrays)})
     if (network := described_by(config, f"{folder}/config.json")) is not None:  # (its names are ours)
         shapes = {name: array.shape for name, array in arrays.items()}
         check_names(parameters_of(network).shapes(), shapes, str(folder), *NOT_ITS_OWN)
-        return whole
+        return state
     if config.get("_class_name") not in (_DIT, _OLD_DIT):
         raise CheckpointError(
             f"{folder}/config.json: _class_name = {short_repr(config.get('_class_name'))}",
             f"is none of {', '.join((_DIT, *named_kinds()))} and {_VAE}",
         )
     dit = dit_of(config, folder)
-    _check_claims(dit, arrays, folder)
+    _check_sizes(dit, arrays, folder)
     weights = dit_names.from_diffusers(arrays, dit, str(folder))
     if (folder / CHANGES).is_file():
         changes = from_mapping(Changes, read_json(folder / CHANGES, "SOURCE"), f"{folder}/{CHANGES}")
         weights = undone(weights, changes)
         config = config | {"num_embeds_ada_norm": len(weights[TABLE]) - 1}
-    return replace(whole, trees={"model": weights}, config=config)
+    return replace(state, trees={"model": weights}, config=config)
 
 
 def changed(weights: Arrays, changes: Changes) -> Arrays:
-    """Adapt ``weights`` to DiTPipeline: to its timestep code, and to its number of the null class."""
+    """Adapt ``weights`` to DiTPipeline: to its timestep code, and to its label of the unconditional class."""
     *classes, unconditional = weights[TABLE]
     return weights | {
         frequencies.LAYER: frequencies.for_diffusers(weights[frequencies.LAYER], np.array(changes.right_at)),
@@ -158,15 +158,15 @@ def read_arrays(folder: Path) -> Arrays:
 
 def _read_stored(folder: Path) -> safetensors.Stored:
     try:
-        found = weight_file_in(folder, _FILES).path
+        weight_file = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
         raise CheckpointError(str(folder), str(problem)) from None
-    names = _indexed(found) if found.suffix == ".json" else {}
-    files = [found.parent / file for file in sorted(set(names.values()))] or [found]
+    names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
+    files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
     if all(file.suffix == ".safetensors" for file in files):
-        return safetensors.read_stored(files, found, names)
+        return safetensors.read_stored(files, weight_file, names)
     arrays = {name: array for file in files for name, array in pt.read(file).weights.items()}
-    safetensors.check_named(names, arrays, found)
+    safetensors.check_named(names, arrays, weight_file)
     return safetensors.Stored(arrays, {}, False, ())
 
 
@@ -177,7 +177,7 @@ def _indexed(index: Path) -> dict[str, str]:
         raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
     for file in sorted(set(names.values())):
         if Path(file).name != file:
-            raise CheckpointError(str(index), f"names {file!r}, which is no file beside it")
+            raise CheckpointError(str(index), f"names {file!r}, which is not a file next to it")
         if not (index.parent / file).exists():
             raise CheckpointError(str(index), f"names {file}, which is not there", "copy or download that file too")
     return names
@@ -185,9 +185,9 @@ def _indexed(index: Path) -> dict[str, str]:
 
 def dit_of(config: dict[str, Any], folder: Path) -> DiTConfig:
     """Return the DiT that the config.json of a folder describes; raises CheckpointError if it is none."""
-    for key, wanted in _FIXED.items():
-        if config.get(key, wanted) != wanted:
-            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {wanted!r}")
+    for key, expected in _FIXED.items():
+        if config.get(key, expected) != expected:
+            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {expected!r}")
     names = [field.name for field in dataclasses.fields(_Sizes)]
     try:
         sizes = from_mapping(_Sizes, {name: config[name] for name in names if name in config}, f"{folder}/config.json")
@@ -201,19 +201,20 @@ def dit_of(config: dict[str, Any], folder: Path) -> DiTConfig:
         raise CheckpointError(error.what, error.reason, error.cure) from None
 
 
-def _check_claims(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
+def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
     """Refuse wrong sizes in config.json before anything is counted or allocated by them."""
     blocks = count_of({name: array.shape for name, array in arrays.items()}, "transformer_blocks")
     if network.num_layers != blocks:
         raise CheckpointError(
-            f"{folder}/config.json: num_layers = {network.num_layers}", f"the weights beside it have {blocks} blocks",
+            f"{folder}/config.json: num_layers = {network.num_layers}",
+            f"the weights beside it have {blocks} blocks",
             "copy or download the folder again",
-        )  # fmt: skip
+        )
     check_claimed_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 
 
 def write(path: Path, state: State) -> None:
-    """Write config.json and weights; a config.json read from diffusers is kept as it is."""
+    """Write config.json and weights; a config.json read from diffusers is written unchanged."""
     shapes = {name: array.shape for name, array in state.weights.items()}
     if state.is_autoencoder:
         arrays, config = state.weights, with_vae_config(state)[0].config
@@ -225,25 +226,25 @@ def write(path: Path, state: State) -> None:
             dit = _published(network, state)
             arrays, config = dit_names.to_diffusers(state.weights, dit), state.config or _dit_json(dit)
     (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    if "model" in state.facts and not state.is_autoencoder:  # (diffusers does not say what the weights learned)
-        told = {name: state.facts[name] for name in ("model", "classes") if name in state.facts}
-        (path / RUN_FACTS).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    if "model" in state.facts and not state.is_autoencoder:  # (diffusers has no field for the objective)
+        run_facts = {name: state.facts[name] for name in ("model", "classes") if name in state.facts}
+        (path / RUN_FACTS).write_text(json.dumps(run_facts, indent=2) + "\n", encoding="utf-8")
     _write_parts(path, arrays, state.is_bfloat16)
 
 
-def joint_of(state: State, found: JointConfig | WanConfig) -> JointConfig | WanConfig:
-    """Return the network of model.json, if that is known, or what the shapes tell."""
+def joint_of(state: State, inferred: JointConfig | WanConfig) -> JointConfig | WanConfig:
+    """Return the network of model.json, or, without one, the network ``inferred`` from the shapes."""
     if "model" not in state.facts:
-        return found
-    told: JointConfig | WanConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
-    return told
+        return inferred
+    network: JointConfig | WanConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
+    return network
 
 
 def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
     """Write weights as one file, or as several of at most LARGEST_FILE bytes with an index."""
     parts: list[Arrays] = [{}]
     for name, array in arrays.items():
-        if parts[-1] and sum(own.nbytes for own in parts[-1].values()) + array.nbytes > LARGEST_FILE:
+        if parts[-1] and sum(tensor.nbytes for tensor in parts[-1].values()) + array.nbytes > LARGEST_FILE:
             parts.append({})
         parts[-1][name] = array
     if len(parts) == 1:
@@ -263,17 +264,18 @@ def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
 def with_vae_config(state: State) -> tuple[State, list[str]]:
     """Return the autoencoder with a config.json, and a note on what was assumed for it.
 
-    Raises ConfigError if nothing can be assumed: the weights do not tell the number of norm groups.
+    Raises ConfigError if the usual number of norm groups does not fit; the weights do not determine it.
     """
     if "_class_name" in state.config:
         return state, []
     guess = vae_config({name: array.shape for name, array in state.weights.items()})
     if any(width % guess.norm_num_groups for width in guess.block_out_channels):
         raise ConfigError(
-            "--model", f"is needed: the weights do not tell norm_num_groups; the usual {guess.norm_num_groups} does "
+            "--model",
+            f"is needed: norm_num_groups cannot be inferred from the weights; the usual {guess.norm_num_groups} does "
             f"not divide the widths {', '.join(map(str, guess.block_out_channels))}",
             "give the autoencoder's config.json",
-        )  # fmt: skip
+        )
     note = f"config.json: norm_num_groups = {guess.norm_num_groups} is assumed, as in Stable Diffusion's autoencoder"
     if "scaling_factor" not in state.config:
         note += "; scaling_factor is not known and left out"
@@ -295,8 +297,11 @@ def _dit_json(network: DiTConfig) -> dict[str, Any]:
 def _published(predictor: PredictorConfig, state: State) -> DiTConfig:
     """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
     if not isinstance(predictor, DiTConfig):
-        raise ConfigError(f"predictor {predictor.model_id!r}", "has no counterpart among diffusers' models here",
-                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+        raise ConfigError(
+            f"predictor {predictor.model_id!r}",
+            "has no counterpart among diffusers' models here",
+            "convert to safetensors, .pt or .ckpt",
+        )
     check_options(predictor)
     if "model" in state.facts:  # (it has settings that show in no shape)
         check_options(model_config_from_mapping(state.facts["model"], "model.json").predictor)
@@ -308,18 +313,24 @@ def check_options(network: DiTConfig) -> None:
     for name in OPTIONS:
         value = getattr(network, name)
         if value:
-            raise ConfigError(f"predictor.{name} = {json.dumps(value)}", f"diffusers' {_DIT} has no such option",
-                              "convert to safetensors, .pt or .ckpt")  # fmt: skip
+            raise ConfigError(
+                f"predictor.{name} = {json.dumps(value)}",
+                f"diffusers' {_DIT} has no such option",
+                "convert to safetensors, .pt or .ckpt",
+            )
 
 
-def _num_heads(found: DiTConfig, state: State) -> int:
+def _num_heads(network: DiTConfig, state: State) -> int:
     """Return the number of heads, from config.json, model.json or the published model of these sizes."""
     if state.config:
         return int(state.config["num_attention_heads"])
     if "model" in state.facts:
         return int(model_config_from_mapping(state.facts["model"], "model.json").predictor.num_heads)
     for sizes in DIT.values():
-        if (sizes["hidden_size"], sizes["num_layers"]) == (found.hidden_size, found.num_layers):
+        if (sizes["hidden_size"], sizes["num_layers"]) == (network.hidden_size, network.num_layers):
             return sizes["num_heads"]
-    raise ConfigError("--model", "is needed: the weights do not tell the number of attention heads",
-                      "give the model.json that they were trained with")  # fmt: skip
+    raise ConfigError(
+        "--model",
+        "is needed: the number of attention heads cannot be inferred from the weights",
+        "give the model.json that they were trained with",
+    )

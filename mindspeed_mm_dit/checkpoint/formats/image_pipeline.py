@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 
 
-class Kind(NamedTuple):
+class PipelineKind(NamedTuple):
     """A pipeline of diffusers, and the parts that it has."""
 
     name: str
@@ -33,20 +33,20 @@ class Kind(NamedTuple):
     """What follows "text_encoder" and "tokenizer" in the names of the parts -> ``model_id``, in the order of
     model.json."""
     schedules: tuple[str | None, ...]
-    """Values of ``sample_schedule`` with the times that it walks."""
+    """Values of ``sample_schedule`` with the pipeline's sampling times."""
     empty: tuple[str, ...] = ()
-    """Parts that it can have, and does not need."""
+    """Parts that are optional."""
 
 
-_SPARE = ("image_encoder", "feature_extractor")
-KINDS = (
-    Kind("FluxPipeline", "flux", "autoencoder_kl", {"_2": "t5", "": "clip"}, ("flux", None), _SPARE),
-    Kind("StableDiffusion3Pipeline", "sd3", "autoencoder_kl", {"": "clip", "_2": "clip", "_3": "t5"},
-         ("sd3", "sd3_dynamic"), _SPARE),
-    Kind("QwenImagePipeline", "qwen_image", "qwen_image_vae", {"": "qwen2_5_vl"}, ("qwen_image",)),
-    Kind("ZImagePipeline", "z_image", "autoencoder_kl", {"": "qwen3"}, (None,)),
-    Kind("Flux2Pipeline", "flux2", "flux2_vae", {"": "mistral3"}, ("flux2",)),
-    Kind("Flux2KleinPipeline", "flux2", "flux2_vae", {"": "qwen3"}, ("flux2",)),
+_OPTIONAL_PARTS = ("image_encoder", "feature_extractor")
+PIPELINE_KINDS = (
+    PipelineKind("FluxPipeline", "flux", "autoencoder_kl", {"_2": "t5", "": "clip"}, ("flux", None), _OPTIONAL_PARTS),
+    PipelineKind("StableDiffusion3Pipeline", "sd3", "autoencoder_kl", {"": "clip", "_2": "clip", "_3": "t5"},
+         ("sd3", "sd3_dynamic"), _OPTIONAL_PARTS),
+    PipelineKind("QwenImagePipeline", "qwen_image", "qwen_image_vae", {"": "qwen2_5_vl"}, ("qwen_image",)),
+    PipelineKind("ZImagePipeline", "z_image", "autoencoder_kl", {"": "qwen3"}, (None,)),
+    PipelineKind("Flux2Pipeline", "flux2", "flux2_vae", {"": "mistral3"}, ("flux2",)),
+    PipelineKind("Flux2KleinPipeline", "flux2", "flux2_vae", {"": "qwen3"}, ("flux2",)),
 )  # fmt: skip
 _DYNAMIC: dict[str, Any] = {
     "use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "base_image_seq_len": 256,
@@ -62,7 +62,7 @@ _SCHEDULES = {
 _ENCODERS = {"t5": "T5EncoderModel", "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3Model",
              "mistral3": "Mistral3ForConditionalGeneration"}  # fmt: skip
 _PROCESSORS = {"mistral3": "PixtralProcessor"}
-"""Tokenizers that a pipeline wants with their templates of a chat."""
+"""Processors that a pipeline needs instead of the tokenizer alone, for their chat templates."""
 _WEIGHTS = ("*.safetensors*", "*.bin*", "*.pt*")
 
 
@@ -79,40 +79,48 @@ def write(path: Path, state: State, model: ModelConfig) -> None:
         tokenizer = path / f"tokenizer{suffix}"
         shutil.copytree(encoder.tokenizer_folder, tokenizer, ignore=shutil.ignore_patterns(*_WEIGHTS, "config.json"))
         settings = read_json(tokenizer / "tokenizer_config.json", "text_encoder.tokenizer")
-        parts[f"text_encoder{suffix}"] = ["transformers", _class_of(encoder)]
-        own = _PROCESSORS.get(encoder.model_id) or settings.get("tokenizer_class", "AutoTokenizer")
-        parts[f"tokenizer{suffix}"] = ["transformers", own]
+        parts[f"text_encoder{suffix}"] = ["transformers", _encoder_class(encoder)]
+        tokenizer_class = _PROCESSORS.get(encoder.model_id) or settings.get("tokenizer_class", "AutoTokenizer")
+        parts[f"tokenizer{suffix}"] = ["transformers", tokenizer_class]
     parts["scheduler"] = ["diffusers", "FlowMatchEulerDiscreteScheduler"]
     _write(path / "scheduler" / "scheduler_config.json", {"_class_name": parts["scheduler"][1], **_scheduler(model)})
     absent = {name: [None, None] for name in kind.empty}
     _write(path / diffusers.INDEX, {"_class_name": kind.name, **parts, **absent})
 
 
-def _checked(model: ModelConfig) -> tuple[Kind, Any, Any]:
+def _checked(model: ModelConfig) -> tuple[PipelineKind, Any, Any]:
     """Return the pipeline, and the configs of autoencoder and text encoders, which are all folders."""
-    predictor, flow, texts = model.predictor.model_id, model.diffusion, [own.model_id for own in model.text_encoders]
-    kinds = [kind for kind in KINDS if kind.predictor == predictor]
+    predictor, flow, texts = (
+        model.predictor.model_id,
+        model.diffusion,
+        [encoder.model_id for encoder in model.text_encoders],
+    )
+    kinds = [kind for kind in PIPELINE_KINDS if kind.predictor == predictor]
     if not kinds:
         raise _refused(f"predictor.model_id = {predictor!r}", "has no pipeline of diffusers here")
     kind = next((kind for kind in kinds if [*kind.encoders.values()] == texts), None)
     if kind is None:
-        has = " or ".join(", ".join(kind.encoders.values()) for kind in kinds)
-        raise _refused(f"text_encoder: {', '.join(texts)}", f"is not what {kinds[0].name} has: {has}")
+        expected = " or ".join(", ".join(kind.encoders.values()) for kind in kinds)
+        raise _refused(f"text_encoder: {', '.join(texts)}", f"is not what {kinds[0].name} has: {expected}")
     if model.ae.model_id != kind.ae:
         raise _refused(f"ae.model_id = {model.ae.model_id!r}", f"is not what {kind.name} has: {kind.ae}")
     if not isinstance(flow, FlowMatchingConfig):
         raise _refused(f"diffusion.model_id = {flow.model_id!r}", f"is not how {kind.name} samples")
     usual = (flow.path, flow.prediction_type, flow.noise_scale) == ("linear", "velocity", 1.0)
     if flow.sample_schedule not in kind.schedules or not usual:
-        walks = " or ".join(map(json.dumps, kind.schedules))
-        raise _refused(f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
-                       f"is not how {kind.name} samples: it walks {walks}, linearly")  # fmt: skip
-    has_own = flow.sample_shift is not None or flow.sample_schedule in _SCHEDULES
+        schedules = " or ".join(map(json.dumps, kind.schedules))
+        raise _refused(
+            f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
+            f"is not how {kind.name} samples: it takes {schedules}, on linear paths",
+        )
+    has_schedule = flow.sample_shift is not None or flow.sample_schedule in _SCHEDULES
     by_size = {"shift_base": flow.shift_base, "dynamic_shift": flow.sample_schedule and flow.dynamic_shift}
     for name, value in by_size.items():
-        if value and not has_own:
-            raise _refused(f"diffusion.{name} = {json.dumps(value)}",
-                           f"shifts times by the size of an image, which {kind.name} cannot be told")  # fmt: skip
+        if value and not has_schedule:
+            raise _refused(
+                f"diffusion.{name} = {json.dumps(value)}",
+                f"shifts times by the size of an image, which {kind.name} has no setting for",
+            )
     return kind, model.ae, model.text_encoders
 
 
@@ -120,7 +128,7 @@ def _refused(what: str, reason: str) -> ConfigError:
     return ConfigError(what, reason, "convert the network alone: --to diffusers")
 
 
-def _class_of(encoder: Any) -> str:
+def _encoder_class(encoder: Any) -> str:
     if encoder.model_id == "clip":
         return "CLIPTextModelWithProjection" if encoder.has_projection else "CLIPTextModel"
     return _ENCODERS[encoder.model_id]

@@ -4,7 +4,7 @@ image transformers such as FLUX are written by image_pipeline.py.)
 model_index.json                         what is in it, and id2label
 transformer/                             the network, as formats/diffusers.py writes it
 transformer/changed_for_diffusers.json   what was changed in it: a layer, for the timestep code (frequencies.py), and
-                                         the class table, which the null class fills up to row 1000
+                                         the class table, filled up to row 1000 with the unconditional class
 vae/                                     the autoencoder of model.json
 scheduler/                               DDIM over the noise schedule of model.json
 """
@@ -72,53 +72,68 @@ def write(path: Path, state: State) -> None:
 
 def _model(state: State) -> ModelConfig:
     if state.is_autoencoder:
-        raise ConfigError("SOURCE", "is an autoencoder: a pipeline is made of a network", "convert it --to diffusers")
+        raise ConfigError(
+            "SOURCE", "is an autoencoder, and a pipeline is written from a network", "convert it --to diffusers"
+        )
     if "model" not in state.facts:
-        raise ConfigError("--model", "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
-                          "give the model.json that the weights were trained with")  # fmt: skip
+        raise ConfigError(
+            "--model",
+            "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
+            "give the model.json that the weights were trained with",
+        )
     return model_config_from_mapping(state.facts["model"], "model.json")
 
 
 def _check(model: ModelConfig) -> None:
     """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
-        raise ConfigError(f"predictor.model_id = {model.predictor.model_id!r}", "has no pipeline here",
-                          "convert to safetensors, .pt or .ckpt")  # fmt: skip
+        raise ConfigError(
+            f"predictor.model_id = {model.predictor.model_id!r}",
+            "has no pipeline here",
+            "convert to safetensors, .pt or .ckpt",
+        )
     diffusers.check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
             f"diffusion.model_id = {model.diffusion.model_id!r}",
-            "diffusers' DiTPipeline walks a Gaussian diffusion back: with flow matching it would generate noise",
+            "diffusers' DiTPipeline samples by Gaussian diffusion: with flow matching it would generate noise",
             "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion makes one for it",
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
-        raise ConfigError(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE",
-                          "convert the network alone: --to diffusers")  # fmt: skip
+        raise ConfigError(
+            f"ae.model_id = {model.ae.model_id!r}",
+            "diffusers' DiTPipeline decodes latents, by a VAE",
+            "convert the network alone: --to diffusers",
+        )
     scale = model.ae.scale()
     if scale.shift or scale.std != 1.0:
         what = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean, latents_std"
-        raise ConfigError(what, "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
-                          "convert the network alone: --to diffusers")  # fmt: skip
+        raise ConfigError(
+            what,
+            "diffusers' DiTPipeline decodes latents without a shift, all channels alike",
+            "convert the network alone: --to diffusers",
+        )
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
-    if num_classes > diffusers.UNCONDITIONAL_CLASS or not model.predictor.conditions.has_unconditional:
+    last = diffusers.UNCONDITIONAL_CLASS
+    if num_classes > last or not model.predictor.conditions.has_unconditional:
         raise ConfigError(
             f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}",
-            f"diffusers' DiTPipeline asks for class {diffusers.UNCONDITIONAL_CLASS} where it asks for none: it fits networks of "
-            f"up to {diffusers.UNCONDITIONAL_CLASS} classes with a null class, and would guide others by a class, or fail",
-            "convert the network alone (--to diffusers), and pass the null class in a pipeline of your own",
+            f"diffusers' DiTPipeline always takes class {last} as the unconditional one. It fits networks of up to "
+            f"{last} classes with an unconditional class; others it would guide by a class, or fail",
+            "convert the network alone (--to diffusers), and pass the unconditional class in a custom pipeline",
         )
 
 
 def _autoencoder(ae: Any) -> State:
-    """Return the autoencoder with the config.json beside it, and the scale that the network was trained with."""
+    """Return the autoencoder with its config.json, and the scale that the network was trained with."""
     architecture, weights = read_autoencoder_kl(ae)
-    said = read_json(config_file(ae.from_pretrained), "ae.from_pretrained")
-    config = {"_class_name": _PARTS["vae"], **dataclasses.asdict(architecture), **said}
+    ae_config = read_json(config_file(ae.from_pretrained), "ae.from_pretrained")
+    config = {"_class_name": _PARTS["vae"], **dataclasses.asdict(architecture), **ae_config}
     return State({"model": weights}, config=config | {"scaling_factor": ae.scaling_factor})
 
 
 def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
-    """Return scheduler_config.json for the chain that ``--sampler ddim`` takes here."""
+    """Return scheduler_config.json for the trajectory of ``--sampler ddim``."""
     scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
     return {
         "_class_name": _PARTS["scheduler"], "num_train_timesteps": diffusion.num_train_timesteps,

@@ -37,8 +37,10 @@ def read(path: Path) -> State:
 
 def _trained(dcp: ModuleType, path: Path, facts: Mapping[str, Any]) -> Shapes:
     """Return name -> shape of the weights that were trained."""
-    found = {name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."}
-    return parameters_of(predictor_of(found, facts)).shapes(trained_only=True)
+    weight_shapes = {
+        name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name[:6] == "model."
+    }
+    return parameters_of(predictor_of(weight_shapes, facts)).shapes(trained_only=True)
 
 
 def write(path: Path, state: State) -> None:
@@ -68,9 +70,10 @@ def _writer() -> ModuleType:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            "a checkpoint folder of PyTorch", f"PyTorch is needed to write it: {error}",
+            "a checkpoint folder of PyTorch",
+            f"PyTorch is needed to write it: {error}",
             "pip install torch 'numpy<2'; MindSpore fits into the same environment",
-        ) from None  # fmt: skip
+        ) from None
     return torch_dcp
 
 
@@ -83,14 +86,16 @@ def reader_of_pytorch_folder(path: Path) -> ModuleType:
     """
     if not (path / ".metadata").is_file():
         raise CheckpointError(
-            str(path), "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
+            str(path),
+            "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
             "name a folder such as checkpoints/iter_0001000, or the one that holds them",
-        )  # fmt: skip
+        )
     try:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            str(path), f"was written by PyTorch, without which it cannot be read ({error})",
+            str(path),
+            f"was written by PyTorch, without which it cannot be read ({error})",
             f"in an environment with PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)",
-        ) from None  # fmt: skip
+        ) from None
     return torch_dcp

@@ -73,19 +73,19 @@ def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
 def _object(text: str, path: Path, key: str) -> dict[str, Any]:
     """Return the JSON object that ``write`` stored under ``key`` of the header."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is no object in JSON")
-    return found
+    return content
 
 
 def write(path: Path, state: State) -> None:
     """Write the weights."""
     known = {"facts": state.facts, "config": state.config}
-    said = {key: json.dumps(value) for key, value in known.items() if value}
-    write_arrays(path, state.weights, said, state.is_bfloat16)
+    metadata = {key: json.dumps(value) for key, value in known.items() if value}
+    write_arrays(path, state.weights, metadata, state.is_bfloat16)
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat16: bool = False) -> None:
@@ -115,6 +115,6 @@ def _entry(kind: str, array: np.ndarray) -> Any:
     import safetensors
 
     if hasattr(safetensors, "TensorSpec"):
-        place = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
-        return safetensors.TensorSpec(dtype=kind, shape=array.shape, **place)
+        buffer = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
+        return safetensors.TensorSpec(dtype=kind, shape=array.shape, **buffer)
     return {"dtype": kind, "shape": array.shape, "data": array.tobytes()}

@@ -59,12 +59,12 @@ class Adapter:
 
     def beside(self) -> dict[str, LoraSpec]:
         """Return rank and scale of each layer's adapter, as needed to build the network with them."""
-        return {name: LoraSpec(own.rank, own.scale) for name, own in self.layers.items()}
+        return {name: LoraSpec(lora.rank, lora.scale) for name, lora in self.layers.items()}
 
     def arrays(self) -> Arrays:
         """Return A and B of all layers by their names in a network."""
-        named = {f"{name}.{DOWN}.weight": own.down for name, own in self.layers.items()}
-        return named | {f"{name}.{UP}.weight": own.up for name, own in self.layers.items()}
+        named = {f"{name}.{DOWN}.weight": lora.down for name, lora in self.layers.items()}
+        return named | {f"{name}.{UP}.weight": lora.up for name, lora in self.layers.items()}
 
     def merged(self, weights: Mapping[str, np.ndarray], strength: float = 1.0) -> Arrays:
         """Return ``weights`` with ``strength`` times this adapter merged in, in their own dtypes.
@@ -73,29 +73,30 @@ class Adapter:
         """
         self.check_fits({name: array.shape for name, array in weights.items()})
         return dict(weights) | {
-            name: (weights[name].astype(np.float32) + own.change(strength)).astype(weights[name].dtype)
-            for layer, own in self.layers.items() for name in (f"{layer}.weight",)
+            name: (weights[name].astype(np.float32) + lora.change(strength)).astype(weights[name].dtype)
+            for layer, lora in self.layers.items() for name in (f"{layer}.weight",)
         }  # fmt: skip
 
     def check_fits(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError, naming the layer, unless a network of ``shapes`` has every layer."""
-        for layer, own in self.layers.items():
-            found = shapes.get(f"{layer}.weight")
-            wanted = (own.up.shape[0], own.down.shape[1])
-            if found is None or tuple(found) != wanted:
-                reason = "is not in this network" if found is None else f"is {tuple(found)} in this network"
+        for layer, lora in self.layers.items():
+            actual = shapes.get(f"{layer}.weight")
+            expected = (lora.up.shape[0], lora.down.shape[1])
+            if actual is None or tuple(actual) != expected:
+                reason = "is not in this network" if actual is None else f"is {tuple(actual)} in this network"
                 names = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
                 raise CheckpointError(
-                    f"{self.where}: an adapter for {layer}, of a weight {wanted}", reason,
-                    f"{nearest(layer, names) if found is None else ''}name the adapters of this base",
-                )  # fmt: skip
+                    f"{self.where}: an adapter for {layer}, of a weight {expected}",
+                    reason,
+                    f"{nearest(layer, names) if actual is None else ''}name the adapters of this base",
+                )
 
 
-def of_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Adapter:
+def adapter_from_arrays(arrays: Mapping[str, np.ndarray], alpha: float, where: str) -> Adapter:
     """Return the adapter of arrays named as in a network (the inverse of :meth:`Adapter.arrays`)."""
     layers = [name.removesuffix(f".{DOWN}.weight") for name in arrays if name.endswith(f".{DOWN}.weight")]
-    found = {n: LowRank(arrays[f"{n}.{DOWN}.weight"], arrays[f"{n}.{UP}.weight"], alpha) for n in layers}
-    return Adapter(found, where)
+    loras = {n: LowRank(arrays[f"{n}.{DOWN}.weight"], arrays[f"{n}.{UP}.weight"], alpha) for n in layers}
+    return Adapter(loras, where)
 
 
 # --- layers that are one matrix here and several elsewhere, or the other way round ------------------------------------
@@ -106,41 +107,41 @@ def joined(parts: Sequence[LowRank | None], transform: Transform = STACKED) -> L
 
     If all share A, A stays as it is. Otherwise the A are stacked as well, and B has a block for each.
     """
-    there = [part for part in parts if part is not None]
-    first = there[0]
-    is_shared = len(there) == len(parts) and all(
-        part.alpha == first.alpha and part.down.tobytes() == first.down.tobytes() for part in there
+    present = [part for part in parts if part is not None]
+    first = present[0]
+    is_shared = len(present) == len(parts) and all(
+        part.alpha == first.alpha and part.down.tobytes() == first.down.tobytes() for part in present
     )
     if is_shared:
-        return LowRank(first.down, transform.join([part.up for part in there]), first.alpha)
-    alike = all(part.scale == first.scale for part in there)
+        return LowRank(first.down, transform.join([part.up for part in present]), first.alpha)
+    alike = all(part.scale == first.scale for part in present)
     folded = [None if part is None else part if alike else part.folded() for part in parts]
     unit = next(len(part.up) // height for part, height in zip(parts, transform.heights) if part is not None)
     rows = transform.split(np.arange(unit * sum(transform.heights)), len(parts))
-    rank = sum(part.rank for part in there)
+    rank = sum(part.rank for part in present)
     up, column = np.zeros((sum(map(len, rows)), rank), first.up.dtype), 0
-    for part, own_rows in zip(folded, rows):
+    for part, part_rows in zip(folded, rows):
         if part is not None:
-            up[own_rows, column : column + part.rank] = part.up
+            up[part_rows, column : column + part.rank] = part.up
             column += part.rank
     downs = [part.down for part in folded if part is not None]
     return LowRank(np.concatenate(downs), up, (first.scale if alike else 1.0) * rank)
 
 
-def cut(whole: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
+def cut(lora: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
     """Undo :func:`joined` for ``count`` matrices: each keeps the rows of A that its part of B uses."""
-    parts = transform.split(whole.up, count)
+    parts = transform.split(lora.up, count)
     if count == 1:
-        return [LowRank(whole.down, parts[0], whole.alpha)]
-    found: list[LowRank | None] = []
+        return [LowRank(lora.down, parts[0], lora.alpha)]
+    pieces: list[LowRank | None] = []
     for up in parts:
         used = up.any(axis=0)
-        if not used.any() and whole.up.any():
-            found.append(None)
+        if not used.any() and lora.up.any():
+            pieces.append(None)
             continue
-        kept = used if used.any() else np.ones_like(used)
-        found.append(LowRank(whole.down[kept], up[:, kept], whole.scale * int(kept.sum())))
-    return found
+        ranks = used if used.any() else np.ones_like(used)
+        pieces.append(LowRank(lora.down[ranks], up[:, ranks], lora.scale * int(ranks.sum())))
+    return pieces
 
 
 def blocks_in(names: Iterable[str]) -> int:

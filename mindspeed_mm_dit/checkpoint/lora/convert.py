@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
 from mindspeed_mm_dit.checkpoint.lora.names import layers_of
-from mindspeed_mm_dit.checkpoint.lora.source import Shapes, of_run, read
+from mindspeed_mm_dit.checkpoint.lora.source import Shapes, adapter_facts, read
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -47,7 +47,7 @@ def convert_adapter(
     notes: list[str] = []
     known = LORA_FORMATS[form]
     written(target, lambda aside: notes.extend(known.write(aside, adapter, shapes)), known.is_folder)
-    tree = ("adapters, average" if use_ema else "adapters") if of_run(source) else "adapters"
+    tree = ("adapters, average" if use_ema else "adapters") if adapter_facts(source) else "adapters"
     return Summary(source, "adapters", target, form, (tree,), len(arrays), num_bytes, (*adapter.notes, *notes))
 
 
@@ -58,7 +58,7 @@ def _form(target: Path, to: str | None) -> str:
             f"{'is needed' if to is None else 'is no form of adapters'}: SOURCE holds adapters (LoRA)",
             f"{nearest(to or '', LORA_FORMATS)}Forms are: {', '.join(LORA_FORMATS)}; or name the weights of their "
             "base as SOURCE, and the adapters by --merge-lora",
-        )  # fmt: skip
+        )
     if LORA_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
         cure = "name a folder" if LORA_FORMATS[to].is_folder else "end it in .safetensors"
         raise ConfigError(f"TARGET = {target}", f"does not look like --to {to}", cure)
@@ -67,5 +67,5 @@ def _form(target: Path, to: str | None) -> str:
 
 def _shapes(source: Path, description: dict[str, Any] | None) -> Shapes:
     """Return the shapes of the base's weights; {} if unknown."""
-    content = description or (read_facts(source).get("model") if of_run(source) else None)
+    content = description or (read_facts(source).get("model") if adapter_facts(source) else None)
     return parameters_of(model_config_from_mapping(content, "--model")).shapes() if content else {}

@@ -1,4 +1,4 @@
-"""Files and folders of adapters as other programs write them; ``docs/fine_tuning.md`` says which program reads which.
+"""Files and folders of adapters as other programs write them (``docs/fine_tuning.md``: which program reads which).
 
 diffusers    pytorch_lora_weights.safetensors: transformer.LAYER.lora_A.weight, alpha in the metadata alone
 peft         adapter_model.safetensors: base_model.model.LAYER.lora_A.weight, alpha in adapter_config.json
@@ -41,10 +41,12 @@ _OTHER_KINDS = {
     "hada_w": "LoHa",
     "oft_": "OFT",
 }
-"""Beginning of the last part of a tensor's name -> the kind of adapters that has it."""
+"""Prefix of the last part of a tensor's name -> the kind of adapters that has it."""
 _LONGEST = 150
-_OF_TEXT_ENCODER = re.compile(r"(base_model\.model\.)?(lora_te\d*_|te\d*\.|text_encoders?[._\d]|clip_[lg]\.|t5xxl\.)")
-"""Beginnings of the names of adapters of a text encoder: kohya's, diffusers' and ComfyUI's."""
+_TEXT_ENCODER_PREFIX = re.compile(
+    r"(base_model\.model\.)?(lora_te\d*_|te\d*\.|text_encoders?[._\d]|clip_[lg]\.|t5xxl\.)"
+)
+"""Prefixes of the names of adapters of a text encoder: kohya's, diffusers' and ComfyUI's."""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -73,14 +75,17 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     """
     file = _file(path)
     arrays, metadata = _read(file)
-    of_text = {name for name in arrays if _OF_TEXT_ENCODER.match(name)}
-    if of_text and len(of_text) == len(arrays):
-        raise CheckpointError(str(file), "holds adapters of a text encoder alone, and those of a network are read here",
-                              "name a file of adapters of the transformer")  # fmt: skip
+    text_encoder_names = {name for name in arrays if _TEXT_ENCODER_PREFIX.match(name)}
+    if text_encoder_names and len(text_encoder_names) == len(arrays):
+        raise CheckpointError(
+            str(file),
+            "holds adapters of a text encoder alone, and those of a network are read here",
+            "name a file of adapters of the transformer",
+        )
     settings = _settings(file, metadata)
-    theirs, notes = _layers({name: arrays[name] for name in arrays if name not in of_text}, settings, file)
-    if of_text:
-        notes = (_not_applied(of_text), *notes)
+    theirs, notes = _layers({name: arrays[name] for name in arrays if name not in text_encoder_names}, settings, file)
+    if text_encoder_names:
+        notes = (_not_applied(text_encoder_names), *notes)
     return Adapter(to_ours(theirs, layers, str(file)), str(file), notes)
 
 
@@ -91,24 +96,24 @@ def _not_applied(names: Collection[str]) -> str:
 
 
 def _other_kind(name: str) -> str | None:
-    """Return the kind of adapters that a tensor of this name makes of a file, if they are no plain LoRA."""
+    """Return the kind of adapters that a tensor of this name belongs to, if that is not plain LoRA."""
     return next((kind for begin, kind in _OTHER_KINDS.items() if f".{begin}" in name), None)
 
 
 def _match(name: str) -> re.Match[str] | None:
-    """Match the name of a matrix of an adapter; a longer name than any network's is none, and takes no time."""
+    """Match the name of a matrix of an adapter. Names longer than any network's are not tried, to bound the time."""
     return _KEY.fullmatch(name) if len(name) <= _LONGEST else None
 
 
 def _file(path: Path) -> Path:
     if path.is_dir():
-        found = [path / f"{stem}{ending}" for stem in (DIFFUSERS, PEFT) for ending in _ENDINGS]
-        found = [file for file in found if file.is_file()] or sorted(path.glob("*.safetensors"))
-        if len(found) != 1:
+        files = [path / f"{name}{ending}" for name in (DIFFUSERS, PEFT) for ending in _ENDINGS]
+        files = [file for file in files if file.is_file()] or sorted(path.glob("*.safetensors"))
+        if len(files) != 1:
             neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {content_of(path)}"
-            what = f"holds {', '.join(file.name for file in found[:5])}" if found else neither
+            what = f"holds {', '.join(file.name for file in files[:5])}" if files else neither
             raise CheckpointError(str(path), what, "name the file of adapters")
-        return found[0]
+        return files[0]
     if not path.is_file():
         raise CheckpointError(str(path), "there is no such file or folder")
     return path
@@ -124,17 +129,19 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
 
 
 def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
-    """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json beside the file."""
-    beside = file.parent / PEFT_CONFIG
+    """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json next to the file."""
+    config_path = file.parent / PEFT_CONFIG
     if METADATA not in metadata:
-        return settings_of(read_json(beside, "adapter"), str(beside)) if beside.is_file() else Settings()
+        return settings_of(read_json(config_path, "adapter"), str(config_path)) if config_path.is_file() else Settings()
     try:
-        found = json.loads(metadata[METADATA])
+        content = json.loads(metadata[METADATA])
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
-    said = found if isinstance(found, dict) else {}
-    own = {key: value for key, value in said.items() if not _OF_TEXT_ENCODER.match(key)}
-    return settings_of({key.removeprefix("transformer."): value for key, value in own.items()}, f"{file}: {METADATA}")
+    settings = content if isinstance(content, dict) else {}
+    network_settings = {key: value for key, value in settings.items() if not _TEXT_ENCODER_PREFIX.match(key)}
+    return settings_of(
+        {key.removeprefix("transformer."): value for key, value in network_settings.items()}, f"{file}: {METADATA}"
+    )
 
 
 def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
@@ -162,15 +169,15 @@ def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, L
         if ups[layer].shape[1] != len(down) or not len(down):
             reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
             raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
-    folds_it = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
+    is_native = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
     defaults_for_missing = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
-    notes = (_assumed_note(len(defaults_for_missing), len(downs)),) if defaults_for_missing and not folds_it else ()
+    notes = (_assumed_note(len(defaults_for_missing), len(downs)),) if defaults_for_missing and not is_native else ()
     try:
-        said = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
+        default_alphas = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
     except CheckpointError as error:
         raise CheckpointError(f"{file}: {error.what}", error.reason, "use the file with its own settings") from None
-    found = {name: LowRank(down, ups[name], alphas.get(name, said[name])) for name, down in downs.items()}
-    return _without_zeros(found), notes
+    layers = {name: LowRank(down, ups[name], alphas.get(name, default_alphas[name])) for name, down in downs.items()}
+    return _without_zeros(layers), notes
 
 
 def _check_numbers(array: np.ndarray, what: str) -> None:
@@ -192,14 +199,14 @@ def _assumed_note(count: int, total: int) -> str:
     )
 
 
-def _without_zeros(found: dict[str, LowRank]) -> dict[str, LowRank]:
-    """Undo :func:`_of_one_rank` and :func:`_complete`: leave out ranks that are zero in both A and B."""
-    used = {name: own.down.any(axis=1) | own.up.any(axis=0) for name, own in found.items()}
-    if not any(part.any() for part in used.values()):
-        return found
+def _without_zeros(layers: dict[str, LowRank]) -> dict[str, LowRank]:
+    """Undo :func:`_padded_to_one_rank` and :func:`_complete`: leave out ranks that are zero in both A and B."""
+    used_ranks = {name: lora.down.any(axis=1) | lora.up.any(axis=0) for name, lora in layers.items()}
+    if not any(ranks.any() for ranks in used_ranks.values()):
+        return layers
     return {
-        name: own if part.all() else LowRank(own.down[part], own.up[:, part], own.scale * int(part.sum()))
-        for name, own in found.items() if (part := used[name]).any()
+        name: lora if ranks.all() else LowRank(lora.down[ranks], lora.up[:, ranks], lora.scale * int(ranks.sum()))
+        for name, lora in layers.items() if (ranks := used_ranks[name]).any()
     }  # fmt: skip
 
 
@@ -223,15 +230,15 @@ def _peft(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
 
 
 def _named(layers: Mapping[str, LowRank], prefix: str) -> dict[str, np.ndarray]:
-    named = {f"{prefix}{layer}.lora_A.weight": own.down for layer, own in layers.items()}
-    return named | {f"{prefix}{layer}.lora_B.weight": own.up for layer, own in layers.items()}
+    named = {f"{prefix}{layer}.lora_A.weight": lora.down for layer, lora in layers.items()}
+    return named | {f"{prefix}{layer}.lora_B.weight": lora.up for layer, lora in layers.items()}
 
 
 def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
     """Return peft's LoraConfig of adapters: rank and alpha of the first, and those of each layer that differs."""
     first = next(iter(layers.values()))
-    ranks = {_exactly(n): own.rank for n, own in layers.items() if own.rank != first.rank}
-    alphas = {_exactly(n): _number(own.alpha) for n, own in layers.items() if own.alpha != first.alpha}
+    ranks = {_exactly(n): lora.rank for n, lora in layers.items() if lora.rank != first.rank}
+    alphas = {_exactly(n): _number(lora.alpha) for n, lora in layers.items() if lora.alpha != first.alpha}
     return {
         "peft_type": "LORA", "r": first.rank, "lora_alpha": _number(first.alpha), "rank_pattern": ranks,
         "alpha_pattern": alphas, "target_modules": sorted(layers), "lora_dropout": 0.0, "bias": "none",
@@ -251,37 +258,39 @@ def _number(x: float) -> float | int:
 def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
     layers, notes = _complete(adapter, shapes)
     arrays: dict[str, np.ndarray] = {}
-    for name, own in to_native(_of_one_rank(layers), layers_of(shapes)).items():
+    for name, lora in to_native(_padded_to_one_rank(layers), layers_of(shapes)).items():
         name = f"lora_unet_{name.replace('.', '_')}"
-        arrays |= {f"{name}.lora_down.weight": own.down, f"{name}.lora_up.weight": own.up}
-        arrays[f"{name}.alpha"] = np.array(own.alpha, np.float32)
+        arrays |= {f"{name}.lora_down.weight": lora.down, f"{name}.lora_up.weight": lora.up}
+        arrays[f"{name}.alpha"] = np.array(lora.alpha, np.float32)
     first = next(iter(adapter.layers.values()))
-    said = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
-    write_arrays(path, arrays, said)
+    metadata = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
+    write_arrays(path, arrays, metadata)
     return notes
 
 
-def _of_one_rank(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
+def _padded_to_one_rank(layers: Mapping[str, LowRank]) -> dict[str, LowRank]:
     """Pad all adapters with zeros to the largest rank.
 
     In a file without metadata diffusers takes the most common rank as the alpha of all layers, which would change the
     strength of layers of another rank.
     """
-    largest = max(own.rank for own in layers.values())
-    return {name: own if own.rank == largest else _padded(own, largest) for name, own in layers.items()}
+    largest = max(lora.rank for lora in layers.values())
+    return {name: lora if lora.rank == largest else _padded(lora, largest) for name, lora in layers.items()}
 
 
-def _padded(own: LowRank, rank: int) -> LowRank:
-    more = rank - own.rank
-    return LowRank(np.pad(own.down, ((0, more), (0, 0))), np.pad(own.up, ((0, 0), (0, more))), own.scale * rank)
+def _padded(lora: LowRank, rank: int) -> LowRank:
+    padding = rank - lora.rank
+    return LowRank(
+        np.pad(lora.down, ((0, padding), (0, 0))), np.pad(lora.up, ((0, 0), (0, padding))), lora.scale * rank
+    )
 
 
 def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
     """Add zeros for missing layers of Wan's blocks: diffusers reads a kohya file of Wan only if it has all of them."""
-    every = range(blocks_in([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
-    wanted = [f"blocks.{i}.{part}" for i in every for part in WAN_BLOCK]
-    missing = [name for name in wanted if name not in adapter.layers]
-    if not missing or len(missing) == len(wanted):  # (of another network than Wan)
+    blocks = range(blocks_in([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
+    block_layers = [f"blocks.{i}.{part}" for i in blocks for part in WAN_BLOCK]
+    missing = [name for name in block_layers if name not in adapter.layers]
+    if not missing or len(missing) == len(block_layers):  # (of another network than Wan)
         return adapter.layers, ()
     if not shapes:
         return adapter.layers, (
@@ -299,8 +308,8 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
 
 
 def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
-    native = to_native(_of_one_rank(adapter.layers), layers_of(shapes))
-    folded = {name: own.folded() for name, own in native.items()}
+    native = to_native(_padded_to_one_rank(adapter.layers), layers_of(shapes))
+    folded = {name: lora.folded() for name, lora in native.items()}
     write_arrays(path, _named(folded, "diffusion_model."), {})
     return ()
 

@@ -9,7 +9,7 @@
     diffusers         transformer_blocks.0.attn.to_q, to_k, to_v
     FLUX's own code   double_blocks.0.img_attn.qkv
 
-A prefix before them tells whose names they are. kohya's sd-scripts and musubi-tuner write all dots as underscores.
+A prefix shows which program wrote a name. kohya's sd-scripts and musubi-tuner write all dots as underscores.
 ComfyUI and musubi-tuner know the names of the authors' own code.
 """
 
@@ -37,7 +37,7 @@ class LayerTarget(NamedTuple):
     layers: tuple[str, ...]
     """The layer here, or all that are one matrix there."""
     part: int = 0
-    of: int = 1
+    num_parts: int = 1
     """If the layer is several matrices there: which of them it is, and of how many."""
     transform: Transform = RENAMED
     """How several matrices make one."""
@@ -49,20 +49,20 @@ Known = Mapping[str, LayerTarget]
 
 def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, LayerTarget]:
     """Return all names of the layers of a ``family``'s network with these blocks."""
-    found: dict[str, LayerTarget] = {}
+    targets: dict[str, LayerTarget] = {}
     for original, theirs, transform in _with_adapters(family, numbers):
         ours = (original,) if family.is_original else theirs
-        found |= {layer: LayerTarget((layer,)) for layer in ours}
+        targets |= {layer: LayerTarget((layer,)) for layer in ours}
         if family.is_original:
-            found |= {name: LayerTarget(ours, i, len(theirs), transform) for i, name in enumerate(theirs)}
+            targets |= {name: LayerTarget(ours, i, len(theirs), transform) for i, name in enumerate(theirs)}
         else:
-            names = {original, _mindspeed_mm(original)} - found.keys()
-            found |= dict.fromkeys(names, LayerTarget(ours, transform=transform))
-    return _with_underscores(found)
+            names = {original, _mindspeed_mm(original)} - targets.keys()
+            targets |= dict.fromkeys(names, LayerTarget(ours, transform=transform))
+    return _with_underscores(targets)
 
 
 def _with_underscores(known: Known) -> dict[str, LayerTarget]:
-    return {**{name.replace(".", "_"): place for name, place in known.items()}, **known}
+    return {**{name.replace(".", "_"): target for name, target in known.items()}, **known}
 
 
 def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[Rule]:
@@ -70,48 +70,48 @@ def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iter
 
 
 def _mindspeed_mm(native: str) -> str:
-    stem, _, last = native.rpartition(".")
-    return f"{stem}.{_MINDSPEED_MM.get(last, last)}" if stem.endswith("_attn") else native
+    prefix, _, last = native.rpartition(".")
+    return f"{prefix}.{_MINDSPEED_MM.get(last, last)}" if prefix.endswith("_attn") else native
 
 
 def _in_network(layers: Collection[str]) -> Known:
     """Return all names of the ``layers`` of a network."""
     family, known = family_of(layers), set(layers)
     named = _named_by(family, numbers_in(layers)) if family else {}
-    own = _with_underscores({layer: LayerTarget((layer,)) for layer in layers})
-    return own | {name: place for name, place in named.items() if known.issuperset(place.layers)}
+    our_names = _with_underscores({layer: LayerTarget((layer,)) for layer in layers})
+    return our_names | {name: target for name, target in named.items() if known.issuperset(target.layers)}
 
 
-def _in_some_network(spoken: Mapping[str, LowRank], where: str) -> Known:
+def _in_some_network(loras: Mapping[str, LowRank], where: str) -> Known:
     """Return the names of the family whose network has all layers of a file, with as many blocks as they have.
 
     Raises CheckpointError if several families have them, and mean different layers.
     """
-    every = _of_blocks(spoken)
-    certainty = [_certainty(known, spoken) for known in every]
-    best = [known for known, sure in zip(every, certainty) if sure == max(certainty)]
-    if max(certainty) >= 0 and len({tuple(_find(known, name) for name in spoken) for known in best}) > 1:
-        reason = "has layers that several networks have, and does not tell which they are"
+    candidates = _names_by_family(loras)
+    certainty = [_certainty(known, loras) for known in candidates]
+    best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
+    if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
+        reason = "has layer names that several networks share, so its network is ambiguous"
         raise CheckpointError(where, reason, "name the model.json of its base: --model")
-    return best[0] if max(certainty) >= 0 else {name: place for known in every for name, place in known.items()}
+    return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
 
-def _certainty(known: Known, spoken: Mapping[str, LowRank]) -> int:
+def _certainty(known: Known, loras: Mapping[str, LowRank]) -> int:
     """Return how many joined matrices of a file have the height that a family's have; -1 if it is not of that family.
 
     Queries, keys and values are as high as they are wide, in every family.
     """
     sure = 0
-    for name, own in spoken.items():
-        place = _find(known, name)
-        height = sum(place.transform.heights) * own.down.shape[1] if place else 0
-        if place is None or (len(place.layers) > 1 and len(own.up) != height):
+    for name, lora in loras.items():
+        target = _find(known, name)
+        height = sum(target.transform.heights) * lora.down.shape[1] if target else 0
+        if target is None or (len(target.layers) > 1 and len(lora.up) != height):
             return -1
-        sure += len(place.layers) > 1
+        sure += len(target.layers) > 1
     return sure
 
 
-def _of_blocks(names: Collection[str]) -> list[Known]:
+def _names_by_family(names: Collection[str]) -> list[Known]:
     """Return the names of every family's network with as many blocks as ``names`` have."""
     if (blocks := blocks_in(names)) > MOST_BLOCKS:
         raise CheckpointError("the adapter", f"names {blocks:,} blocks", "copy or download it again")
@@ -121,8 +121,8 @@ def _of_blocks(names: Collection[str]) -> list[Known]:
 def _find(known: Known, name: str) -> LayerTarget | None:
     """Return what ``name``, with any of the prefixes, stands for."""
     for prefix in PREFIXES:
-        if name.startswith(prefix) and (found := known.get(name[len(prefix) :])) is not None:
-            return found
+        if name.startswith(prefix) and (target := known.get(name[len(prefix) :])) is not None:
+            return target
     return None
 
 
@@ -132,59 +132,62 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
     layers: those of the network, if it is known. Raises CheckpointError if it has no such layer.
     """
     known = _in_some_network(theirs, where) if layers is None else _in_network(list(layers))
-    found: dict[str, dict[int, LowRank]] = {}
-    kinds: dict[str, LayerTarget] = {}
-    for name, own in theirs.items():
-        place = _find(known, name)
-        if place is None:
+    parts_by_layer: dict[str, dict[int, LowRank]] = {}
+    targets: dict[str, LayerTarget] = {}
+    for name, lora in theirs.items():
+        target = _find(known, name)
+        if target is None:
             raise _no_layer(name, known, where)
-        for layer, piece in zip(place.layers, _pieces(own, place, f"{where}: {name}")):
-            parts, kind = found.setdefault(layer, {}), kinds.setdefault(layer, place)
-            if place.part in parts or place.of != kind.of:
+        for layer, piece in zip(target.layers, _pieces(lora, target, f"{where}: {name}")):
+            parts, first_target = parts_by_layer.setdefault(layer, {}), targets.setdefault(layer, target)
+            if target.part in parts or target.num_parts != first_target.num_parts:
                 raise CheckpointError(where, f"has two adapters for {layer}", "keep one of them")
             if piece is not None:
-                parts[place.part] = piece
-    return {layer: _joined(parts, kinds[layer]) for layer, parts in found.items() if parts}
+                parts[target.part] = piece
+    return {layer: _joined(parts, targets[layer]) for layer, parts in parts_by_layer.items() if parts}
 
 
 def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
     names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
-        where, f"has an adapter for {name}, which is no linear layer of this network",
+        where,
+        f"has an adapter for {name}, which is no linear layer of this network",
         f"{nearest(short, names)}name the adapters of this base",
-    )  # fmt: skip
+    )
 
 
-def _pieces(own: LowRank, place: LayerTarget, what: str) -> list[LowRank | None]:
-    """Return the adapters of all layers of a place, or that of the part of one."""
-    if place.of > 1:
-        return [own]
-    if len(own.up) % sum(place.transform.heights):
-        reason = f"has {len(own.up)} rows, which {len(place.layers)} layers cannot share"
+def _pieces(lora: LowRank, target: LayerTarget, what: str) -> list[LowRank | None]:
+    """Return the adapter of each layer of ``target``; if ``target`` is a part of one layer, the adapter itself."""
+    if target.num_parts > 1:
+        return [lora]
+    if len(lora.up) % sum(target.transform.heights):
+        reason = f"has {len(lora.up)} rows, which {len(target.layers)} layers cannot share"
         raise CheckpointError(what, reason, "name the adapters of this base")
-    return cut(own, len(place.layers), place.transform)
+    return cut(lora, len(target.layers), target.transform)
 
 
-def _joined(parts: Mapping[int, LowRank], place: LayerTarget) -> LowRank:
-    return parts[0] if place.of == 1 else joined([parts.get(i) for i in range(place.of)], place.transform)
+def _joined(parts: Mapping[int, LowRank], target: LayerTarget) -> LowRank:
+    return (
+        parts[0] if target.num_parts == 1 else joined([parts.get(i) for i in range(target.num_parts)], target.transform)
+    )
 
 
 def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
     """Rename adapters to diffusers' names; a matrix that is several there is split."""
-    found: dict[str, LowRank] = {}
+    renamed: dict[str, LowRank] = {}
     for layer, (_, names, transform) in in_diffusers(ours).items():
         parts = cut(ours[layer], len(names), transform)
-        found |= {name: part for name, part in zip(names, parts) if part is not None}
-    return found
+        renamed |= {name: part for name, part in zip(names, parts) if part is not None}
+    return renamed
 
 
 def in_diffusers(layers: Collection[str]) -> dict[str, Rule]:
     """Return the rule for each of our layers that makes it diffusers'."""
     families = [family for family in FAMILIES.values() if family.is_original]
     rules = [rule for family in families for rule in _with_adapters(family, numbers_in(layers))]
-    there = {rule.original: rule for rule in rules}
-    return {layer: there.get(layer, Rule(layer, (layer,))) for layer in layers}
+    rule_by_layer = {rule.original: rule for rule in rules}
+    return {layer: rule_by_layer.get(layer, Rule(layer, (layer,))) for layer in layers}
 
 
 def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict[str, LowRank]:
@@ -193,31 +196,37 @@ def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict
     layers: those of the network, if it is known. Raises ConfigError if it is not, and several networks have these.
     """
     numbers = numbers_in(layers or ours)
-    found = [_natively(ours, family, numbers) for family in ([family_of(layers)] if layers else _having(ours))]
-    if any(other.keys() != found[0].keys() for other in found):
-        raise ConfigError("--model", "is needed: several networks have layers of these names and other ones beside",
-                          "give the model.json of the adapters' base")  # fmt: skip
-    return found[0]
+    candidates = [
+        _renamed_to_native(ours, family, numbers)
+        for family in ([family_of(layers)] if layers else _families_with(ours))
+    ]
+    if any(other.keys() != candidates[0].keys() for other in candidates):
+        raise ConfigError(
+            "--model",
+            "is needed: several networks have layers of these names, and their authors name them differently",
+            "give the model.json of the adapters' base",
+        )
+    return candidates[0]
 
 
-def _having(ours: Mapping[str, LowRank]) -> list[Family | None]:
+def _families_with(ours: Mapping[str, LowRank]) -> list[Family | None]:
     """Return the families whose networks have all these layers; None is a network of another kind."""
-    fitting = zip(FAMILIES.values(), _of_blocks(ours))
-    found = [family for family, known in fitting if all(known.get(layer) == LayerTarget((layer,)) for layer in ours)]
-    return [*found] or [None]
+    fitting = zip(FAMILIES.values(), _names_by_family(ours))
+    families = [family for family, known in fitting if all(known.get(layer) == LayerTarget((layer,)) for layer in ours)]
+    return [*families] or [None]
 
 
-def _natively(
+def _renamed_to_native(
     ours: Mapping[str, LowRank], family: Family | None, numbers: Mapping[str, Sequence[int]]
 ) -> dict[str, LowRank]:
     if family is None or family.is_original or family.adapters_as_diffusers:
         return dict(ours)
-    left, found = dict(ours), {}
+    remaining, renamed = dict(ours), {}
     for rule in numbered(family.rules, numbers):
-        parts = [left.pop(name, None) for name in rule.diffusers]
+        parts = [remaining.pop(name, None) for name in rule.diffusers]
         if any(part is not None for part in parts):
-            found[rule.original] = joined(parts, rule.transform)
-    return {**found, **left}
+            renamed[rule.original] = joined(parts, rule.transform)
+    return {**renamed, **remaining}
 
 
 def layers_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

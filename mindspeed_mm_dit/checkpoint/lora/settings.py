@@ -1,4 +1,4 @@
-"""What peft's adapter_config.json, or diffusers' metadata, says of adapters: rank and alpha of each layer.
+"""Settings of adapters in peft's adapter_config.json or diffusers' metadata: rank and alpha of each layer.
 
 Some settings give the matrices of a file another meaning (DoRA; PiSSA, which takes a part out of the base first). Only
 settings that are understood are read; any other is refused by its name unless it is off.
@@ -40,7 +40,7 @@ class Settings:
     r: int | None = None
     """Rank; None: as many as the matrices have."""
     lora_alpha: float | None = None
-    """Alpha; None: not said."""
+    """Alpha; None: not set."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) instead of alpha / r."""
     rank_pattern: dict = field(default_factory=dict)  # type: ignore[type-arg]
@@ -48,27 +48,27 @@ class Settings:
     alpha_pattern: dict = field(default_factory=dict)  # type: ignore[type-arg]
     """Alphas of layers, likewise."""
     target_modules: tuple[str, ...] | str | None = None
-    """Layers with adapters, by the ends of their names or one regular expression; None: not said."""
+    """Layers with adapters, by the ends of their names or one regular expression; None: not set."""
     exclude_modules: tuple[str, ...] | str | None = None
     """Layers without adapters, likewise."""
 
     def has_alpha(self, layer: str) -> bool:
-        """Return whether these settings say alpha of a layer."""
-        return self._alpha(_plain(layer)) is not None
+        """Return whether these settings set alpha for a layer."""
+        return self._alpha(_without_prefix(layer)) is not None
 
     def _alpha(self, layer: str) -> float | None:
-        found: float | None = _of(self.alpha_pattern, layer, self.lora_alpha)
-        return found
+        alpha: float | None = _value_for(self.alpha_pattern, layer, self.lora_alpha)
+        return alpha
 
     def alpha(self, layer: str, rank: int) -> float:
         """Return alpha of a layer whose matrices have ``rank``.
 
         Raises CheckpointError if these settings are not those of adapters with such a layer.
         """
-        layer = _plain(layer)
-        wanted = _of(self.rank_pattern, layer, self.r)
-        if wanted not in (None, rank):
-            raise CheckpointError(f"r = {wanted}", f"the matrices of {layer} have rank {rank}")
+        layer = _without_prefix(layer)
+        expected = _value_for(self.rank_pattern, layer, self.r)
+        if expected not in (None, rank):
+            raise CheckpointError(f"r = {expected}", f"the matrices of {layer} have rank {rank}")
         if self.target_modules and not _named(self.target_modules, layer):
             raise CheckpointError("target_modules", f"does not name {layer}, for which there is an adapter")
         if self.exclude_modules and _named(self.exclude_modules, layer):
@@ -77,32 +77,33 @@ class Settings:
         return float(rank if alpha is None else alpha) * (rank**0.5 if self.use_rslora else 1.0)
 
 
-def _plain(layer: str) -> str:
+def _without_prefix(layer: str) -> str:
     return layer[_BASE_PREFIX.match(layer).end() :]  # type: ignore[union-attr]
 
 
-def settings_of(said: Mapping[str, Any], what: str) -> Settings:
+def settings_of(content: Mapping[str, Any], what: str) -> Settings:
     """Return the settings that ``what`` holds; raises CheckpointError, naming the setting, for one not understood."""
     known = {setting.name for setting in fields(Settings)}
-    for key, value in said.items():
+    for key, value in content.items():
         off = _ONLY.get(key)
         if key in known | _WITHOUT_EFFECT or (not value if off is None else value in off):
             continue
         raise CheckpointError(
-            f"{what}: {key} = {short_repr(value)}", "changes what the adapters mean, and is not supported here",
+            f"{what}: {key} = {short_repr(value)}",
+            "changes what the adapters mean, and is not supported here",
             "merge them with peft, or let it save them as plain LoRA",
-        )  # fmt: skip
+        )
     try:
-        found = from_mapping(Settings, {k: v for k, v in said.items() if k in known and v is not None}, what)
+        settings = from_mapping(Settings, {k: v for k, v in content.items() if k in known and v is not None}, what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
-    for name, table in (("rank_pattern", found.rank_pattern), ("alpha_pattern", found.alpha_pattern)):
+    for name, table in (("rank_pattern", settings.rank_pattern), ("alpha_pattern", settings.alpha_pattern)):
         for value in table.values():
             checked_alpha(value, f"{what}: {name}")
-    if found.lora_alpha is not None:
-        checked_alpha(found.lora_alpha, f"{what}: lora_alpha")
-    _check_patterns(found, what)
-    return found
+    if settings.lora_alpha is not None:
+        checked_alpha(settings.lora_alpha, f"{what}: lora_alpha")
+    _check_patterns(settings, what)
+    return settings
 
 
 def checked_alpha(value: Any, what: str) -> float:
@@ -112,27 +113,30 @@ def checked_alpha(value: Any, what: str) -> float:
     return float(value)
 
 
-def _check_patterns(found: Settings, what: str) -> None:
+def _check_patterns(settings: Settings, what: str) -> None:
     """Raise CheckpointError for a pattern that is no regular expression, or could take for ever to match."""
-    modules = [(name, getattr(found, name)) for name in ("target_modules", "exclude_modules")]
-    patterns = [(name, pattern) for name in ("rank_pattern", "alpha_pattern") for pattern in getattr(found, name)]
+    modules = [(name, getattr(settings, name)) for name in ("target_modules", "exclude_modules")]
+    patterns = [(name, pattern) for name in ("rank_pattern", "alpha_pattern") for pattern in getattr(settings, name)]
     if len(patterns) > _MOST_PATTERNS:
         raise CheckpointError(
             f"{what}: {patterns[0][0]}", f"{len(patterns):,} patterns are more than a network has layers"
         )
-    for name, pattern in (*patterns, *(given for given in modules if isinstance(given[1], str))):
+    for name, pattern in (*patterns, *(module for module in modules if isinstance(module[1], str))):
         try:
             _compiled(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{what}: {name}: {short_repr(pattern)}", f"is no regular expression: {error}"
             ) from None
-        plain = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
-        if len(re.findall(r"[*+{]", plain)) > _MOST_REPEATS or re.search(r"\)[*+{]|\(\?[^:!=]", plain):
+        without_escapes = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
+        if len(re.findall(r"[*+{]", without_escapes)) > _MOST_REPEATS or re.search(
+            r"\)[*+{]|\(\?[^:!=]", without_escapes
+        ):
             raise CheckpointError(
-                f"{what}: {name}: {short_repr(pattern)}", "could take for ever to match",
+                f"{what}: {name}: {short_repr(pattern)}",
+                "could take for ever to match",
                 f"write one without repeated groups, and with at most {_MOST_REPEATS} repeats",
-            )  # fmt: skip
+            )
 
 
 @lru_cache(_MOST_PATTERNS)
@@ -140,7 +144,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})")
 
 
-def _of(patterns: Mapping[str, Any], layer: str, common: Any) -> Any:
+def _value_for(patterns: Mapping[str, Any], layer: str, common: Any) -> Any:
     """Return what peft takes for a layer: the value of the first pattern that matches the end of its name."""
     return next((value for pattern, value in patterns.items() if _compiled(pattern).fullmatch(layer)), common)
 
@@ -148,6 +152,5 @@ def _of(patterns: Mapping[str, Any], layer: str, common: Any) -> Any:
 def _named(modules: tuple[str, ...] | str, layer: str) -> bool:
     if isinstance(modules, str):
         return re.fullmatch(modules, layer) is not None
-    return any(
-        names(pattern, layer) for pattern in modules
-    )  # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
+    # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
+    return any(names(pattern, layer) for pattern in modules)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint.compatibility import learned_apart
 from mindspeed_mm_dit.checkpoint.lora import files
-from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, of_arrays
+from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, adapter_from_arrays
 from mindspeed_mm_dit.checkpoint.lora.names import layers_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
@@ -29,33 +29,33 @@ class ScaledLora(NamedTuple):
     strength: float
 
 
-def read_all(given: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig | None = None) -> list[ScaledLora]:
-    """Read each of ``given``, FILE or FILE:STRENGTH, for a network of ``shapes``, that of ``model`` if it is known.
+def read_all(arguments: Sequence[str], shapes: Shapes, flag: str, model: ModelConfig | None = None) -> list[ScaledLora]:
+    """Read each of ``arguments``, FILE or FILE:STRENGTH, for a network of ``shapes``, that of ``model`` if it is known.
 
     Raises a UserError about ``flag`` if adapters cannot be read, or are those of another network or objective.
     """
-    found = []
-    for text in given:
-        path, strength = parse(text, flag)
+    adapters = []
+    for argument in arguments:
+        path, strength = parse(argument, flag)
         if model is not None:
             _check_learned(path, model, flag)
         adapter = named(read(path, layers_of(shapes)), f"{flag} = {path}")
         adapter.check_fits(shapes)
-        found.append(ScaledLora(adapter, strength))
-    return found
+        adapters.append(ScaledLora(adapter, strength))
+    return adapters
 
 
 def _check_learned(path: Path, model: ModelConfig, flag: str) -> None:
-    """Raise ConfigError if a run trained the adapters beside a model that learned something else than ``model``."""
+    """Raise ConfigError if a run trained the adapters on a model with another objective than ``model``."""
     facts = of_newest(path, flag, read_facts) if path.is_dir() else {}
     try:
-        own = model_config_from_mapping(facts["model"], str(path))
+        trained_with = model_config_from_mapping(facts["model"], str(path))
     except (KeyError, UserError):  # of another program, or of parts that are not here
         return
-    channels = ("channels of latents", model.latent_shape[0], own.latent_shape[0])
-    apart = learned_apart(model, own) or (channels if channels[1] != channels[2] else None)
-    if apart:
-        reason = "was trained beside another model: {0} {2!r} there, {1!r} here".format(*apart)
+    channels = ("channels of latents", model.latent_shape[0], trained_with.latent_shape[0])
+    difference = learned_apart(model, trained_with) or (channels if channels[1] != channels[2] else None)
+    if difference:
+        reason = "was trained on another model: {0} {2!r} there, {1!r} here".format(*difference)
         raise ConfigError(f"{flag} = {path}", reason, "name the adapters of this base")
 
 
@@ -78,13 +78,13 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
 
 def is_adapter(path: Path) -> bool:
     """Return whether ``path`` holds adapters, of a run or of another program."""
-    return bool(of_run(path)) or files.fits(path)
+    return bool(adapter_facts(path)) or files.fits(path)
 
 
-def of_run(path: Path) -> dict[str, Any]:
-    """Return what run.json says about the adapters in a checkpoint folder; {} if it holds none."""
-    found: dict[str, Any] = read_facts(path).get(ADAPTERS, {}) if path.is_dir() else {}
-    return found
+def adapter_facts(path: Path) -> dict[str, Any]:
+    """Return the entry of run.json about the adapters in a checkpoint folder; {} if it holds none."""
+    facts: dict[str, Any] = read_facts(path).get(ADAPTERS, {}) if path.is_dir() else {}
+    return facts
 
 
 def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) -> Adapter:
@@ -93,12 +93,12 @@ def read(path: Path, layers: Iterable[str] | None = None, use_ema: bool = True) 
     layers: names of the network's linear layers, if it is known.
     """
 
-    def found(path: Path) -> Adapter:
-        if how := of_run(path):
-            return of_arrays(read_weights(path, use_ema), float(how["--lora-alpha"]), str(path))
+    def read_adapter(path: Path) -> Adapter:
+        if how := adapter_facts(path):
+            return adapter_from_arrays(read_weights(path, use_ema), float(how["--lora-alpha"]), str(path))
         return files.read(path, layers)
 
-    return of_newest(path, "adapters", found) if path.is_dir() else found(path)
+    return of_newest(path, "adapters", read_adapter) if path.is_dir() else read_adapter(path)
 
 
 def named(adapter: Adapter, what: str) -> Adapter:
