@@ -32,7 +32,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 order gives the exit code."""
 
 USER_ERROR = 2
-"""Exit code of a run, or of one of its processes, that has reported what was wrong."""
+"""Exit code of a run, or of one of its processes, that has reported an error."""
 
 REPORTED_EXIT_CODES = (USER_ERROR, *(128 + number for number in SIGNALS))
 """Exit codes of processes that have reported why they end; a launcher adds nothing."""
@@ -55,7 +55,7 @@ def written(name: str, text: str) -> Path:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, whatever its threads are doing."""
+    """End this process at once, without waiting for its threads."""
     process_files.close()
     os._exit(code)
 

@@ -65,7 +65,7 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
     names = LAUNCH_VARIABLES[framework]
     world_size = whole_number(environment, names.world_size, 1, 1)
     rank = whole_number(environment, names.rank, 0, 0)
-    cure = "start it with mm-dit train, torchrun or msrun, or unset what is left in the shell: unset {}"
+    cure = "start it with mm-dit train, torchrun or msrun, or unset the variable that is left in the shell: unset {}"
     if rank >= world_size:
         raise ConfigError(
             f"{names.rank} = {rank}",

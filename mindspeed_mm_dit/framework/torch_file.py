@@ -308,7 +308,7 @@ def check_torch_load(file: BinaryIO) -> None:
         except _DAMAGED:
             begins_right = False
         if not begins_right:
-            raise LookupError("it is no file of PyTorch")
+            raise LookupError("it is not a PyTorch file")
         for _ in range(4):
             _CheckingUnpickler(file, None).load()
     file.seek(0)

@@ -21,7 +21,7 @@ FlagsProvider = Callable[[ArgumentParser], ArgumentParser]
 
 
 class ModelType(Enum):
-    """Stands in for Megatron's kinds of model if there is no Megatron; a DiT is the first."""
+    """Megatron's ``ModelType`` for runs without Megatron; a DiT is an ``encoder_or_decoder``."""
 
     encoder_or_decoder = 1
 

@@ -78,7 +78,7 @@ def preflight(args: RunConfig) -> RunConfig:
     """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
 
     Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
+        UserError: a check failed; it names setting, value, reason and cure.
     """
     host = host_facts()
     args = checked(args, host.world_size)
@@ -135,7 +135,7 @@ def check_configs(
     two may be None. ``tuning``: what is trained, if that is not the whole model.
 
     Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
+        UserError: a check failed; it names setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)

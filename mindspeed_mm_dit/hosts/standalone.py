@@ -139,7 +139,7 @@ def _report_dry_run(args: RunConfig) -> None:
     """Let the ranks meet, find where they would start, and print what they would do. Leaves no files behind.
 
     Raises:
-        UserError: whatever is wrong with --load, --save or --init-from.
+        UserError: --load, --save or --init-from cannot be used.
     """
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)

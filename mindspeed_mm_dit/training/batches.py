@@ -76,7 +76,7 @@ class BatchStream:
 
 
 def _offloads(args: RunConfig) -> bool:
-    """Return whether the state is in the machine's memory, of which a forked process would copy what a step changes."""
+    """Return whether the state is in host memory: a forked process would copy every page that a step changes."""
     return args.use_torch_fsdp2 and load_fsdp2_config(args.fsdp2_config_path).offload_to_cpu
 
 

@@ -63,7 +63,7 @@ def check_restorable(args: RunConfig) -> None:
         except (TypeError, ValueError, RecursionError):
             is_restorable = False
         if not is_restorable:
-            cure = "name each class by a text" if key == "classes" else "change what it comes from"
+            cure = "name each class by a text" if key == "classes" else "change the setting that it comes from"
             raise ConfigError(
                 f"run.json: {key} = {short_repr(value)}", "cannot be read back when this run resumes", cure
             )

@@ -1,7 +1,7 @@
 """The interface of an engine and its checkpoints, for either framework.
 
-``training/<framework>/engine.py`` has the names of :class:`EngineModule`. Its engine differentiates what the training
-script computes: in either framework, the forward step and the loss function decide the loss.
+``training/<framework>/engine.py`` implements :class:`EngineModule`. Its engine differentiates the loss of the training
+script: in either framework, the forward step and the loss function decide it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mindspeed_mm_dit.framework import active
 Tensor = Any  # a tensor of the active framework
 
 LossFunc = Callable[[Tensor], tuple[Tensor, Mapping[str, Tensor]]]
-"""What the model returned -> (the loss to minimise, {"loss": the one to report, a mean over the ranks})."""
+"""The model's output -> (the loss to minimise, {"loss": the one to report, a mean over the ranks})."""
 ForwardStep = Callable[[Iterator[Any], Any], tuple[Tensor, LossFunc]]
-"""(micro-batches, model) -> (what the model returns of the next one, the loss function); model(**batch) -> (B,)."""
+"""(micro-batches, model) -> (the model's output for the next one, the loss function); model(**batch) -> (B,)."""
 
 
 class StepResult(NamedTuple):

@@ -137,7 +137,7 @@ class Progress:
                 self._lock.keep()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
-            except ConfigError as error:  # another run has taken the folder and what is unfinished in it
+            except ConfigError as error:  # another run has taken over the folder with its unfinished checkpoint
                 self._problem = problem = error
                 print_rank_0(f"warning: {error.formatted}")
             except OSError as error:

@@ -67,7 +67,7 @@ class Trace:
 
 
 def current() -> Trace:
-    """Return the trace that is being recorded; without one, what is recorded is lost."""
+    """Return the trace that is being recorded, or else a temporary one."""
     return getattr(_thread, "trace", None) or Trace()
 
 

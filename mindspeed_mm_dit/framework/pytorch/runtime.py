@@ -273,7 +273,7 @@ def barrier() -> None:
 
 def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` into the parameters of ``module``, of which each rank may hold a part; all must exist."""
-    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever wraps them)
+    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, without those of wrappers)
     with torch.no_grad():
         for name, array in arrays.items():
             parameter, value = parameters[name], torch.as_tensor(array)

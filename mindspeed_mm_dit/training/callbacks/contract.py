@@ -46,7 +46,7 @@ class Callback:
         """Called after ``run.progress.iteration`` steps, before the next."""
 
     def catch_up(self, run: Run) -> None:
-        """Report what is pending of the steps so far: the device is busy, or something slow comes next."""
+        """Report pending results of the steps so far: the device is busy, or a slow operation follows."""
 
     def after_step(self, run: Run, step: Step) -> None:
         """Called when step ``run.progress.iteration`` is taken."""
@@ -63,7 +63,7 @@ class Callback:
 
 @dataclass
 class Run:
-    """A run while it trains: what the loop steps, and what its callbacks get."""
+    """The state of a training run that the loop and its callbacks share."""
 
     args: RunConfig
     """Its flags; ``args.mm`` holds its config files."""

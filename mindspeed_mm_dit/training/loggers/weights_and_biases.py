@@ -45,7 +45,7 @@ def _open(config: WandbConfig, opening: Opening) -> Board:
         name=config.exp_name,
         config=dict(opening.settings),
         mode=os.environ.get("WANDB_MODE", "offline"),
-        settings=wandb.Settings(console="off"),  # leave what the run prints where it is
+        settings=wandb.Settings(console="off"),  # do not capture the output of the run
     )
     return Board(wandb, run)
 

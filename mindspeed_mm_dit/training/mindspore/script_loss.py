@@ -27,7 +27,7 @@ from mindspeed_mm_dit.training.contract import ForwardStep
 class InterpretedLoss:
     """The loss of a micro-batch and its gradient, as a script computes them, operator by operator.
 
-    model: the composite; parameters: what the gradient is taken with respect to.
+    model: the composite; parameters: those that the gradient is computed for.
     """
 
     def __init__(self, model: Any, parameters: Sequence[Parameter]) -> None:

@@ -69,7 +69,7 @@ class SignalAgent(LocalElasticAgent):
 
 
 def run_torchrun(arguments: Sequence[str]) -> None:
-    """Run torchrun, and raise what it raises: after a signal, SignalException once every rank has ended."""
+    """Run torchrun; raises its exceptions, SignalException once every rank has ended after a signal."""
     api.LocalElasticAgent = SignalAgent
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: the run outlives its shell

@@ -143,8 +143,7 @@ def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
     if config.recompute_modules and config.use_reentrant and not any(parameters[name].trained for name in before):
         raise ConfigError(
             "fsdp2.yaml: use_reentrant = true",
-            "what comes before the first block is frozen, and blocks that are "
-            "recomputed this way would get no gradient",
+            "all modules before the first block are frozen, and blocks recomputed this way would get no gradient",
             "write use_reentrant: false",
         )
 

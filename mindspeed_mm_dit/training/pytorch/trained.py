@@ -42,7 +42,7 @@ class Trained:
         averages = {"ema": self.ema.averages, **self.power_ema.state()}
         state: checkpoints.State = {
             "model": weights,
-            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own EMA
+            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
         if with_optimizer:
             state["optimizer"] = {"state": self.optimizer.state()}
