@@ -33,7 +33,7 @@ _INSTALL = {
 }
 
 _OLDEST = {"pytorch": ("torch", "2.7"), "mindspore": ("mindspore", "2.7")}
-"""The oldest version that has what is used here (setup.py asks pip for it)."""
+"""The oldest supported version (also the requirement in setup.py)."""
 
 _active: str | None = None
 
@@ -68,13 +68,13 @@ def _check_version(distribution: str, oldest: str, name: str) -> None:
     import importlib.metadata  # (slow, and this package is imported before Ctrl-C is handled)
 
     try:
-        found = importlib.metadata.version(distribution)
+        installed = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:  # not here, or a torch that is MSAdapter
         return
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < tuple(map(int, oldest.split("."))):
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < tuple(map(int, oldest.split("."))):
         raise PlatformError(
             f"--ai-framework = {name}",
-            f"{distribution} {found} is too old",
+            f"{distribution} {installed} is too old",
             f"install {distribution} {oldest} or newer",
         )
 

@@ -1,7 +1,8 @@
 """What ``nn``, ``ops``, ``runtime`` and ``optim`` must provide in every framework; a test checks each entry.
 
-Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans. What a layer declares of its
-weights (``configs/parameters.py``), ``init`` and ``matrices``, is read on the meta backend; biases start at zero, norms at one.
+Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans. Only the meta backend
+reads what a layer declares about its weights (``configs/parameters.py``): ``init`` and ``matrices``. Biases start at
+zero, norms at one.
 """
 
 NN = {
@@ -49,7 +50,7 @@ OPS = {
     "attention": "(q (B, heads, N, d), k, v (B, heads, M, d), mask=None) -> softmax(q k^T / sqrt(d)) v; nothing is "
     "attended to where mask, which broadcasts to (B, heads, N, M), is false",
     "rotary": "(x (B, heads, N, d), cos, sin (N, d / 2)): pairs on the last axis, neighbours, rotated by position",
-    "sample_ranks": "() -> number of ranks that share the tokens of a sample (--context-parallel-size)",
+    "sample_ranks": "() -> number of ranks that split the tokens of a sample (--context-parallel-size)",
     "split_tokens": "(x (B, N, D)) -> this rank's tokens; the number of ranks divides N",
     "gather_tokens": "(x): undoes split_tokens",
     "tokens_to_heads": "(x (B, heads, N, d)): some tokens of every head -> every token of some heads, of such samples",
@@ -75,11 +76,11 @@ RUNTIME = {
     "device_type": "() -> 'cpu', 'cuda' or 'npu'",
     "device_name": "() -> description for the log",
     "device_memory_bytes": "() -> bytes of this process's device, of the machine on a CPU; None if unknown",
-    "WAYS_TO_BF16": "how a training step may compute in bfloat16: some of configs.precision.Way",
+    "WAYS_TO_BF16": "how a training step may compute in bfloat16: some of configs.precision.ComputeMode",
     "rank": "() -> rank of this process",
     "world_size": "() -> number of processes",
     "data_rank": "() -> which samples of a batch are this rank's; ranks that share samples have the same",
-    "data_world_size": "() -> ranks, or groups of them, that have samples of their own",
+    "data_world_size": "() -> ranks, or groups of them, that have separate samples",
     "to_device": "(batch of arrays) -> batch of tensors",
     "mean_over_ranks": "(list of scalar tensors) -> list of scalar tensors",
     "mean_over_hosts": "(array) -> array, float32: its mean over all ranks, without waiting for the device",
@@ -98,7 +99,7 @@ RUNTIME = {
     "bf16_products": "(module) -> the module, weights of its linear and convolutional layers in bfloat16, or an error",
     "allow_tf32": "(bool): whether float32 products may round their inputs to TensorFloat-32, or raise an error",
     "free_memory": "(): release the device's unused memory",
-    "Profile": "(place): records what is computed from now on; stop() writes the trace there and returns its path",
+    "Profile": "(path): records what is computed from now on; stop() writes the trace there and returns its path",
     "report_failure": "(error): store the reason where the launcher looks for it",
     "compiled": "(module) -> the module, its forward compiled if the interpreted one is slow",
     "compile_blocks": "(blocks, shapes=1 of samples): compile each in place for --torch-compile, or raise an error",

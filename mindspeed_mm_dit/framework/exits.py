@@ -1,11 +1,11 @@
 """How a process ends before its work is done: its exit codes, its temporary files, an error, and Ctrl-C.
 
 The codes: 2 after an error that was reported, 130 after a Ctrl-C that nothing else handles, and 128 plus the number of
-the signal if a run was asked to stop and has saved (``training/signals.py``).
+the signal if a run stopped on a signal and has saved (``training/signals.py``).
 
 Before a run has anything to save, Ctrl-C ends the process at once, whatever it is doing. Python itself raises
 KeyboardInterrupt. That is lost if a library swallows it (PyTorch does while it imports NumPy), and late if a library
-waits in its own code (for other ranks): a rank that goes on waits for those that have ended.
+waits in its own code (for other ranks): a rank that continues waits for those that have ended.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from mindspeed_mm_dit import framework, terminal
 from mindspeed_mm_dit.errors import StepError, UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that ask a run to stop: from outside, Ctrl-C, a closed shell, Ctrl-\\. If several arrive, the first in this
+"""Signals that stop a run: from outside, Ctrl-C, a closed shell, Ctrl-\\. If several arrive, the first in this
 order gives the exit code."""
 
 USER_ERROR = 2
-"""Exit code of a run, or of one of its processes, that has reported what was wrong."""
+"""Exit code of a run, or of one of its processes, that has reported an error."""
 
 REPORTED_EXIT_CODES = (USER_ERROR, *(128 + number for number in SIGNALS))
 """Exit codes of processes that have reported why they end; a launcher adds nothing."""
 
 SECONDS_TO_REPORT = 5.0
-"""How long silent ranks wait for the rank that reports an error they all found: the launcher ends every rank once the
-first has exited."""
+"""How long silent ranks wait for the rank that reports an error that all of them raise: the launcher ends every rank
+once the first has exited."""
 
 process_files = ExitStack()
 """Closing it removes the files; that is done at the end of the process, and may be done before."""
@@ -47,7 +47,7 @@ atexit.register(process_files.close)
 
 
 def written(name: str, text: str) -> Path:
-    """Write ``text`` to a file in a folder of its own, and return its path."""
+    """Write ``text`` to a file in a new temporary folder, and return its path."""
     folder = process_files.enter_context(tempfile.TemporaryDirectory(prefix="mindspeed_mm_dit_"))
     path = Path(folder) / name
     path.write_text(text, encoding="utf-8")
@@ -55,7 +55,7 @@ def written(name: str, text: str) -> Path:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process at once, whatever its threads are doing."""
+    """End this process at once, without waiting for its threads."""
     process_files.close()
     os._exit(code)
 
@@ -73,7 +73,7 @@ def end(error: UserError, collective_error: bool = False) -> NoReturn:
         report_error(error)
     else:
         time.sleep(SECONDS_TO_REPORT)
-    with suppress(OSError):  # nobody reads our output any more
+    with suppress(OSError):  # the reader of our output is gone
         sys.stdout.flush()
     leave(USER_ERROR)
 
@@ -122,7 +122,7 @@ def raise_outside_imports() -> None:
 
 
 def hold_ctrl_c() -> None:
-    """Let Ctrl-C wait, also in the program that this process becomes, until a function above says what it does."""
+    """Let Ctrl-C wait, also in the program that this process becomes, until a function above sets what it does."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
@@ -168,12 +168,10 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 def print_one_line_on_sigint() -> None:
     """From here on, let a KeyboardInterrupt that nothing else handles end this process with one line and code 130."""
-    sys.excepthook = _without_traceback_of_an_interrupt
+    sys.excepthook = _hide_interrupt_traceback
 
 
-def _without_traceback_of_an_interrupt(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _hide_interrupt_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

@@ -15,14 +15,14 @@ from mindspeed_mm_dit.errors import ConfigError
 
 @dataclass(frozen=True)
 class LaunchVariables:
-    """Names of the environment variables that tell a process its rank, for one framework."""
+    """Names of the environment variables that set the rank of a process, for one framework."""
 
     rank: str
     """Rank of this process."""
     world_size: str
     """Number of processes."""
-    of_several: tuple[str, ...]
-    """What each process needs too if there are several."""
+    required: tuple[str, ...]
+    """Variables that each process also needs if there are several."""
 
 
 LAUNCH_VARIABLES = {
@@ -65,14 +65,14 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
     names = LAUNCH_VARIABLES[framework]
     world_size = whole_number(environment, names.world_size, 1, 1)
     rank = whole_number(environment, names.rank, 0, 0)
-    cure = "start it with mm-dit train, torchrun or msrun, or unset what is left in the shell: unset {}"
+    cure = "start it with mm-dit train, torchrun or msrun, or unset the variable that is left in the shell: unset {}"
     if rank >= world_size:
         raise ConfigError(
             f"{names.rank} = {rank}",
             f"there is no such process: {names.world_size} is {environment.get(names.world_size, 'not set')}",
             cure.format(names.rank),
         )
-    missing = [name for name in names.of_several if not environment.get(name)]
+    missing = [name for name in names.required if not environment.get(name)]
     if world_size > 1 and missing:
         raise ConfigError(
             f"{names.world_size} = {world_size}",
@@ -82,7 +82,7 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
 
 
 def end_with_launcher(environment: Mapping[str, str]) -> None:
-    """Ask the kernel for SIGTERM when the launcher dies, even if it is killed: no rank trains on alone.
+    """Ask the kernel for SIGTERM when the launcher dies, even if it is killed: no rank continues alone.
 
     This applies to launchers that wait for their processes: torchrun, and msrun with --join. A process that was started
     otherwise may outlive its parent.
@@ -92,7 +92,7 @@ def end_with_launcher(environment: Mapping[str, str]) -> None:
     if not under_msrun and "TORCHELASTIC_RUN_ID" not in environment:
         return
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != launcher:  # it died before this process asked
+    if os.getppid() != launcher:  # it died before the request
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -1,8 +1,8 @@
 """Let the C library keep the memory that tensors on a CPU free.
 
-glibc returns each large block to the system and asks for it anew; the system then clears every page again. A training
-step allocates gigabytes, so this took 8 to 10 % of its time (benchmarks/results/2026-11-21-freed_memory.md). The memory
-kept is what a step needs anyway: the peak size of the process stays the same.
+glibc returns each large block to the system and requests it again; the system then clears every page again. A training
+step allocates gigabytes, so this took 8 to 10 % of its time (benchmarks/results/2026-11-21-freed_memory.md). A step
+needs the retained memory anyway: the peak size of the process stays the same.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def _varint(data: np.ndarray, at: int) -> tuple[int, int]:
 def _tensor(message: np.ndarray) -> _Entry:
     fields = list(_fields(message))
     dims = tuple(int(value) for number, value in fields if number == 1)
-    (kind,), (content,) = ([value for number, value in fields if number == wanted] for wanted in (2, 3))
+    (kind,), (content,) = ([value for number, value in fields if number == field] for field in (2, 3))
     return dims, _text(kind), content
 
 
@@ -128,17 +128,17 @@ def write_mindspore_arrays(file: Writable, arrays: Mapping[str, np.ndarray]) -> 
             raise CheckpointError(f"{file.name}: {name}", f"MindSpore has no tensors of {array.dtype}")
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
-        head += b"\x12" + _sized(_TYPES[array.dtype].encode())
+        head += b"\x12" + _with_length(_TYPES[array.dtype].encode())
         for start in range(0, max(len(data), 1), _SLICE_BYTES):
             part = data[start : start + _SLICE_BYTES]
             before = head + b"\x1a" + _as_varint(len(part))
-            name_and_tensor = b"\x0a" + _sized(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
+            name_and_tensor = b"\x0a" + _with_length(name.encode()) + b"\x12" + _as_varint(len(before) + len(part))
             total = len(name_and_tensor) + len(before) + len(part)
             file.write(b"\x0a" + _as_varint(total) + name_and_tensor + before)
             file.write(part.data)
 
 
-def _sized(content: bytes) -> bytes:
+def _with_length(content: bytes) -> bytes:
     return _as_varint(len(content)) + content
 
 

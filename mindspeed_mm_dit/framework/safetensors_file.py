@@ -1,4 +1,4 @@
-"""``.safetensors`` files as dicts of arrays, read without any framework; numbers that NumPy lacks come as float32.
+"""``.safetensors`` files as dicts of arrays, read without any framework; dtypes that NumPy lacks become float32.
 
 The file holds the length of a JSON header (8 bytes), the header (name -> dtype, shape, offsets), and the numbers.
 """
@@ -34,7 +34,7 @@ def read_safetensors_file(
     select: returns which of the names in the file to read.
 
     Raises:
-        CheckpointError: no such file, cut short, not of this format, of a dtype that is not read here, or an array of
+        CheckpointError: no such file, cut short, not of this format, of an unsupported dtype, or an array of
             more than ``most_entries``.
     """
     try:
@@ -54,7 +54,7 @@ def read_safetensors_file(
 def _array(data: np.ndarray, what: str, entry: dict[str, Any]) -> np.ndarray:
     if entry["dtype"] not in _DTYPES:
         raise CheckpointError(
-            what, f"is of dtype {entry['dtype']}, which is not read here", f"save it as one of {', '.join(_DTYPES)}"
+            what, f"is of dtype {entry['dtype']}, which is not supported", f"save it as one of {', '.join(_DTYPES)}"
         )
     (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
     if len(shape) > 32 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:

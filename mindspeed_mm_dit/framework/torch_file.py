@@ -33,7 +33,7 @@ _DTYPES = {
 _BITS = ("BFloat16Storage", "UntypedStorage")
 """Storages whose numbers NumPy does not show as they are."""
 _LATER_DTYPES = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8", **STORED}
-"""Dtypes for which PyTorch has no storage: they are named beside an UntypedStorage."""
+"""Dtypes for which PyTorch has no storage: they are named next to an UntypedStorage."""
 _PLAIN_MODULES = {
     "_codecs", "argparse", "collections", "copy_reg", "copyreg", "dataclasses", "datetime", "decimal", "enum",
     "fractions", "functools", "numbers", "pathlib", "random", "types", "typing", "uuid", "zoneinfo",
@@ -42,7 +42,7 @@ _PLAIN_BUILTINS = {
     "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "getattr", "int", "list", "long", "object",
     "range", "set", "slice", "str", "tuple", "unicode", "xrange",
 }  # fmt: skip
-"""Python's own modules and built-ins that a checkpoint may name beside its weights; the rest could only do harm."""
+"""Python's own modules and built-ins that a checkpoint may name besides its weights; the others could only do harm."""
 
 
 _NO_ZIP = (OSError, RuntimeError, ValueError, LookupError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
@@ -69,7 +69,7 @@ def read_torch_file(path: str | Path) -> Any:
     names is imported or called: other objects, such as a config or a NumPy scalar, are inert stand-ins.
 
     Raises:
-        CheckpointError: no such file, not in PyTorch's zip format, its tensors ask for far more memory than it has
+        CheckpointError: no such file, not in PyTorch's zip format, its tensors need far more memory than it has
             bytes, or its pickle names a part of Python that no checkpoint needs.
     """
     try:
@@ -79,9 +79,10 @@ def read_torch_file(path: str | Path) -> Any:
         raise CheckpointError(str(path), str(problem), "copy or download it again") from None
     except _NO_ZIP as error:
         raise CheckpointError(
-            str(path), f"is not a file in PyTorch's zip format: {error}",
+            str(path),
+            f"is not a file in PyTorch's zip format: {error}",
             "save it again with torch.save of PyTorch 1.6 or later",
-        ) from error  # fmt: skip
+        ) from error
 
 
 class _Archive:
@@ -91,12 +92,12 @@ class _Archive:
         self.path, self._archive = Path(path), archive
         self._prefix = next((n[: -len("data.pkl")] for n in archive.namelist() if n.endswith("/data.pkl")), None)
         self._bytes = np.memmap(self.path, np.uint8, "c")
-        self._asked = 0
+        self._requested_bytes = 0
 
-    def ask_for(self, num_bytes: int) -> None:
-        """Count the memory that the file asks for; raises UnusableFile if that is far more than it has itself."""
-        self._asked += num_bytes
-        check_unfolded(len(self._bytes), self._asked)
+    def count_bytes(self, num_bytes: int) -> None:
+        """Count the memory that the file needs; raises UnusableFile if that is far more than its size."""
+        self._requested_bytes += num_bytes
+        check_unfolded(len(self._bytes), self._requested_bytes)
 
     def member(self, name: str) -> np.ndarray:
         """Return the bytes of member ``name``, (size,) uint8."""
@@ -107,10 +108,10 @@ class _Archive:
         if info.flag_bits & 1:
             raise CheckpointError(str(self.path), "is encrypted", "save it again without a password")
         if info.compress_type != zipfile.ZIP_STORED:
-            self.ask_for(info.file_size)
+            self.count_bytes(info.file_size)
             return np.frombuffer(self._archive.read(info), np.uint8)
         if bytes(self._bytes[info.header_offset :][:4]) != b"PK\3\4" or info.header_offset < 0:
-            raise zipfile.BadZipFile(f"{name} is not where its index says")
+            raise zipfile.BadZipFile(f"{name} is not at the offset in its index")
         header = bytes(self._bytes[info.header_offset :][:_HEADER_BYTES])
         start = _start_of_member(header, info.header_offset)
         return self._bytes[start : start + info.file_size]
@@ -130,7 +131,7 @@ def _start_of_member(header: bytes, offset: int) -> int:
 
 
 def check_pickle(content: bytes) -> None:
-    """Raise UnpicklingError if a pickle numbers a value beyond its own length: memory is taken for all before it."""
+    """Raise UnpicklingError if a pickle numbers a value beyond its length: memory is allocated for all before it."""
     for operation, argument, _ in pickletools.genops(content):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > len(content):
             raise pickle.UnpicklingError(f"value {argument:,} of {len(content):,} bytes")
@@ -157,18 +158,19 @@ class _TensorUnpickler(pickle.Unpickler):
         self._known = _harmless_classes(archive)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for ``name`` here, by default an inert object; it itself is never imported."""
+        """Return the stand-in for ``name``, by default an inert object; ``name`` itself is never imported."""
         if module in ("torch", "torch.storage") and name.endswith("Storage"):
             return name
         if f"{module}.{name}" in self._known:
             return self._known[f"{module}.{name}"]
         root = module.partition(".")[0]
         is_plain = name in _PLAIN_BUILTINS if root in ("builtins", "__builtin__") else root in _PLAIN_MODULES
-        if not is_plain and root in _PYTHONS_OWN:
+        if not is_plain and root in _STDLIB_MODULES:
             raise CheckpointError(
-                str(self._archive.path), f"its pickle asks for {module}.{name}, which is not loaded from a file",
+                str(self._archive.path),
+                f"its pickle needs {module}.{name}, which is not loaded from a file",
                 "save a dict of tensors and plain values instead",
-            )  # fmt: skip
+            )
         return type(name, (_Inert,), {"what": f"{module}.{name}"})
 
     def persistent_load(self, pid: Any) -> _Storage:
@@ -176,22 +178,22 @@ class _TensorUnpickler(pickle.Unpickler):
         if kind != "storage":
             raise pickle.UnpicklingError(f"unknown persistent object {kind!r}")
         if storage_type not in _DTYPES:
-            raise _unread(self._archive.path, f"a {storage_type}")
+            raise _unsupported(self._archive.path, f"a {storage_type}")
         values = self._archive.member(f"data/{key}").view(_DTYPES[storage_type])
         return _Storage(values, "bfloat16" if storage_type == "BFloat16Storage" else "")
 
 
-_PYTHONS_OWN = sys.stdlib_module_names | {"__builtin__", "copy_reg", "commands"}
+_STDLIB_MODULES = sys.stdlib_module_names | {"__builtin__", "copy_reg", "commands"}
 
 
-def _unread(path: Path, what: str) -> CheckpointError:
+def _unsupported(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        str(path), f"holds {what}, which is not read here", "save it as float32, float16, bfloat16 or float8"
+        str(path), f"holds {what}, which is not supported", "save it as float32, float16, bfloat16 or float8"
     )
 
 
 class _Inert:
-    """Stands for an object that is no tensor; takes whatever a pickle does to it, and keeps nothing."""
+    """Stands for an object that is not a tensor; accepts whatever a pickle does to it, and stores nothing."""
 
     what = "an object"
 
@@ -201,10 +203,10 @@ class _Inert:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def _take(self, *_: Any) -> None:
+    def _ignore(self, *_: Any) -> None:
         pass
 
-    __setstate__ = __setitem__ = append = extend = add = _take
+    __setstate__ = __setitem__ = append = extend = add = _ignore
 
 
 class _Attributes:
@@ -212,25 +214,25 @@ class _Attributes:
 
 
 class _Dict(dict[Any, Any]):
-    """Base of the stand-ins for subclasses of dict; their arguments are no items, such as defaultdict's."""
+    """Base of the stand-ins for subclasses of dict; their arguments, such as defaultdict's, are not items."""
 
     def __init__(self, *_: Any) -> None:
         super().__init__()
 
 
 def _harmless_classes(archive: _Archive) -> dict[str, Callable[..., Any]]:
-    """Return what a pickle may name; new objects for each file, since a pickle can set attributes on them."""
+    """Return stand-ins for what a pickle may name, new ones for each file: a pickle can set attributes on them."""
 
     def rebuild_tensor(storage: _Storage, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
-        archive.ask_for(math.prod(size) * storage.values.itemsize)
+        archive.count_bytes(math.prod(size) * storage.values.itemsize)
         return _as_array(storage, offset, size, stride)
 
-    def rebuild_tensor_of(
+    def rebuild_typed_tensor(
         storage: _Storage, offset: int, size: Any, stride: Any, _grad: Any, _hooks: Any, dtype: Any, *_: Any
     ) -> np.ndarray:
         name = getattr(dtype, "__name__", "object")
         if name not in _LATER_DTYPES:
-            raise _unread(archive.path, f"a tensor of {name}")
+            raise _unsupported(archive.path, f"a tensor of {name}")
         typed = _Storage(storage.values.view(_LATER_DTYPES[name]), name if name in STORED else "")
         return rebuild_tensor(typed, offset, size, stride)
 
@@ -239,7 +241,7 @@ def _harmless_classes(archive: _Archive) -> dict[str, Callable[..., Any]]:
 
     return {
         "torch._utils._rebuild_tensor_v2": rebuild_tensor,
-        "torch._utils._rebuild_tensor_v3": rebuild_tensor_of,
+        "torch._utils._rebuild_tensor_v3": rebuild_typed_tensor,
         "torch._utils._rebuild_parameter": rebuild_parameter,
         "torch.Size": lambda sizes: tuple(sizes),
         "collections.OrderedDict": type("OrderedDict", (_Dict,), {}),
@@ -251,8 +253,8 @@ def _harmless_classes(archive: _Archive) -> dict[str, Callable[..., Any]]:
 def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
     """Return the names of the tensors in a PyTorch file; no tensor is read.
 
-    A file from before PyTorch 1.6, which is no zip archive, passes unchecked, without names. Raises CheckpointError for
-    any other that holds no tensors by name.
+    A file from before PyTorch 1.6, which is not a zip archive, passes unchecked, without names. Raises CheckpointError
+    for any other that holds no tensors by name.
     """
     with open(path, "rb") as file:
         is_old = file.read(2) == b"\x80\x02"
@@ -281,19 +283,19 @@ class _NameUnpickler(_TensorUnpickler):
     """A :class:`_TensorUnpickler` that builds no arrays."""
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        return (lambda *_: _TENSOR) if name.startswith("_rebuild_") else found
+        stand_in = super().find_class(module, name)
+        return (lambda *_: _TENSOR) if name.startswith("_rebuild_") else stand_in
 
     def persistent_load(self, pid: Any) -> Any:
         return None
 
 
 def check_torch_load(file: BinaryIO) -> None:
-    """Raise an Exception for a file with which ``torch.load(weights_only=True)`` could leave its memory, or damaged.
+    """Raise an Exception for a file that is damaged, or makes ``torch.load(weights_only=True)`` write out of bounds.
 
     Before 2.10 PyTorch sets items of whatever a pickle names, tensors too, and believes a pickle about the size of a
-    storage (CVE-2026-24747). Here a pickle may set items of dicts and lists alone, and an archive must have the bytes
-    that it speaks of. Nothing is built.
+    storage (CVE-2026-24747). Here a pickle may set items of dicts and lists only, and an archive must have the bytes
+    that it declares. Nothing is built.
     """
     file.seek(0)
     is_archive = file.read(4) == b"PK\3\4"
@@ -306,7 +308,7 @@ def check_torch_load(file: BinaryIO) -> None:
         except _DAMAGED:
             begins_right = False
         if not begins_right:
-            raise LookupError("it is no file of PyTorch")
+            raise LookupError("it is not a PyTorch file")
         for _ in range(4):
             _CheckingUnpickler(file, None).load()
     file.seek(0)
@@ -322,7 +324,7 @@ def _check_archive(file: BinaryIO) -> None:
     folder = members[0].filename.partition("/")[0] + "/"
     is_plain = all(info.filename.startswith(folder) and not info.compress_type for info in members)
     if comment or not is_plain or len({info.filename.lower() for info in members}) < len(members):
-        raise pickle.UnpicklingError("it is no archive as PyTorch writes them")
+        raise pickle.UnpicklingError("it is not an archive that PyTorch writes")
     by_name = {info.filename.removeprefix(folder): info for info in members}
     content = by_name["data.pkl"]
     file.seek(content.header_offset)
@@ -345,19 +347,19 @@ class _CheckingUnpickler(pickle._Unpickler):
         self._sizes = sizes
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what stands for ``name``."""
+        """Return the stand-in for ``name``."""
         if module in ("torch", "torch.storage") and name.endswith("Storage"):
             return name
         is_dict = module == "collections" and name in ("OrderedDict", "Counter", "defaultdict")
         return type(name, (_Dict if is_dict else _WithoutItems,), {})
 
     def persistent_load(self, pid: Any) -> Any:
-        """Check that a storage is as large as the pickle says."""
+        """Check that a storage is as large as the pickle declares."""
         _, kind, key, _, count, *_ = pid
         if self._sizes is not None:
             size = np.dtype(_DTYPES[kind]).itemsize * count
             if type(count) is not int or not 0 <= size <= self._sizes[f"data/{key}"]:
-                raise pickle.UnpicklingError(f"storage {key} is said to have {count} numbers, and has fewer")
+                raise pickle.UnpicklingError(f"storage {key} has fewer than the {count} numbers declared for it")
         return _WithoutItems()
 
 
@@ -380,13 +382,13 @@ def _plain(value: Any, known: dict[int, Any] | None = None) -> Any:
     if id(value) in known:
         return known[id(value)]
     content = vars(value) if isinstance(value, _Attributes) else value
-    found = content
+    plain = content
     if isinstance(content, dict):
-        found = {_plain(key, known): _plain(item, known) for key, item in content.items()}
+        plain = {_plain(key, known): _plain(item, known) for key, item in content.items()}
     elif isinstance(content, list | tuple):
-        found = type(content)(_plain(item, known) for item in content)
-    known[id(value)] = found
-    return found
+        plain = type(content)(_plain(item, known) for item in content)
+    known[id(value)] = plain
+    return plain
 
 
 _STORAGES = {np.dtype(code): name for name, code in _DTYPES.items() if name not in _BITS}
@@ -428,11 +430,13 @@ class _TensorPickler:
         if isinstance(value, np.ndarray | np.generic):
             return self._tensor(np.asarray(value))
         if isinstance(value, int):
-            return pickle.LONG1 + self._sized("<B", pickle.encode_long(value))
+            return pickle.LONG1 + self._with_length("<B", pickle.encode_long(value))
         if isinstance(value, float):
             return pickle.BINFLOAT + struct.pack(">d", value)
         if isinstance(value, str):
-            return pickle.BINUNICODE + self._sized("<I", value.encode("utf-8", "surrogatepass"))  # (as pickle does)
+            return pickle.BINUNICODE + self._with_length(
+                "<I", value.encode("utf-8", "surrogatepass")
+            )  # (as pickle does)
         if isinstance(value, Mapping):
             items = b"".join(self._value(part) for item in value.items() for part in item)
             return pickle.EMPTY_DICT + pickle.MARK + items + pickle.SETITEMS
@@ -460,7 +464,7 @@ class _TensorPickler:
         return self._global("torch._utils", "_rebuild_tensor_v2") + arguments + pickle.REDUCE
 
     @staticmethod
-    def _sized(size_format: str, content: bytes) -> bytes:
+    def _with_length(size_format: str, content: bytes) -> bytes:
         return struct.pack(size_format, len(content)) + content
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""Hosts: the programs that run a training. There are our own and MindSpeed-MM's; a run chooses one at its start."""
+"""Hosts: the programs that run a training. A run chooses one at its start: the standalone host or MindSpeed-MM's."""

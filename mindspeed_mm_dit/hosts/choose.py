@@ -24,7 +24,7 @@ AddFlags = Callable[[argparse.ArgumentParser], argparse.ArgumentParser]
 def choose_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     """Return the host for ``argv`` and the installed packages, with its framework activated.
 
-    ``add_flags`` adds the script's own flags to a parser. If the host can build its parser without a framework, --help
+    ``add_flags`` adds the flags of the script to a parser. If the host can build its parser without a framework, --help
     is printed here and ends the process with code 0. A UserError is printed and ends it with code 2. From here on a
     Ctrl-C that nothing else handles ends it with one line and code 130; in MindSpeed-MM it raises KeyboardInterrupt
     again.
@@ -47,14 +47,14 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
 
     Raises:
         PlatformError: the requested host or framework is not installed, or broken.
-        UserError: the host cannot run what the command line asks for.
+        UserError: the host cannot run this command line.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="auto")
     parser.add_argument("-h", "--help", action="store_true")
-    asked = parser.parse_known_args(list(argv))[0]
-    kind = _recognised() if asked.host == "auto" else named(asked.host)
-    if asked.help and add_flags and kind.parser:
+    args = parser.parse_known_args(list(argv))[0]
+    kind = _recognised() if args.host == "auto" else named(args.host)
+    if args.help and add_flags and kind.parser:
         add_flags(kind.parser()).print_help()
         sys.exit(0)
     activate(kind.framework(argv))
@@ -67,16 +67,16 @@ def named(name: str) -> HostKind:
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
         names = ("auto", *known)
-        raise ConfigError(f"--host = {name}", f"is none of {', '.join(names)}", nearest(name, names))
+        raise ConfigError(f"--host = {name}", f"must be one of {', '.join(names)}", nearest(name, names))
     return known[name]
 
 
 def _recognised() -> HostKind:
-    """Return the first host that --host auto takes here; print the notes of the hosts up to it."""
+    """Return the first host that --host auto selects here; print the notes of the hosts up to it."""
     for kind in hosts():
         is_selected, note = kind.recognised()
         if note and is_reporting_rank():
             echo_if_open(f"note: {note}", file=sys.stderr)
         if is_selected:
             return kind
-    raise AssertionError("the standalone host is always taken")
+    raise AssertionError("the standalone host is always selected")

@@ -21,7 +21,7 @@ FlagsProvider = Callable[[ArgumentParser], ArgumentParser]
 
 
 class ModelType(Enum):
-    """Stands in for Megatron's kinds of model if there is no Megatron; a DiT is the first."""
+    """Megatron's ``ModelType`` for runs without Megatron; a DiT is an ``encoder_or_decoder``."""
 
     encoder_or_decoder = 1
 
@@ -59,11 +59,11 @@ class Host(Protocol):
         extra_args_provider: FlagsProvider | None = None,
         args_defaults: dict[str, Any] | None = None,
     ) -> None:
-        """Train as the command line says; print a UserError and end the process with code 2."""
+        """Train as the command line specifies; print a UserError and end the process with code 2."""
 
 
 class Recognised(NamedTuple):
-    """Whether --host auto takes a host, and what to print about it."""
+    """Whether --host auto selects a host, and what to print about it."""
 
     is_selected: bool
     note: str = ""
@@ -79,7 +79,7 @@ class HostKind:
     attach: Callable[[Sequence[str]], Host]
     """Starts the host for a command line; its framework is active by then."""
     recognised: Callable[[], Recognised] = lambda: Recognised(False)
-    """Looks at the installed packages, and decides whether --host auto takes the host."""
+    """Looks at the installed packages, and decides whether --host auto selects the host."""
     needs: Callable[[Sequence[str]], None] = lambda argv: None
     """Raises PlatformError if something that the host needs is missing."""
     framework: Callable[[Sequence[str]], str] = lambda argv: "pytorch"
@@ -87,8 +87,8 @@ class HostKind:
     parser: Callable[[], ArgumentParser] | None = None
     """Builds the parser of its flags without a framework, for --help; None: the program that it starts prints help."""
     flags_needed: Callable[[RunConfig], list[str]] = lambda flags: []
-    """Returns what a run with ``flags`` needs beside them, in words of a command line."""
+    """Returns the flags that a run with ``flags`` needs in addition, as words of a command line."""
     logs_steps: str = ""
     """"module:function" that logs a step, with an argument ``grad_norm``: ``mm-dit prove`` reads the norm there."""
     config_of: Callable[[str, int], str] | None = None
-    """(config folder, ranks) -> the text of the host's own config file for such a run; None: it has none."""
+    """(config folder, ranks) -> the text of the host's config file for such a run; None: it has none."""

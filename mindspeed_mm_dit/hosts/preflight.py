@@ -1,6 +1,6 @@
 """Checks before a run touches a device, in their order: flags, config files, memory, images, outputs.
 
-:func:`preflight` is that of the standalone host. Other hosts call its parts with their own facts.
+:func:`preflight` is that of the standalone host. Other hosts call its parts with other facts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits, check_s
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.callbacks.registry import check_callbacks, check_places
+from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
 from mindspeed_mm_dit.training.changes import check_restorable
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import open_data_set
@@ -78,7 +78,7 @@ def preflight(args: RunConfig) -> RunConfig:
     """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
 
     Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
+        UserError: a check failed; it names setting, value, reason and cure.
     """
     host = host_facts()
     args = checked(args, host.world_size)
@@ -89,7 +89,7 @@ def preflight(args: RunConfig) -> RunConfig:
     runtime.check_backend(args.distributed_backend)
     if host.rank == 0:
         check_outputs(args)
-        check_places(args)
+        check_callback_folders(args)
         check_metrics_loggers(args)
         log_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
@@ -135,11 +135,11 @@ def check_configs(
     two may be None. ``tuning``: what is trained, if that is not the whole model.
 
     Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
+        UserError: a check failed; it names setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
-    check_sizes(mm.model, mm.data.dataset_param)  # (before what a step of each shape takes)
+    check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
     mm = replace(mm, model=tuned(mm.model, tuning))
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
@@ -149,18 +149,18 @@ def check_configs(
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     host.check_sharding(mm)
-    _check_cache_begun(args, mm.data.dataset_param)
+    _check_cache_exists(args, mm.data.dataset_param)
     data = open_data_set(mm, args.seed)
     data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
     return with_facts(mm, data.facts())
 
 
-def _check_cache_begun(args: RunConfig, param: SourceParam) -> None:
-    """Raise DataError, with the whole command, if the cache that data.json names was never begun."""
+def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
+    """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
     if param.cache is not None and not os.path.lexists(param.cache):
         files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
         cure = shlex.join(["mm-dit", "cache-latents", *files])
-        reason = f"was never begun: there is no {os.path.abspath(param.cache)}"
+        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
         raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
 
 
@@ -169,24 +169,28 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     model = model_config_from_mapping(model_json, args.mm_model)
     if args.timestep_window is not None:
         if not hasattr(model.diffusion, "timestep_window"):
-            raise ConfigError("--timestep-window", f"is not for diffusion.model_id = {model.diffusion.model_id} of "
-                              f"{args.mm_model}, which learns all noise levels", "leave it out")  # fmt: skip
+            raise ConfigError(
+                "--timestep-window",
+                f"is not for diffusion.model_id = {model.diffusion.model_id} of "
+                f"{args.mm_model}, which is trained on all noise levels",
+                "leave it out",
+            )
         model_json |= {"diffusion": {**model_json["diffusion"], "timestep_window": list(args.timestep_window)}}
         model = model_config_from_mapping(model_json, args.mm_model)
-    ways, valid = host.bf16_modes, args.mm_valid_data
+    modes, valid = host.bf16_modes, args.mm_valid_data
 
-    def data_of(path: str, flag: str) -> DataConfig:
-        found = load_data_config(path, flag)
-        return replace(found, dataset_param=with_budget(model, found.dataset_param))
+    def load_data(path: str, flag: str) -> DataConfig:
+        config = load_data_config(path, flag)
+        return replace(config, dataset_param=with_budget(model, config.dataset_param))
 
     return MultiModalArguments(
         model=model,
-        data=data_of(args.mm_data, host.mm_data),
+        data=load_data(args.mm_data, host.mm_data),
         fsdp2=fsdp2,
         model_json=model_json,
-        valid_data=data_of(valid, "--mm-valid-data") if valid else None,
+        valid_data=load_data(valid, "--mm-valid-data") if valid else None,
         saved_classes=classes_in(args.load),
-        precision=None if ways is None else decide(args.bf16, fsdp2, ways, host.name),
+        precision=None if modes is None else decide(args.bf16, fsdp2, modes, host.name),
     )
 
 
@@ -204,9 +208,13 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
     if host.device is None or mm.precision is None or offloaded:
         return
     placement = Placement(
-        host.world_size, 1, mm.precision, sequence_ranks=args.context_parallel_size,
-        averages=1 + len(args.power_ema_stds or ()), optimizer=args.chosen_optimizer(),
-    ).sharded_by(mm.fsdp2)  # fmt: skip
+        host.world_size,
+        1,
+        mm.precision,
+        sequence_ranks=args.context_parallel_size,
+        averages=1 + len(args.power_ema_stds or ()),
+        optimizer=args.chosen_optimizer(),
+    ).sharded_by(mm.fsdp2)
     check_state_fits(mm.model, placement, host.device)
     warning = tight_step(
         most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
@@ -216,14 +224,14 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
-    """Return ``args`` with the sampler of its report; raises ConfigError for samples that could not be made."""
+    """Return ``args`` with the sampler of its report; raises ConfigError for samples that could not be generated."""
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     if args.sample_prompts is not None:
         _check_prompts(args.sample_prompts, model)
     if not args.report:
         return args
     if not args.save:
-        raise ConfigError("--report", "is drawn from a checkpoint, and none is saved", "add --save DIR")
+        raise ConfigError("--report", "needs a checkpoint to sample from, and none is saved", "add --save DIR")
     name = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
         sampler = find_sampler(model.diffusion, name, "--report-sampler")
@@ -238,11 +246,14 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
 def _check_prompts(file: str, model: ModelConfig) -> None:
     prompts, conditions = read_prompts("--sample-prompts", file), model.predictor.conditions
     if "caption" not in conditions.items or conditions.needs_frames:
-        words = "begins with an image" if conditions.needs_frames else "is steered by no text"
+        words = "needs a first frame" if conditions.needs_frames else "is not conditioned on text"
         raise ConfigError(f"--sample-prompts = {file}", f"this model {words}", "leave it out")
     if len(prompts) > MOST_PROMPTS:
-        raise ConfigError(f"--sample-prompts = {file}", f"holds {len(prompts):,} prompts, more than {MOST_PROMPTS}",
-                          "keep those that show most")  # fmt: skip
+        raise ConfigError(
+            f"--sample-prompts = {file}",
+            f"holds {len(prompts):,} prompts, more than {MOST_PROMPTS}",
+            "use fewer prompts",
+        )
     check_prompts_fit(model, prompts, "--sample-prompts")
 
 
@@ -255,13 +266,13 @@ def check_outputs(args: RunConfig) -> None:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.parts["tensorboard_dir"]:
                 echo_if_open(
-                    "note: --report draws no loss.png without --tensorboard-dir, which keeps the losses",
+                    "note: --report writes no loss.png without --tensorboard-dir, which stores the losses",
                     file=sys.stderr,
                 )
 
 
 def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
-    """Print what data the run trains on, and warn if --eval-interval is given and nothing is held out."""
+    """Print the data that the run trains on, and warn if --eval-interval is given and nothing is held out."""
     data = open_data_set(mm, args.seed)
     data.echo()
     shapes = len(mm.data.dataset_param.sizes)

@@ -42,5 +42,5 @@ def register_host(kind: HostKind) -> None:
 
 
 def hosts() -> list[HostKind]:
-    """Return all hosts, in the order in which --host auto tries them: the last that joined first, and ours at last."""
+    """Return all hosts, in the order in which --host auto tries them: the last registered first, and ours last."""
     return sorted([*HOSTS.values()][::-1], key=lambda kind: kind is STANDALONE)

@@ -1,4 +1,4 @@
-"""Our own host: the names, flags and log line of MindSpeed-MM, without MindSpeed-MM."""
+"""The standalone host: the names, flags and log line of MindSpeed-MM, without MindSpeed-MM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
 class Standalone:
-    """Our own host, an implementation of ``contract.Host``."""
+    """The standalone host, an implementation of ``contract.Host``."""
 
     name = "standalone"
     ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
@@ -60,12 +60,12 @@ class Standalone:
         extra_args_provider: FlagsProvider | None = None,
         args_defaults: dict[str, Any] | None = None,
     ) -> None:
-        """Train as the command line says (same arguments as MindSpeed-MM's ``pretrain``).
+        """Train as the command line specifies (same arguments as MindSpeed-MM's ``pretrain``).
 
         ``model_type``, ``process_non_loss_data_func`` and ``args_defaults`` matter only to MindSpeed-MM and change
         nothing here. A UserError is printed and ends the process with code 2, before any device work if it can be
-        found by then. A run that was asked to stop saves, and ends with 128 plus the number of the signal. A --dry-run
-        ends with 0 before a model is built.
+        detected by then. A run that received a signal to stop saves, and ends with 128 plus the number of the signal.
+        A --dry-run ends with 0 before a model is built.
         """
         try:
             parser = standalone_parser()
@@ -94,8 +94,8 @@ class Standalone:
         runtime.initialize(
             args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
         )
-        with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as claim:
-            ended = self._train(dataset_provider, model_provider, forward_step, stop, claim)
+        with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as lock:
+            ended = self._train(dataset_provider, model_provider, forward_step, stop, lock)
             # The engine is gone by now: DDP, if freed after its process group, can wait for its threads forever.
             runtime.barrier()
             runtime.shutdown()
@@ -107,23 +107,23 @@ class Standalone:
         model_provider: Callable[..., Any],
         forward_step: Callable[..., Any],
         stop: StopRequest,
-        claim: FolderLock | None,
+        lock: FolderLock | None,
     ) -> Stop | None:
         args, started = self.get_args(), time.monotonic()
         module = engine_module()
         _announce(args)
         start = find_start(args, module.checkpoints)
         first = first_weights(args, start)
-        args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters keeps
+        args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters stores
         engine = build_engine(args, module, model_provider, first)
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, module.checkpoints, claim, start)
+        progress = open_progress(args, engine, module.checkpoints, lock, start)
         self._args = replace(args, consumed_train_samples=progress.consumed_samples, start_iteration=progress.iteration)
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
         try:
             ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
         except UserError:
-            progress.let_the_write_end()
+            progress.wait_for_write()
             if stop.error:  # the reason why the run was stopped
                 report_error(stop.error)
             raise
@@ -139,7 +139,7 @@ def _report_dry_run(args: RunConfig) -> None:
     """Let the ranks meet, find where they would start, and print what they would do. Leaves no files behind.
 
     Raises:
-        UserError: whatever is wrong with --load, --save or --init-from.
+        UserError: --load, --save or --init-from cannot be used.
     """
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
@@ -160,8 +160,8 @@ def build_engine(args: RunConfig, module: EngineModule, model_provider: Callable
 
 def _announce(args: RunConfig) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in runtime.versions().items())
-    shared = args.context_parallel_size
-    groups = "rank(s)" if shared == 1 else f"group(s) of {shared} ranks that share a sample"
+    sequence_ranks = args.context_parallel_size
+    groups = "rank(s)" if sequence_ranks == 1 else f"group(s) of {sequence_ranks} ranks that share a sample"
     sharding = f"FSDP2 {args.fsdp2_config_path or 'defaults'}" if args.mm.fsdp2 else "data parallel"
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {Standalone.name}, framework: {active()} ({versions})\n"

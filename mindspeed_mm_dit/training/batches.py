@@ -25,16 +25,16 @@ from mindspeed_mm_dit.training.signals import StopRequest
 def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
     """Return this rank's micro-batches for one optimizer step.
 
-    All are made before the step, so an error while reading leaves the weights unchanged. ``stop`` notes the error.
+    All are read before the step, so an error while reading leaves the weights unchanged. ``stop`` records the error.
     """
-    count, made = runtime.num_microbatches(), []
+    count, micro_batches = runtime.num_microbatches(), []
     try:
-        made = list(itertools.islice(batches, count))
-        if len(made) < count:
+        micro_batches = list(itertools.islice(batches, count))
+        if len(micro_batches) < count:
             raise DataError("the batches of this run", "have come to an end")
     except Exception as error:  # (a reader may raise any kind)
         stop.note(error)
-    return made
+    return micro_batches
 
 
 class WeighedByToken:
@@ -76,7 +76,7 @@ class BatchStream:
 
 
 def _offloads(args: RunConfig) -> bool:
-    """Return whether the state is in the machine's memory, of which a forked process would keep what a step changes."""
+    """Return whether the state is in host memory: a forked process would copy every page that a step changes."""
     return args.use_torch_fsdp2 and load_fsdp2_config(args.fsdp2_config_path).offload_to_cpu
 
 
@@ -87,7 +87,7 @@ def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream |
 
 
 def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
-    """Return the same two as streams that have not started."""
+    """Return both as streams that have not started."""
     data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
     plain = data.samples(draw_of(diffusion))
     samples: SampleReader | WeighedByToken = plain

@@ -1,4 +1,4 @@
-"""The facts of a run that its checkpoints keep (run.json), and which of them changed when a run resumes."""
+"""The facts of a run that its checkpoints store (run.json), and those that changed when a run resumes."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def check_restorable(args: RunConfig) -> None:
     """Raise ConfigError for a fact of this run that its resume would not read back from run.json."""
     for key, value in run_facts(args, 0, 0).items():
         try:
-            is_read = bad_fact({key: json.loads(json.dumps(value))}) is None
+            is_restorable = bad_fact({key: json.loads(json.dumps(value))}) is None
         except (TypeError, ValueError, RecursionError):
-            is_read = False
-        if not is_read:
-            cure = "name each class by a text" if key == "classes" else "change what it comes from"
+            is_restorable = False
+        if not is_restorable:
+            cure = "name each class by a text" if key == "classes" else "change the setting that it comes from"
             raise ConfigError(
-                f"run.json: {key} = {short_repr(value)}", "is nothing that a resume of this run reads", cure
+                f"run.json: {key} = {short_repr(value)}", "cannot be read back when this run resumes", cure
             )
 
 
 def _adapters(args: RunConfig) -> dict[str, Any]:
-    """Return the facts about adapters: how they were made, and which base weights they belong to."""
+    """Return the facts about adapters: their settings, and the base weights that they belong to."""
     if not adapters_of(args.mm.model):
         return {}
     return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
@@ -86,11 +86,11 @@ def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def table_of(found: list[Change]) -> str:
+def table_of(changed: list[Change]) -> str:
     """Return changes as a table with a heading; empty if there are none."""
-    if not found:
+    if not changed:
         return ""
-    rows = [Change("what", "there", "here"), *found]
+    rows = [Change("what", "there", "here"), *changed]
     wide = [max(map(len, column)) for column in zip(*rows)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip() for row in rows)
     return "changed since the checkpoint:" + "".join(f"\n    {line}" for line in lines)
@@ -111,21 +111,23 @@ def _settings(args: RunConfig) -> dict[str, Any]:
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
     settings["precision"] = str(args.mm.precision or "")
-    settings |= _of(model.predictor, "predictor", PREDICTOR_SETTINGS)
-    settings |= _of(data.dataset_param, "dataset_param", _DATA_SETTINGS)
+    settings |= _section_facts(model.predictor, "predictor", PREDICTOR_SETTINGS)
+    settings |= _section_facts(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
     settings["dataset_param.buckets"] = data.dataset_param.bucket_words
     settings["pictures"] = args.mm.data_digest
     settings["autoencoder"] = args.mm.autoencoder
-    settings |= _of(model.ae, "ae", _AE_SETTINGS)
-    for name, sections, compared in (("text_encoder", model.text_encoders, _TEXT_SETTINGS),
-                                     ("teacher", model.teachers, _TEACHER_SETTINGS)):  # fmt: skip
+    settings |= _section_facts(model.ae, "ae", _AE_SETTINGS)
+    for name, sections, compared in (
+        ("text_encoder", model.text_encoders, _TEXT_SETTINGS),
+        ("teacher", model.teachers, _TEACHER_SETTINGS),
+    ):
         for number, section in enumerate(sections):
-            settings |= _of(section, f"{name}[{number}]" if number else name, compared)
+            settings |= _section_facts(section, f"{name}[{number}]" if number else name, compared)
     return {name: value for name, value in settings.items() if value not in ("", None)}
 
 
-def _of(config: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
+def _section_facts(config: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
     """Return the values of those ``names`` that are fields of ``config``, keyed by their names in the files."""
     there = {field.name for field in dataclasses.fields(config)}
     return {f"{section}.{name}": getattr(config, name) for name in names if name in there}

@@ -1,7 +1,7 @@
 """The interface of an engine and its checkpoints, for either framework.
 
-``training/<framework>/engine.py`` has the names of :class:`EngineModule`. Its engine differentiates what the training
-script computes: in either framework, the forward step and the loss function decide the loss.
+``training/<framework>/engine.py`` implements :class:`EngineModule`. Its engine differentiates the loss of the training
+script: in either framework, the forward step and the loss function decide it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from mindspeed_mm_dit.framework import active
 Tensor = Any  # a tensor of the active framework
 
 LossFunc = Callable[[Tensor], tuple[Tensor, Mapping[str, Tensor]]]
-"""What the model returned -> (the loss to minimise, {"loss": the one to report, a mean over the ranks})."""
+"""The model's output -> (the loss to minimise, {"loss": the one to report, a mean over the ranks})."""
 ForwardStep = Callable[[Iterator[Any], Any], tuple[Tensor, LossFunc]]
-"""(micro-batches, model) -> (what the model returns of the next one, the loss function); model(**batch) -> (B,)."""
+"""(micro-batches, model) -> (the model's output for the next one, the loss function); model(**batch) -> (B,)."""
 
 
 class StepResult(NamedTuple):
@@ -43,14 +43,14 @@ class AveragedModel(NamedTuple):
     predictor: Callable[..., Tensor]
     """(x_t, t, *condition) -> output, float32, in the precision of a step."""
     text_encoders: tuple[Any, ...]
-    """Encoders of captions; empty if labels steer the model."""
+    """Encoders of captions; empty for a class-conditional model."""
     frames: Callable[..., Tensor] | None = None
     image_features: Callable[..., Tensor] | None = None
-    """The composite's own, which encode the frames that clips begin with."""
+    """The composite's, which encode the first frames of clips."""
 
     @classmethod
     def of(cls, composite: Any, predictor: Callable[..., Tensor]) -> AveragedModel:
-        """Return what draws by ``predictor`` and the other parts of a composite."""
+        """Return a model of ``predictor`` and the other parts of a composite."""
         parts = (composite.text_encoders, composite.frames, composite.image_features)
         return cls(composite.ae, composite.diffusion, predictor, *parts)
 
@@ -71,16 +71,16 @@ class Engine(RunState, Protocol):
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the EMA."""
 
-    def move_power_emas(self, shares: Sequence[float]) -> None:
-        """Move each EMA of --power-ema-stds towards the weights, by its fraction in ``shares``."""
+    def move_power_emas(self, fractions: Sequence[float]) -> None:
+        """Move each EMA of --power-ema-stds towards the weights, by its fraction in ``fractions``."""
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample in this rank's part of a global batch, (B,)."""
 
-    def averaged(self, wanted: bool) -> AbstractContextManager[AveragedModel | None]:
+    def averaged(self, needs_model: bool) -> AbstractContextManager[AveragedModel | None]:
         """While entered, the EMA replaces the weights; afterwards both are bit for bit what they were.
 
-        Every rank must enter it. It yields a model if ``wanted``, or if ranks hold shards of one, else None. Every
+        Every rank must enter it. It yields a model if ``needs_model``, or if ranks hold shards of one, else None. Every
         rank with a model must make the same calls.
         """
 
@@ -95,7 +95,7 @@ class Writer(Protocol):
         """Return ``state``, to be written, on its way to the host."""
 
     def write(self, state: Any, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write what ``copied`` gave into the folder ``path``; every rank must call this."""
+        """Write the result of ``copied`` into the folder ``path``; every rank must call this."""
 
     def wait(self) -> Any:
         """Wait for the write under way; return its error on this rank, or None."""
@@ -122,17 +122,17 @@ class Checkpoints(Protocol):
 
     @property
     def entries_for_mindspeed_mm(self) -> Callable[[Mapping[str, Any], Any], Mapping[str, Any]]:
-        """(facts of the run, the predictor's config) -> what MindSpeed-MM expects beside the state."""
+        """(facts of the run, the predictor's config) -> what MindSpeed-MM expects in addition to the state."""
 
 
 class EngineModule(Protocol):
-    """What ``training/<framework>/engine.py`` offers."""
+    """The interface of ``training/<framework>/engine.py``."""
 
     @property
     def Engine(self) -> Callable[[Any, RunConfig, Fsdp2Config | None, Precision, Any], Engine]:
         """(composite, flags, fsdp2.yaml or None, precision, weights) -> engine.
 
-        weights: the initial value of each parameter, by its name; None: the composite draws them from --seed.
+        weights: the initial value of each parameter, by its name; None: the composite initialises them from --seed.
         """
 
     @property
@@ -146,5 +146,5 @@ class EngineModule(Protocol):
 
 def engine_module() -> EngineModule:
     """Return the engine module of the active framework."""
-    found: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    return found
+    module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
+    return module

@@ -1,7 +1,8 @@
-"""The data of a run: opened once per process, checked against model.json, and split by the seed alone."""
+"""The data of a run: opened once per process, checked against model.json, and split by the seed only."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -27,8 +28,8 @@ from mindspeed_mm_dit.planning.arithmetic import train_flop
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.classes import log_classes, log_copies_among, log_notes
 
-CAPTIONS_SHOWN, CAPTIONS_KEPT = 8, 3
-"""Most captions that a report samples, and that a checkpoint keeps."""
+CAPTIONS_SHOWN, CAPTIONS_SAVED = 8, 3
+"""Most captions that a report samples, and that a checkpoint stores."""
 CLASSES_SHOWN = 10
 """Most classes that a report samples."""
 SHAPES_SHOWN = 6
@@ -39,7 +40,7 @@ class Sample(NamedTuple):
     """One sample of a training step."""
 
     sample_index: int
-    """Its number in the run, over all ranks."""
+    """Its index in the run, over all ranks."""
     path: str
     """File of its image."""
     label: str
@@ -63,7 +64,7 @@ class DataSet:
         if mm.valid_data is not None:
             self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.saved_classes)
             self._valid = self._held_out.rows
-            _check_beside(mm, self._train, self._valid)
+            _check_valid_data(mm, self._train, self._valid)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
 
     @property
@@ -93,7 +94,10 @@ class DataSet:
             )
 
     def samples(self, draw: Draw, held_out: bool = False) -> SampleReader:
-        """Return the training samples, or the held-out ones, by sample index; ``draw``: the objective's draws."""
+        """Return the training samples, or the held-out ones, by sample index.
+
+        draw: the random numbers that the objective needs for a sample.
+        """
         opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
         return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
 
@@ -102,15 +106,15 @@ class DataSet:
         order = self._opened.order(self._train, self._seed, self._shuffle)
         return order.micro_batches(start, size, rank, ranks, rounds)
 
-    def flop_of_a_sample(self) -> float:
+    def flop_per_sample(self) -> float:
         """Return the FLOP of a training step for one sample; the mean if samples have several shapes."""
-        return float(self._of_each(train_flop).mean())
+        return float(self._per_sample(train_flop).mean())
 
     def tokens(self) -> np.ndarray:
         """Return the number of tokens of each training sample, (N,)."""
-        return self._of_each(lambda predictor: predictor.num_tokens)
+        return self._per_sample(lambda predictor: predictor.num_tokens)
 
-    def _of_each(self, fact: Callable[[PredictorConfig], float]) -> np.ndarray:
+    def _per_sample(self, fact: Callable[[PredictorConfig], float]) -> np.ndarray:
         """Return ``fact`` of the predictor at the shape of each training sample, (N,)."""
         if self._train.shapes is None:
             return np.full(self.num_train, fact(self._model.predictor))
@@ -119,58 +123,58 @@ class DataSet:
         return each[which.reshape(-1)]
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts of the data that every checkpoint keeps, as fields of MultiModalArguments."""
+        """Return the facts of the data that every checkpoint stores, as fields of MultiModalArguments."""
         captions = self._opened.example_captions() if "caption" in self._model.predictor.conditions.items else []
-        kept = tuple(filter(None, captions[:CAPTIONS_KEPT]))
-        words = words_of(self._model, (c for own in self._train.captions for c in own)) if kept else ()
-        facts = {"classes": self._train.classes, "captions": kept, "words": tuple(words)}
+        saved = tuple(filter(None, captions[:CAPTIONS_SAVED]))
+        words = words_of(self._model, itertools.chain.from_iterable(self._train.captions)) if saved else ()
+        facts = {"classes": self._train.classes, "captions": saved, "words": tuple(words)}
         return {**facts, "data_digest": self._train.digest}
 
     def examples(self, prompts: Sequence[str] = ()) -> dict[str, list[Any]]:
         """Return, by item, some conditions to sample: the first classes; ``prompts``, or varied captions.
 
-        For a network that begins a clip with a frame they are those of a few clips, held-out ones if there are any.
+        For a network that takes the first frame of a clip: those of a few clips, held-out ones if there are any.
         """
         conditions, rows = self._model.predictor.conditions, self._opened.rows
         if conditions.needs_frames:
-            return self._of_clips(conditions)
-        given: dict[str, list[Any]] = {}
+            return self._clip_examples(conditions)
+        defaults: dict[str, list[Any]] = {}
         if conditions.label:
-            given["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
+            defaults["label"] = list(range(min(CLASSES_SHOWN, conditions.label.num_classes)))
         if "caption" in conditions.items:
-            given["caption"] = list(prompts) or varied(self._opened.example_captions(), CAPTIONS_SHOWN)
-        found = {item: given.get(item) or list(rows.items[item][:CLASSES_SHOWN]) for item in conditions.items}
-        most = max(map(len, found.values()), default=1)
-        return {item: [values[n % len(values)] for n in range(most)] for item, values in found.items()}
+            defaults["caption"] = list(prompts) or varied(self._opened.example_captions(), CAPTIONS_SHOWN)
+        examples = {item: defaults.get(item) or list(rows.items[item][:CLASSES_SHOWN]) for item in conditions.items}
+        most = max(map(len, examples.values()), default=1)
+        return {item: [values[n % len(values)] for n in range(most)] for item, values in examples.items()}
 
-    def _of_clips(self, conditions: Conditions) -> dict[str, list[Any]]:
-        """Return what some clips of one shape, no two with the same caption, are steered by and begin with."""
+    def _clip_examples(self, conditions: Conditions) -> dict[str, list[Any]]:
+        """Return conditions and first frames of some clips of one shape, no two with the same caption."""
         opened, rows = (self._held_out, self._valid) if self.num_valid else (self._opened, self._train)
-        shown, visuals = np.arange(len(rows)), opened.visuals(rows)
+        candidates, visuals = np.arange(len(rows)), opened.visuals(rows)
         if rows.shapes is not None:
-            shown = np.flatnonzero((rows.shapes == self.shapes_drawn()[0]).all(1))
+            candidates = np.flatnonzero((rows.shapes == self.sampled_shapes()[0]).all(1))
         values = {item: rows.items[item] for item in conditions.items}
         if "caption" in values:
             known = opened.cache is None or opened.cache.knows_captions
             values["caption"] = [captions[0] if known else "" for captions in rows.captions]
-        firsts = {str([own[row] for own in values.values()]): row for row in reversed(shown.tolist())}
+        firsts = {str([column[row] for column in values.values()]): row for row in reversed(candidates.tolist())}
         chosen = np.array(sorted(firsts.values())[:CAPTIONS_SHOWN])
         views = visuals.views_at(self._seed, chosen)
         read = [visuals.read(chosen[n : n + 1], views[n : n + 1]).arrays for n in range(len(chosen))]
         frames = [initial_images(arrays, conditions.frames.with_last) for arrays in read]  # type: ignore[union-attr]
-        return {item: [own[row] for row in chosen] for item, own in values.items()} | {"image": frames}
+        return {item: [column[row] for row in chosen] for item, column in values.items()} | {"image": frames}
 
     def shapes(self) -> list[Shape]:
         """Return the shapes of training samples, the most frequent first; empty without buckets."""
-        found = [] if self._train.shapes is None else counted(self._train.shapes)
-        return [shape for shape, _ in sorted(found, key=lambda shape_and_count: -shape_and_count[1])]
+        counts = [] if self._train.shapes is None else counted(self._train.shapes)
+        return [shape for shape, _ in sorted(counts, key=lambda shape_and_count: -shape_and_count[1])]
 
-    def shapes_drawn(self) -> list[Shape]:
-        """Return the shapes in which a run draws samples: the most frequent; of clips with a given frame, one."""
-        found = self.shapes()
+    def sampled_shapes(self) -> list[Shape]:
+        """Return the shapes in which a run generates samples: the most frequent; one for clips with a first frame."""
+        shapes = self.shapes()
         if self._model.predictor.conditions.needs_frames:
-            return sorted(found, key=lambda shape: shape[0] == 1)[:1]
-        return found[:SHAPES_SHOWN]
+            return sorted(shapes, key=lambda shape: shape[0] == 1)[:1]
+        return shapes[:SHAPES_SHOWN]
 
     def named(self, sample_indices: np.ndarray) -> list[Sample]:
         """Return the training samples at ``sample_indices`` (B,), with their conditions in words."""
@@ -179,25 +183,28 @@ class DataSet:
         words = samples.words(sample_indices)
         return [
             Sample(
-                sample_index, path, ", ".join({word: None for word, _ in of_sample}), any(drop for _, drop in of_sample)
+                sample_index,
+                path,
+                ", ".join({word: None for word, _ in conditions}),
+                any(drop for _, drop in conditions),
             )
-            for sample_index, path, *of_sample in zip(sample_indices.tolist(), paths, *words)
+            for sample_index, path, *conditions in zip(sample_indices.tolist(), paths, *words)
         ]
 
     def echo(self) -> None:
-        """Print what the run learns from, what is left out, and what looks like a mistake."""
+        """Print the size and classes of the data set, skipped samples, and likely mistakes."""
         label, rows = self._model.predictor.conditions.label, self._opened.rows
         if label is not None:
             log_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
             echo_if_open("\n".join(mixed_lines(self._train, self._param)))
         if "caption" in self._model.predictor.conditions.items:
-            self._say_captions(rows)
+            self._echo_captions(rows)
         log_notes(rows, self.noun)
         if label is not None and self._opened.cache is None:
             log_copies_among(rows)
 
-    def _say_captions(self, rows: Rows) -> None:
+    def _echo_captions(self, rows: Rows) -> None:
         several = sum(len(captions) > 1 for captions in rows.captions)
         source = f"the cache in {self._param.cache}" if self._param.cache else self._param.where.partition(" = ")[2]
         held_out = f", {self.num_valid:,} held out" if self.num_valid else ""
@@ -208,7 +215,7 @@ class DataSet:
         echo_if_open(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
 
 
-def _check_beside(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
+def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
     """Raise ConfigError if the validation data does not match the training data."""
     assert mm.valid_data is not None
     ours, theirs = mm.data.dataset_param, mm.valid_data.dataset_param

@@ -3,7 +3,7 @@
 If predictor, objective and micro-batch do not fit each other, that step fails. A small step is computed as it is, in
 milliseconds. A large one is computed on PyTorch's meta device, where tensors have shapes and no numbers: it needs no
 memory, but a second of CPU time, most of it to import the code that knows the shapes. MindSpore has no such device:
-there a narrowed copy of the network is tried, on smaller latents.
+there a narrower copy of the network is tried, on smaller latents.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     except UserError:
         raise
     except Exception as error:
-        if "meta tensor" in str(error):  # a network of another package that reads numbers
+        if "meta tensor" in str(error):  # a third-party network that reads values
             return
-        raise _refused(config, samples, f"{type(error).__name__}: {error}") from error
+        raise _misfit_error(config, samples, f"{type(error).__name__}: {error}") from error
     if tuple(losses.shape) != (samples,):
-        raise _refused(config, samples, f"losses of shape {tuple(losses.shape)}, not one per sample")
+        raise _misfit_error(config, samples, f"losses of shape {tuple(losses.shape)}, not one per sample")
 
 
 def example(model: DiTModel, config: ModelConfig, samples: int) -> tuple[Any, ...]:
     """Return the arguments of ``model.losses`` for a micro-batch of ``config``: latents of zeros, conditions, draws."""
-    given = config.predictor.conditions.examples(samples)
-    given |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
-    given |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
+    inputs = config.predictor.conditions.examples(samples)
+    inputs |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
+    inputs |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
     latents = ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
-    return latents, *(ops.tensor(np.asarray(given[name])) for name in model.loss_names)
+    return latents, *(ops.tensor(np.asarray(inputs[name])) for name in model.loss_names)
 
 
 def _losses(config: ModelConfig, samples: int) -> Any:
@@ -83,7 +83,7 @@ def _is_small(config: ModelConfig, samples: int) -> bool:
 
 
 def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
-    """Return ``config`` with a narrowed network and latents halved until its step is small, or as far as possible."""
+    """Return ``config`` with a narrower network and latents halved until its step is small, or as far as possible."""
     config = replace(config, predictor=config.predictor.reduced_width())
     while not _is_small(config, samples):
         channels, *sizes = config.latent_shape
@@ -97,11 +97,11 @@ def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
     return config
 
 
-def _refused(config: ModelConfig, samples: int, reason: str) -> ConfigError:
+def _misfit_error(config: ModelConfig, samples: int, reason: str) -> ConfigError:
     return ConfigError(
         f"model.json: predictor {config.predictor.model_id!r} with diffusion {config.diffusion.model_id!r}",
         f"the first step, of {samples} samples, ends with {' '.join(reason.split())[:300]}",
-        "the two do not fit each other; choose another one, or fix the one that is yours",
+        "the two do not fit each other; choose another predictor or diffusion, or fix your own",
     )
 
 
@@ -139,7 +139,7 @@ def _length(args: RunConfig, batch: int, iteration: int | None, consumed_samples
     steps = max(0, args.train_iters - (iteration or 0))
     data = open_data_set(args.mm, args.seed)
     start = "" if not iteration else f", from iteration {iteration} ({consumed_samples:,} samples) on"
-    flop = data.flop_of_a_sample() * steps * batch
+    flop = data.flop_per_sample() * steps * batch
     return (
         f"  length    {steps:,} steps of {batch:,} samples up to iteration {args.train_iters:,}{start}: each of "
         f"{data.num_train:,} {data.noun}s {steps * batch / data.num_train:,.1f} times, {flop / 1e12:,.4g} TFLOP"

@@ -1,4 +1,4 @@
-"""The flags of a run: Megatron's, this project's, and those of metrics loggers and callbacks, including other packages'."""
+"""The flags of a run: Megatron's, this project's, and those of metrics loggers and callbacks, ours and third-party."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.training.callbacks.registry import CALLBACKS
 from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind
-from mindspeed_mm_dit.training.loggers.registry import add_flags, asking, metrics_loggers
+from mindspeed_mm_dit.training.loggers.registry import add_flags, enabling_flag, metrics_loggers
 
 
 def standalone_parser() -> Parser:
@@ -34,7 +34,7 @@ def project_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         ConfigError: two parts of a run define the same flag.
     """
     try:
-        return dit_flags(parser, *_of_parts(lambda kind: not kind.in_megatron))
+        return dit_flags(parser, *_extra_flags(lambda kind: not kind.in_megatron))
     except argparse.ArgumentError as error:
         raise ConfigError("plugin", f"defines a flag that exists already: {error}", "uninstall it") from None
 
@@ -47,7 +47,7 @@ def full_parser() -> Parser:
 
 
 def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
-    """Return the run that ``argv`` asks of the standalone host; raises ConfigError for flags that it does not know.
+    """Return the run that ``argv`` describes for the standalone host; raises ConfigError for unknown flags.
 
     parser: one that also knows the flags of a training script; None: :func:`full_parser`.
     """
@@ -56,37 +56,38 @@ def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
 
 def words_of(run: RunConfig) -> list[str]:
     """Return a command line of the standalone host for ``run``: the flags that differ from their defaults."""
-    given, words = run.flags(), dict[str, list[str]]()
+    values, words = run.flags(), dict[str, list[str]]()
     for action in full_parser()._actions:
-        value = given.get(action.dest, action.default)
+        value = values.get(action.dest, action.default)
         several = list(value) if isinstance(value, (list, tuple)) else [value]
         if value is not None and value != action.default and action.dest not in words:
             words[action.dest] = [flag_of(action.dest), *(map(str, several) if action.nargs != 0 else ())]
-    return [word for of_flag in words.values() for word in of_flag]
+    return [word for flag_words in words.values() for word in flag_words]
 
 
 def quiet(args: RunConfig) -> RunConfig:
-    """Return the run without its metrics loggers and other outputs, so that it leaves nothing behind."""
+    """Return the run without its metrics loggers and other outputs, so that it writes nothing."""
     unused = {row.name: row.default for row in rows() if not row.when_quiet}
-    return replace(args, parts={**args.parts, **dict.fromkeys(map(asking, metrics_loggers()))}, **unused)
+    return replace(args, parts={**args.parts, **dict.fromkeys(map(enabling_flag, metrics_loggers()))}, **unused)
 
 
-def ignored_flags(args: RunConfig, host: Host, is_meant: Callable[[MetricsLoggerKind], bool]) -> list[str]:
+def ignored_flags(args: RunConfig, host: Host, is_selected: Callable[[MetricsLoggerKind], bool]) -> list[str]:
     """Return the flags given that ``host`` ignores.
 
-    They are looked for in the table, in the metrics loggers that ``is_meant`` selects, and in all callbacks of other packages.
+    They are those of the flag table, of the metrics loggers that ``is_selected`` selects, and of all callbacks of other
+    packages.
     """
     parser = argparse.ArgumentParser(add_help=False)
     adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
-    for add in [*adds, *_of_parts(is_meant)]:
+    for add in [*adds, *_extra_flags(is_selected)]:
         add(parser)
-    given = args.flags()
-    return [flag_of(action.dest) for action in parser._actions if given[action.dest] != action.default]
+    values = args.flags()
+    return [flag_of(action.dest) for action in parser._actions if values[action.dest] != action.default]
 
 
-def _of_parts(is_meant: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
-    meant = [partial(_add, kind) for kind in metrics_loggers() if is_meant(kind)]
-    return [*meant, *(callback.flags for callback in CALLBACKS.external())]
+def _extra_flags(is_selected: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
+    logger_flags = [partial(_add, kind) for kind in metrics_loggers() if is_selected(kind)]
+    return [*logger_flags, *(callback.flags for callback in CALLBACKS.external())]
 
 
 def _add(kind: MetricsLoggerKind, group: Any) -> None:

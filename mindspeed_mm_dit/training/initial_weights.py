@@ -1,6 +1,6 @@
-"""The initial weights of a run with --init-from, and a report of which were taken and which are new.
+"""The initial weights of a run with --init-from, and a report of which are loaded and which are new.
 
-If the run trains adapters, they are the base: every process reads them anew and checks them against the digest in the
+If the run trains adapters, they are the base: every process reads them again and checks them against the digest in the
 run's checkpoints.
 """
 
@@ -43,41 +43,41 @@ def first_weights(args: RunConfig, start: Start | None) -> First:
     if args.init_from is None:
         return First(None)
     if start is not None and not adapters_of(model):
-        print_rank_0(f"note: --init-from = {args.init_from} is not read: the run goes on from {start.path}")
+        print_rank_0(f"note: --init-from = {args.init_from} is not read: the run resumes from {start.path}")
         return First(None)
     try:
         source = read_source(args.init_from, model.predictor)
-        adapted_starter = begin(source, model.predictor, args.mm.classes, args.seed)
-        weights = {name: value for name, value, _ in adapted_starter}
+        adapted = begin(source, model.predictor, args.mm.classes, args.seed)
+        weights = {name: value for name, value, _ in adapted}
         base = digest_of_base(weights) if adapters_of(model) else ""
         if start is not None:
             _check_base(args.init_from, base, start)
     except UserError as error:
-        error.is_shared = True  # all ranks read one file
+        error.is_shared = True  # all ranks read the same file
         raise
-    print_rank_0("\n".join(_said(source, adapted_starter, model, args.init_verbose)))
+    print_rank_0("\n".join(_report_lines(source, adapted, model, args.init_verbose)))
     new = {name: initial_value(name, p, args.seed) for name, p in parameters_of(model).items() if name not in weights}
     return First(weights | new, base)
 
 
-def _check_base(given: str, base: str, start: Start) -> None:
+def _check_base(init_from: str, base: str, start: Start) -> None:
     there = start.facts[ADAPTERS][BASE]
     if base != there:
         raise CheckpointError(
-            f"--init-from = {given}",
+            f"--init-from = {init_from}",
             f"is not the base of the adapters in {start.path}: its digest is {base[:12]}, theirs {there[:12]}",
             "name the weights that the run started from",
         )
 
 
-def _said(
-    source: SourceWeights, adapted_starter: Sequence[InitialValue], model: ModelConfig, every_tensor: bool
+def _report_lines(
+    source: SourceWeights, adapted: Sequence[InitialValue], model: ModelConfig, every_tensor: bool
 ) -> Iterator[str]:
-    """Yield the lines that report what was taken and what is new."""
-    taken = sum(not how for _, _, how in adapted_starter)
-    yield f"initial weights: {source.path} ({source.format}): {taken} of {len(adapted_starter)} tensors as they are"
+    """Yield the lines that report which tensors are loaded and which are new."""
+    unchanged = sum(not how for _, _, how in adapted)
+    yield f"initial weights: {source.path} ({source.format}): {unchanged} of {len(adapted)} tensors as they are"
     yield from (f"    note: {note}" for note in source.notes)
-    for name, value, how in adapted_starter:
+    for name, value, how in adapted:
         if how or every_tensor:
             yield f"    {name} {tuple(value.shape)}: {how or 'as it is'}"
     if "model" in source.facts:
@@ -86,7 +86,8 @@ def _said(
         for line in differences(there, model, sections):
             yield f"    note: {line}"
     if adapters := adapters_of(model):
-        if new := [name for name, _, how in adapted_starter if "drawn anew" in how]:
-            yield f"    note: {', '.join(new[:3])} stay as drawn: what is new to the base will be told apart badly"
+        if new := [name for name, _, how in adapted if "drawn anew" in how]:
+            names = ", ".join(new[:3])
+            yield f"    note: {names} are randomly initialised and frozen, so new classes will be hard to distinguish"
         trained = parameters_of(model).num_elements(trained_only=True)
-        yield f"frozen, with adapters beside {len(adapters)} layers: {trained:,} parameters are trained"
+        yield f"frozen, with adapters in {len(adapters)} layers: {trained:,} parameters are trained"

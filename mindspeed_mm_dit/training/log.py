@@ -1,4 +1,4 @@
-"""The output of a run while it trains: MindSpeed-MM's log line, a progress bar, and scalars for trackers."""
+"""The output of a run while it trains: MindSpeed-MM's log line, a progress bar, and scalars for metrics loggers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
 def meter(args: RunConfig) -> Callable[[float], float | None]:
-    """Return MFU as a function of the images per second of all ranks; it gives None if the peak is unknown."""
+    """Return MFU as a function of the images per second of all ranks; None if the peak is unknown."""
     precision = args.mm.precision
     assert precision is not None
     peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision.compute)
     if peak is None:
         return lambda images_per_second: None
-    flop, devices = open_data_set(args.mm, args.seed).flop_of_a_sample(), runtime.world_size()
+    flop, devices = open_data_set(args.mm, args.seed).flop_per_sample(), runtime.world_size()
     return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)
 
 
@@ -61,7 +61,7 @@ class StepRecord:
 
 
 def format_line(record: StepRecord, now: datetime) -> str:
-    """Return the log line of Megatron and MindSpeed-MM, to the letter.
+    """Return exactly the log line of Megatron and MindSpeed-MM.
 
     The loss scale is 1 without fp16, no step is ever skipped, and zeros are counted only with a flag of Megatron's
     that defaults to off. The fields stay for the programs that parse the line.
@@ -100,11 +100,11 @@ def time_left(record: StepRecord) -> str:
 SMOOTHING = 0.9
 """Weight of the earlier rows in the smoothed loss on a terminal."""
 SECONDS_BETWEEN_ESTIMATES = 60
-"""Between the lines of a log file that say how much time is left."""
+"""Between the lines of a log file with the time left."""
 
 
 class RunLog:
-    """Writes records to standard output, to a progress bar on a terminal, and to trackers.
+    """Writes records to standard output, to a progress bar on a terminal, and to metrics loggers.
 
     A terminal gets short rows; a file or pipe gets Megatron's lines and the time that is left: after the first line, if
     that is a minute or more, and then every minute.
@@ -129,8 +129,8 @@ class RunLog:
             dynamic_ncols=True,
             smoothing=0.05,
         )
-        self._trackers = metrics_loggers
-        self._is_read_by_a_person = prints and sys.stdout.isatty()
+        self._metrics_loggers = metrics_loggers
+        self._is_terminal = prints and sys.stdout.isatty()
         self._smoothed, self._estimated = math.nan, -math.inf
 
     def step(self) -> None:
@@ -141,7 +141,7 @@ class RunLog:
         """Report a log interval."""
         if not self.prints:
             return
-        if self._is_read_by_a_person:
+        if self._is_terminal:
             before = record.loss if math.isnan(self._smoothed) else self._smoothed
             self._smoothed = SMOOTHING * before + (1 - SMOOTHING) * record.loss
             self.echo(format_row(record, self._smoothed))
@@ -149,8 +149,8 @@ class RunLog:
             self.echo(format_line(record, datetime.now()))
             self._estimate(record)
         mfu = self._mfu(record.images_per_second)
-        share = "" if mfu is None else f", MFU {mfu:.1%}"
-        self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s{share}")
+        mfu_text = "" if mfu is None else f", MFU {mfu:.1%}"
+        self._bar.set_postfix_str(f"loss {record.loss:.4f}, {record.images_per_second:.0f} images/s{mfu_text}")
         scalars = {
             "train/loss": record.loss,
             "train/grad_norm": record.grad_norm,
@@ -165,12 +165,12 @@ class RunLog:
         self._scalars(iteration, loss.scalars())
 
     def picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Pass a picture (H, W, 3) uint8 to the trackers."""
-        for metrics_logger in self._trackers:
+        """Pass a picture (H, W, 3) uint8 to the metrics loggers."""
+        for metrics_logger in self._metrics_loggers:
             metrics_logger.add_picture(iteration, name, pixels)
 
     def echo(self, text: str) -> None:
-        """Print a line without breaking the progress bar; if the reader is gone, the run goes on."""
+        """Print a line without breaking the progress bar; if the reader is gone, the run continues."""
         if not self.prints:
             return
         try:
@@ -180,9 +180,9 @@ class RunLog:
             print_nowhere(sys.stdout.fileno())
 
     def close(self) -> None:
-        """Finish the bar and the trackers."""
+        """Finish the bar and the metrics loggers."""
         self._bar.close()
-        for metrics_logger in self._trackers:
+        for metrics_logger in self._metrics_loggers:
             metrics_logger.close()
 
     def _estimate(self, record: StepRecord) -> None:
@@ -194,12 +194,12 @@ class RunLog:
             self.echo(f" about {time_left(record)} left of {record.train_iters:,} iterations")
 
     def _scalars(self, iteration: int, values: dict[str, float]) -> None:
-        for metrics_logger in self._trackers:
+        for metrics_logger in self._metrics_loggers:
             metrics_logger.add(iteration, values)
 
 
 def open_log(args: RunConfig, iteration: int) -> RunLog:
-    """Return the log of a run that starts after ``iteration``; the last rank prints and has the trackers."""
+    """Return the log of a run that starts after ``iteration``; the last rank prints and has the metrics loggers."""
     from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
 
     prints = runtime.rank() == runtime.world_size() - 1

@@ -1,6 +1,6 @@
 """The training loop: batches, step, save, until the last step or until the ranks agree to stop.
 
-Log lines, validations, pictures and so on are the work of ``callbacks``. The loop calls them at the moments that
+``callbacks`` write log lines, validate, sample and so on. The loop calls them at the moments that
 ``callbacks/contract.py`` lists.
 """
 
@@ -34,7 +34,8 @@ def train(
 ) -> Stop | None:
     """Run optimizer steps until --train-iters or until the ranks agree to stop; save, and return why they stopped.
 
-    ``valid_batches`` is iterated anew for every validation; its batches hold arrays by name, one of them NOISE_LEVEL.
+    ``valid_batches`` is iterated from the start for every validation; its batches hold arrays by name, one of them
+    NOISE_LEVEL.
 
     Raises:
         StepError: a step failed, or a validation on several ranks; nothing was saved after it.
@@ -52,9 +53,9 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     if progress.iteration >= args.train_iters:
         run.log.echo(f"iteration {progress.iteration} is reached already: nothing to train up to {args.train_iters}")
     while progress.iteration < args.train_iters:
-        asked = time.monotonic()
+        started = time.monotonic()
         batches = next_batches(train_batches, run.stop)
-        run.waited += time.monotonic() - asked
+        run.waited += time.monotonic() - started
         if run.stop.agree():
             break
         lr = schedule.at(progress.iteration)
@@ -71,10 +72,10 @@ def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
 def _end(run: Run) -> Stop | None:
     """Save the last state, and return why it is the last; None if --train-iters is reached."""
     run.notify(lambda callback: callback.at_end(run))
-    ended = run.stop.agree()
+    stop = run.stop.agree()
     run.check()
-    if ended:
+    if stop:
         saved = "saving it" if run.args.save else "nothing is saved without --save"
-        run.log.echo(f"{ended.reason} at iteration {run.progress.iteration}: {saved}")
+        run.log.echo(f"{stop.reason} at iteration {run.progress.iteration}: {saved}")
     run.progress.finish()
-    return ended
+    return stop

@@ -26,7 +26,7 @@ class Progress:
     If a save fails, the first rank reports it at once and only that save is lost; all ranks go on alike.
     """
 
-    def __init__(self, args: RunConfig, engine: RunState, checkpoints: Checkpoints, claim: FolderLock | None) -> None:
+    def __init__(self, args: RunConfig, engine: RunState, checkpoints: Checkpoints, lock: FolderLock | None) -> None:
         self.iteration = 0
         self.consumed_samples = 0
         self.words: Sequence[str] | None = None
@@ -36,9 +36,9 @@ class Progress:
         self._problem: UserError | None = None
         self._best: dict[str, Any] | None = None
         self._best_before: dict[str, Any] | None = None
-        if claim is not None:
-            self._claim = claim
-            assert args.save is not None, "a claim is on --save"
+        if lock is not None:
+            self._lock = lock
+            assert args.save is not None, "the lock is on --save"
             self._store = CheckpointStore(args.save, args.keep_last, args.save_retain_interval)
             self._writer = checkpoints.Writer(not args.no_async_save, self._give_up_save)
 
@@ -85,7 +85,7 @@ class Progress:
         self._saved_iteration = iteration
 
     def keep_if_best(self, loss: float, check: Callable[[], object] = lambda: None) -> None:
-        """Save this iteration if ``loss``, of its validation, is the smallest so far; it stays until a smaller one."""
+        """Save this iteration if ``loss``, of its validation, is the smallest so far; keep it until a smaller one."""
         if not math.isfinite(loss):
             return
         if self._best is not None and self._best["iteration"] == self._saved_iteration:
@@ -99,10 +99,10 @@ class Progress:
             self._best = self._best_before
 
     def _commit(self, iteration: int, facts: dict[str, Any]) -> None:
-        self._claim.keep()  # another run may have taken the folder over since
+        self._lock.keep()  # another run may have taken the folder over since
         self._store.commit(iteration, facts)
 
-    def let_the_write_end(self) -> None:
+    def wait_for_write(self) -> None:
         """Wait for the write under way, since its state is good; ignore whether it fails."""
         if self._args.save:
             self._writer.wait()
@@ -119,7 +119,7 @@ class Progress:
         with doing("saving", print_rank_0):
             self._settle()
         if self._saved_iteration != self.iteration:
-            raise _shared(self._problem)
+            raise _shared_error(self._problem)
 
     def _settle(self) -> None:
         """Wait for the write under way, and let all ranks know whether it failed."""
@@ -134,10 +134,10 @@ class Progress:
         problem: UserError | None = None
         if runtime.rank() == 0:
             try:
-                self._claim.keep()
+                self._lock.keep()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
-            except ConfigError as error:  # another run has taken the folder and what is unfinished in it
+            except ConfigError as error:  # another run has taken over the folder with its unfinished checkpoint
                 self._problem = problem = error
                 print_rank_0(f"warning: {error.formatted}")
             except OSError as error:
@@ -150,53 +150,53 @@ class Progress:
         print_rank_0(f"warning: {problem.formatted}")
         if runtime.rank() == 0:
             with suppress(OSError):  # a folder that is gone
-                if self._claim.is_ours():
+                if self._lock.is_ours():
                     self._store.remove_unfinished()
 
 
 @contextmanager
 def claimed_save(args: RunConfig) -> Iterator[FolderLock | None]:
-    """Hold the --save folder for this run, on the first rank; None without --save.
+    """Lock the --save folder for this run, on the first rank; None without --save.
 
     Raises:
         ConfigError: it belongs to a run that is still alive; on every rank.
     """
     if not args.save:
-        print_rank_0("warning: without --save nothing of this run is kept")
+        print_rank_0("warning: without --save nothing of this run is saved")
         yield None
         return
-    claim, refused = FolderLock(args.save), None
+    lock, conflict = FolderLock(args.save), None
     if runtime.rank() == 0:
         try:
-            claim.take()
+            lock.take()
         except ConfigError as error:
-            refused = error
-    if runtime.any_rank(refused is not None):
-        raise _shared(refused)
+            conflict = error
+    if runtime.any_rank(conflict is not None):
+        raise _shared_error(conflict)
     try:
-        yield claim
+        yield lock
     except KeyboardInterrupt:  # ends at once, maybe during a write: released when the process ends
         raise
     except BaseException:
-        claim.release()
+        lock.release()
         raise
-    claim.release()
+    lock.release()
 
 
 def open_progress(
-    args: RunConfig, engine: RunState, checkpoints: Checkpoints, claim: FolderLock | None, start: Start | None
+    args: RunConfig, engine: RunState, checkpoints: Checkpoints, lock: FolderLock | None, start: Start | None
 ) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
-    progress = Progress(args, engine, checkpoints, claim)
+    progress = Progress(args, engine, checkpoints, lock)
     if start is not None:
         progress.restore(start)
-    if args.save and claim is not None and runtime.rank() == 0:
+    if args.save and lock is not None and runtime.rank() == 0:
         CheckpointStore(args.save).remove_unfinished()
     return progress
 
 
-def _shared(error: UserError | None) -> UserError:
-    """Return the error of the first rank, or a stand-in on the others, marked as one that all ranks raise."""
-    shared = error or CheckpointError("--save", "the first rank reports what is wrong with it")
-    shared.is_shared = True
-    return shared
+def _shared_error(error: UserError | None) -> UserError:
+    """Return the error of the first rank, or on other ranks a generic one, marked as shared by all ranks."""
+    failure = error or CheckpointError("--save", "the first rank reports what is wrong with it")
+    failure.is_shared = True
+    return failure

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, 
 from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.errors import DataError
 
-Found = TypeVar("Found")
+Parsed = TypeVar("Parsed")
 
 NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
 _LOSS = re.compile(rf"\biteration +(\d+)/ *\d+ \|.*?\| *(?:lm )?loss: *{NUMBER}", re.I)
@@ -53,8 +53,8 @@ def _by_step(pattern: re.Pattern[str], lines: Iterable[str]) -> dict[int, float]
     return {step_of(m[1]): float(m[2]) for m in map(pattern.search, lines) if m}
 
 
-def read_text(path: Path, parse: Callable[[Iterable[str]], Found]) -> Found:
-    """Return what ``parse`` makes of the lines of a text file; raises DataError if they cannot be read."""
+def read_text(path: Path, parse: Callable[[Iterable[str]], Parsed]) -> Parsed:
+    """Return the result of ``parse`` on the lines of a text file; raises DataError if they cannot be read."""
     _check_regular(path)
     try:
         return parse(lines_of(path.read_text(encoding="utf-8", errors="replace")))

@@ -32,17 +32,17 @@ Values = Mapping[str, Sequence[Any]]
 class Judge:
     """Recognises samples of a built-in data set."""
 
-    asked: Values
-    """What to sample: for each condition, its value for every sample."""
-    shown: slice
-    """Which of the samples the picture shows."""
+    conditions: Values
+    """For each condition, its value for every sample."""
+    displayed: slice
+    """The samples that the picture shows."""
     score: Callable[[np.ndarray, Values], str]
-    """(samples, what was asked for) -> a line that tells how many show it."""
+    """(samples, their conditions) -> a line with the number of samples that match."""
 
 
 @dataclass(frozen=True)
 class ReportJob:
-    """What the process that draws needs to know; it is passed as JSON."""
+    """The arguments of the process that samples, passed as JSON."""
 
     save: str
     tensorboard_dir: str | None
@@ -53,13 +53,13 @@ class ReportJob:
     seed: int
     bf16: bool
     source: str | None
-    """The built-in data that it learned, by which samples can be scored."""
+    """The built-in data set that it was trained on, which decides how samples are scored."""
     examples: dict[str, list[Any]]
     """The conditions to sample, by item."""
     shapes: list[Sequence[int]]
-    """The shapes of the samples; empty: the model's own."""
+    """The shapes of the samples; empty: that of the model."""
     frames: str | None = None
-    """An .npz of what the samples begin with, for a network that needs it."""
+    """An .npz of the first frames of the samples, for a network that needs them."""
 
 
 def prompts_to_sample(args: RunConfig) -> list[str]:
@@ -74,8 +74,8 @@ def prompts_to_sample(args: RunConfig) -> list[str]:
 def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Return ``examples`` in JSON's types: vectors become lists."""
     return {
-        item: [one.tolist() if isinstance(one, (np.ndarray, np.generic)) else one for one in some]
-        for item, some in examples.items()
+        item: [value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value for value in values]
+        for item, values in examples.items()
     }
 
 
@@ -89,12 +89,12 @@ def _computes_in_bf16(args: RunConfig) -> bool:
 
 
 def report(args: RunConfig) -> None:
-    """Draw and print what --report asks for, on the first rank, once training has reached --train-iters.
+    """Write and print the report that --report requests, on the first rank, once training has reached --train-iters.
 
-    ``args.start_iteration``: the iteration that this process started from. Nothing is drawn if the run was complete by then,
-    or if drawing would take longer than the whole training, unless --report asks for it. A separate process draws,
-    since this one has left its job, and MindSpore computes nothing after that. If drawing fails, this process exits
-    with code 2.
+    ``args.start_iteration``: the iteration that this process started from. No samples are generated if the run was
+    complete by then, or if sampling would take longer than the whole training, unless --report requests it. A separate
+    process samples, since this one has left its job, and MindSpore computes nothing after that. If it fails, this
+    process exits with code 2.
     """
     if not args.report or not args.save or runtime.rank() != 0:
         return
@@ -103,30 +103,30 @@ def report(args: RunConfig) -> None:
         echo_if_open(how_to_resume(args, saved[-1] if saved else 0))
         return
     if why := _why_nothing(args):
-        echo_if_open(f"{why}; {_draws(args)} draws samples")
+        echo_if_open(f"{why}; {_sample_command(args)} generates samples")
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
         command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
-        echo_if_open(f"drawing the report's samples: {job.steps} steps of {job.sampler}")
+        echo_if_open(f"generating the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
-        runtime.free_memory()  # the drawing process computes on the same device
-        ended = subprocess.run(command, env=without_launcher(os.environ), check=False)
-    if ended.returncode:
+        runtime.free_memory()  # the sampling process computes on the same device
+        process = subprocess.run(command, env=without_launcher(os.environ), check=False)
+    if process.returncode:
         echo_if_open(
-            f"--report: could not be drawn (exit code {ended.returncode}, the reason is above). The training is "
-            f"complete and saved; draw samples with: {_draws(args)}",
+            f"--report: could not be generated (exit code {process.returncode}, the reason is above). The training is "
+            f"complete and saved; generate samples with: {_sample_command(args)}",
             file=sys.stderr,
         )
         sys.exit(USER_ERROR)
 
 
 def _job(args: RunConfig, frames: Any) -> ReportJob:
-    """Return what is drawn; what its samples begin with is written to the file ``frames``, if the network needs it."""
+    """Return what to sample; first frames are written to the file ``frames``, if the network needs them."""
     data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
     examples = data.examples(prompts_to_sample(args))
-    if adapted_starter := examples.pop("image", None):
-        np.savez(frames, **{name: np.stack([own[name] for own in adapted_starter]) for name in adapted_starter[0]})
+    if first_frames := examples.pop("image", None):
+        np.savez(frames, **{name: np.stack([frame[name] for frame in first_frames]) for name in first_frames[0]})
         frames.flush()
     return ReportJob(
         save=args.save or "",
@@ -139,27 +139,28 @@ def _job(args: RunConfig, frames: Any) -> ReportJob:
         bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
         source=args.mm.data.dataset_param.source,
         examples=_plain(examples),
-        shapes=list(data.shapes_drawn()),
-        frames=frames.name if adapted_starter else None,
+        shapes=list(data.sampled_shapes()),
+        frames=frames.name if first_frames else None,
     )
 
 
-def _draws(args: RunConfig) -> str:
-    """Return the command that draws samples of a complete run."""
-    asked = ["--prompt", args.mm.captions[0]] if args.mm.captions else []
-    return shlex.join(["mm-dit", "sample", "--checkpoint", str(args.save), *asked, "--output", "samples.png"])
+def _sample_command(args: RunConfig) -> str:
+    """Return the command that generates samples of a complete run."""
+    prompt = ["--prompt", args.mm.captions[0]] if args.mm.captions else []
+    return shlex.join(["mm-dit", "sample", "--checkpoint", str(args.save), *prompt, "--output", "samples.png"])
 
 
 def _why_nothing(args: RunConfig) -> str:
-    """Return why nothing is drawn, or "" if something is.
+    """Return why no samples are generated, or "" if they are.
 
     A training step costs three forward passes (one forward, two's worth backward). A sample costs at most two per
     step, with guidance.
     """
     if args.start_iteration >= args.train_iters:
-        return f"iteration {args.start_iteration} of {args.train_iters}: the run is complete; a larger --train-iters goes on"
+        done = f"iteration {args.start_iteration} of {args.train_iters}"
+        return f"{done}: the run is complete; a larger --train-iters continues it"
     if args.report != "always" and 3 * args.train_iters * args.global_batch_size < 2 * args.report_steps * SAMPLES:
-        return "nothing is drawn: it would take longer than the training (add '--report always' to draw all the same)"
+        return "no samples are generated: that would take longer than the training (add '--report always' for them)"
     return ""
 
 
@@ -167,5 +168,5 @@ def how_to_resume(args: RunConfig, iteration: int) -> str:
     """Return the last line of a run that stopped at ``iteration``."""
     if not args.save:
         return f"stopped at iteration {iteration} of {args.train_iters}"
-    how = "the same command" if args.load == args.save else f"--load {args.save}"
-    return f"stopped at iteration {iteration} of {args.train_iters}; {how} resumes"
+    command = "the same command" if args.load == args.save else f"--load {args.save}"
+    return f"stopped at iteration {iteration} of {args.train_iters}; {command} resumes"

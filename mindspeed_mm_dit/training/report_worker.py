@@ -1,4 +1,4 @@
-"""The process that draws a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, with JOB in JSON."""
+"""The process that generates a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, with JOB in JSON."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
 PICTURES = Registry[Callable[[Path, str], Path]]("report_picture")
-"""Name -> (folder of the run, its TensorBoard folder) -> the picture that was drawn there."""
+"""Name -> (folder of the run, its TensorBoard folder) -> the path of the picture that it writes."""
 JUDGES = Registry[Callable[[str, Sequence[str]], Judge | None]]("report_judge")
-"""Name -> (source of the data, items of the conditions) -> what recognises their samples."""
+"""Name -> (source of the data, items of the conditions) -> the judge of their samples."""
 
 
 def draw(job: ReportJob) -> None:
-    """Draw loss curve and sample grid, score the samples, and print where everything is."""
+    """Write loss curve and sample grid, score the samples, and print their paths."""
     folder = Path(job.save).parent
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        for name, drawn in PICTURES.items():
-            if drawing := _with_packages(name, partial(drawn, folder, job.tensorboard_dir)):
-                lines.append((name, str(drawing)))
+        for name, draw_picture in PICTURES.items():
+            if path := _with_packages(name, partial(draw_picture, folder, job.tensorboard_dir)):
+                lines.append((name, str(path)))
     picture = folder / "samples.png"
     last = _draw_samples(job, picture)
     if picture.exists():
@@ -62,17 +62,17 @@ def draw(job: ReportJob) -> None:
     if (Path(job.save) / BEST_TRACKER).exists():
         lines.append(("best", f"{job.save}/{BEST}"))
     also = {"grids": folder / "samples", "profile": folder / "profile"}
-    lines += [(name, str(place)) for name, place in also.items() if place.exists()]
+    lines += [(name, str(location)) for name, location in also.items() if location.exists()]
     if "vector" not in job.examples:
-        lines.append(("draw more", _next_command(job)))
-    for name, place in lines:
-        echo_if_open(f"{name + ':':<14} {place}")
+        lines.append(("sample more", _next_command(job)))
+    for name, location in lines:
+        echo_if_open(f"{name + ':':<14} {location}")
     if last:
         echo_if_open(last)
 
 
-def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
-    """Return what ``make`` returns; if a package that it needs is missing, say so and return None."""
+def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
+    """Return what ``make`` returns; if a package that it needs is missing, print a note and return None."""
     try:
         return make()
     except PlatformError as error:
@@ -81,7 +81,7 @@ def _with_packages(what: str, make: Callable[[], Made]) -> Made | None:
 
 
 def _frames(job: ReportJob) -> dict[str, list[Any]]:
-    """Return what each sample begins with, if the network needs that."""
+    """Return the first frames of each sample, if the network needs them."""
     if not job.frames:
         return {}
     with np.load(job.frames) as file:
@@ -89,44 +89,46 @@ def _frames(job: ReportJob) -> dict[str, list[Any]]:
 
 
 def _next_command(job: ReportJob) -> str:
-    """Return the command that draws more samples, with the sampler and the guidance of the report."""
+    """Return the command that generates more samples, with the sampler and the guidance of the report."""
     folder = Path(job.save).parent
-    asked = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
-    asked += ["--image", "FIRST.png"] if job.frames else []
+    inputs = ["--prompt", job.examples["caption"][0]] if job.examples.get("caption") else []
+    inputs += ["--image", "FIRST.png"] if job.frames else []
     how = ["--sampler", job.sampler, "--steps", str(job.steps), "--cfg-scale", f"{job.cfg_scale:g}"]
-    return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *asked, *how, "--output", f"{folder}/more.png"])
+    return shlex.join(["mm-dit", "sample", "--checkpoint", job.save, *inputs, *how, "--output", f"{folder}/more.png"])
 
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:
-    """Draw the picture of samples, and return their score, or what to do if the text encoder cannot run."""
+    """Write the picture of samples, and return their score, or what to do if the text encoder cannot run."""
     _, config, names, *_ = describe(job.save, None)
     conditions = config.predictor.conditions
-    found = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
-    judge = None if job.frames else next(filter(None, found), None)
+    judges = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
+    judge = None if job.frames else next(filter(None, judges), None)
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:
-        return f"no samples are drawn: {error.what} {error.reason}; mm-dit sample draws them on PyTorch"
+        return f"no samples are generated: {error.what} {error.reason}; mm-dit sample generates them on PyTorch"
     if judge:
-        asked = SampleRequest(judge.asked)
+        request = SampleRequest(judge.conditions)
     else:
-        asked = SampleRequest(job.examples | _frames(job)).each(
+        request = SampleRequest(job.examples | _frames(job)).each(
             SAMPLES_PER_CLASS if conditions.items == ("label",) else 1
         )
     guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
     settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
-    shown = judge.shown if judge else slice(None)
+    displayed = judge.displayed if judge else slice(None)
     parts, lines = [], []
     configs = [with_size(config, tuple(shape)) for shape in job.shapes] or [config]
-    for drawn in configs:
-        samples = generate_spread(picture, (model, drawn), asked, settings)
+    for size_config in configs:
+        samples = generate_spread(picture, (model, size_config), request, settings)
         assert samples is not None, "the one process of a report has the samples"
-        parts.append(samples[shown])
-        prefix = f"{size_words([drawn.sample_size])}: " if job.shapes else ""
-        lines += [prefix + judge.score(samples, asked.values)] if judge else []
+        parts.append(samples[displayed])
+        prefix = f"{size_words([size_config.sample_size])}: " if job.shapes else ""
+        lines += [prefix + judge.score(samples, request.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
-    grid = draw_sizes(parts, asked.titles(names)[shown], SAMPLES_SHOWN)
-    captioned(grid, f"{settings.words}, {size_words([drawn.sample_size for drawn in configs])}").save(picture)
+    grid = draw_sizes(parts, request.titles(names)[displayed], SAMPLES_SHOWN)
+    captioned(grid, f"{settings.words}, {size_words([size_config.sample_size for size_config in configs])}").save(
+        picture
+    )
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 
 def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
-    """Return the newest undamaged checkpoint of --load, after checking that it fits this run; None starts anew.
+    """Return the newest undamaged checkpoint of --load, after checking that it fits this run; None for a new run.
 
     Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the framework's module of
     checkpoints.
@@ -57,9 +57,9 @@ def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
 def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | None:
     store = CheckpointStore(load)
     if os.path.exists(load) and not os.path.isdir(load) and not os.path.isfile(load):
-        raise CheckpointError(f"--load = {load}", "is no folder", "name the folder that --save named")
-    iteration, passed = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
-    for line in passed:
+        raise CheckpointError(f"--load = {load}", "is not a folder", "name the folder that --save named")
+    iteration, warnings = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
+    for line in warnings:
         print_rank_0(f"warning: {line}; falling back to the one before")
     if iteration is not None:
         path = store.path(iteration)
@@ -84,7 +84,7 @@ def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> s
         return None
     if runtime.rank() == 0:  # which reports it
         problem = problem or problem_of(path)
-    return problem or "another rank finds it damaged"
+    return problem or "another rank reports that it is damaged"
 
 
 def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
@@ -116,16 +116,19 @@ def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | N
             "holds adapters (LoRA), and this run trains" if here is None else "holds no adapters, and this run trains"
         )
         raise CheckpointError(
-            f"--load = {path}", f"{reason} {'the whole network' if here is None else 'some'}",
-            "pass --lora-target-modules and --init-from as that run did" if here is None
+            f"--load = {path}",
+            f"{reason} {'the whole network' if here is None else 'some'}",
+            "pass --lora-target-modules and --init-from as that run did"
+            if here is None
             else "start from its weights: --init-from instead of --load",
-        )  # fmt: skip
+        )
     for flag in (name for name in here or () if name.startswith("--")):
         if here and there and _plain(here[flag]) != _plain(there.get(flag)):
             raise CheckpointError(
-                f"{flag} = {_shown(here[flag])}", f"{path} holds adapters made with {_shown(there.get(flag))}",
+                f"{flag} = {_text(here[flag])}",
+                f"{path} holds adapters trained with {_text(there.get(flag))}",
                 "use that value, or choose another --load and --save",
-            )  # fmt: skip
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -133,28 +136,29 @@ def _plain(value: Any) -> Any:
     return without_lists(map(str, value)) if isinstance(value, list) else value
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _check_frozen(here: str, kept: Any, path: Path) -> None:
+def _check_frozen(here: str, settings: Any, path: Path) -> None:
     """Raise CheckpointError if the optimizer's state is of a run with other frozen parameters."""
-    there = kept.get("--freeze", "") if isinstance(kept, dict) else ""
+    there = settings.get("--freeze", "") if isinstance(settings, dict) else ""
     if _plain(here.split()) != _plain(there.split()):
         raise CheckpointError(
-            f"--freeze = {here}", f"{path} holds the optimizer's state of a run with {there or 'nothing frozen'}",
+            f"--freeze = {here}",
+            f"{path} holds the optimizer's state of a run with {there or 'nothing frozen'}",
             "use that, or pass --no-load-optim to start the state anew",
-        )  # fmt: skip
+        )
 
 
-def _check_power_ema(stds: Sequence[float], kept: Sequence[float], path: Path) -> None:
-    """Raise ConfigError if the run keeps EMAs of other widths than the checkpoint; print if they begin or end here."""
-    power_ema.check_stds(stds, kept, str(path))
-    if stds and not kept:
+def _check_power_ema(stds: Sequence[float], saved_stds: Sequence[float], path: Path) -> None:
+    """Raise ConfigError if the checkpoint has EMAs of other widths; print a note if they start or end here."""
+    power_ema.check_stds(stds, saved_stds, str(path))
+    if stds and not saved_stds:
         print_rank_0(
             f"note: {path} has no power-function averages; they begin with its weights, as if these had never changed"
         )
-    if kept and not stds:
+    if saved_stds and not stds:
         print_rank_0(f"note: the power-function averages of {path} end here: --power-ema-stds is not given")
 
 
@@ -184,15 +188,15 @@ def check_is_free(store: CheckpointStore, iteration: int) -> None:
         )
 
 
-def _check_model(model: ModelConfig, kept: Mapping[str, Any], path: Path) -> None:
+def _check_model(model: ModelConfig, saved: Mapping[str, Any], path: Path) -> None:
     """Raise CheckpointError if predictor or diffusion are not those that the checkpoint was trained with."""
-    there = model_config_from_mapping(kept, f"{path}/run.json: model")
+    there = model_config_from_mapping(saved, f"{path}/run.json: model")
     changed = differences(there, model, ("predictor", "diffusion"))
     if changed:
         raise CheckpointError(
             f"--load = {path}",
             f"was trained with another model.json: {'; '.join(changed)}",
-            f"use the one kept in {path}/run.json, or another --load and --save",
+            f"use the one saved in {path}/run.json, or another --load and --save",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run records so that a step can be computed again: its command, and which step was not finite."""
+"""Records of a run for recomputing a step: its command, and the step that was not finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
 from mindspeed_mm_dit.errors import CheckpointError
 
 NOT_FINITE = "not_finite.json"
-"""File beside the checkpoints: the step that was not finite, with the command of its run."""
+"""File next to the checkpoints: the step that was not finite, with the command of its run."""
 
 
 def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
     }
 
 
-def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
+def record_not_finite(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
     """Record which step was not finite, on the first rank; if the disk fails, nothing is recorded."""
     from mindspeed_mm_dit.framework import runtime  # (a reader may not know the run's framework yet)
 
@@ -43,8 +43,8 @@ def leave(save: str | None, iteration: int, loss: float, grad_norm: float) -> No
         (Path(save) / NOT_FINITE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def found(folder: Path) -> dict[str, Any]:
-    """Return the record that ``leave`` made in a folder of checkpoints, or {} if all steps were finite.
+def read_not_finite(folder: Path) -> dict[str, Any]:
+    """Return the record that ``record_not_finite`` wrote into a folder of checkpoints, or {} if all steps were finite.
 
     Raises CheckpointError if the file is something else.
     """
@@ -55,7 +55,7 @@ def found(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or type(facts.get("iteration")) is not int or not is_command(facts.get(COMMAND)):
-        raise CheckpointError(str(folder / NOT_FINITE), "is not what a run leaves there", "remove it")
+        raise CheckpointError(str(folder / NOT_FINITE), "is not a record that a run writes", "remove it")
     return facts
 
 

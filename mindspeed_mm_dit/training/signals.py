@@ -1,4 +1,4 @@
-"""Requests to end a run early (a signal, the time, an error, a callback), and how all ranks learn of them."""
+"""Requests to end a run early (signal, time limit, error, callback), and how the ranks agree on them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stop:
 
 
 class StopRequest:
-    """While entered, notes SIGTERM, SIGHUP, SIGQUIT and the first SIGINT; the ranks agree on them before each step.
+    """While entered, records SIGTERM, SIGHUP, SIGQUIT and the first SIGINT; the ranks agree on them before each step.
 
     ``minutes``: time limit of the run, counted from now; None: no limit.
     """
@@ -43,7 +43,7 @@ class StopRequest:
         self._over_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self._signals: set[signal.Signals] = set()
         self._error: UserError | None = None
-        self._asked: str | None = None
+        self._end_reason: str | None = None
         self._interrupted_at: float | None = None
         self._have_agreed = False
         self._before: dict[signal.Signals, Any] = {}
@@ -78,8 +78,8 @@ class StopRequest:
             self._error = error if isinstance(error, UserError) else _named(error)
 
     def ask(self, reason: str) -> None:
-        """Ask for an orderly end, with code 0; every rank must ask, with the same words."""
-        self._asked = reason
+        """Request an orderly end, with code 0; every rank must call this, with the same ``reason``."""
+        self._end_reason = reason
 
     @property
     def error(self) -> UserError | None:
@@ -89,11 +89,11 @@ class StopRequest:
     def agree(self) -> Stop | None:
         """Return why every rank must stop now, or None to go on; every rank must call this equally often."""
         is_over = time.monotonic() >= self._over_at
-        asked = runtime.each_on_any_rank(
+        flags = runtime.each_on_any_rank(
             [self._error is not None, is_over, *(number in self._signals for number in SIGNALS)]
         )
         self._have_agreed = True
-        failed, over, *signaled = asked
+        failed, over, *signaled = flags
         if failed:
             return Stop("stopped by an error", USER_ERROR, self._error)
         for number, on in zip(SIGNALS, signaled):
@@ -101,11 +101,11 @@ class StopRequest:
                 return Stop(f"asked to stop by {number.name}", 128 + number)
         if over:
             return Stop(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0)
-        return Stop(self._asked, 0) if self._asked else None
+        return Stop(self._end_reason, 0) if self._end_reason else None
 
 
 def _named(error: Exception) -> UserError:
     """Return an error of the operating system or of a library as a UserError."""
-    named = DataError("a batch", f"could not be made: {type(error).__name__}: {error}")
+    named = DataError("a batch", f"could not be prepared: {type(error).__name__}: {error}")
     named.__cause__ = error
     return named

@@ -1,6 +1,6 @@
 """The loss on held-out images: its mean, and its mean in each quarter of the noise levels. NumPy only.
 
-The loss of a training step depends mostly on which timesteps it drew. A validation covers the noise levels evenly and
+The loss of a training step depends mostly on the timesteps it sampled. A validation covers the noise levels evenly and
 always in the same way, so its mean can be compared with earlier ones; the quarters show at which noise levels a model
 gets better or worse.
 """

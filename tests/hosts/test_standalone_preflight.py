@@ -89,7 +89,7 @@ def test_either_expert_is_trained_by_a_flag(check, tmp_path):
         ("--profile --save s --profile-step-start 2", "--profile-step-start = 2: no step follows: --train-iters is 2"),
         ("--profile --save s --profile-step-start 0 --profile-ranks 0 1", "--profile-ranks: 1: there are 1 rank"),
         ("--profile --profile-step-start 0", "--profile: there is nowhere to write a trace"),
-        ("--sample-prompts model.json", "--sample-prompts = model.json: this model is steered by no text"),
+        ("--sample-prompts model.json", "--sample-prompts = model.json: this model is not conditioned on text"),
         ("--sample-prompts gone.txt", "--sample-prompts = gone.txt: cannot be read"),
         ("--sample-interval 1", "--sample-interval = 1: there is nowhere to keep the images"),
     ],

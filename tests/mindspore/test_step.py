@@ -140,7 +140,7 @@ def test_the_gradient_is_that_of_the_loss_the_script_computes(mindspore, composi
         reported, (gradient,) = loss_of_script.gradient(forward_step, iter([batch_of(mindspore, PIXELS)]))
         assert float(reported) == pytest.approx(losses.sum(), rel=1e-6)
         np.testing.assert_allclose(gradient.asnumpy(), [derivative(losses) @ PIXELS], rtol=1e-5)
-        found = loss_of_script.of_samples(forward_step, iter([batch_of(mindspore, PIXELS)]))
+        found = loss_of_script.sample_losses(forward_step, iter([batch_of(mindspore, PIXELS)]))
         np.testing.assert_allclose(found.asnumpy(), losses, rtol=1e-6)
 
 

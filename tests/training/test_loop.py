@@ -98,7 +98,7 @@ def test_records_say_what_their_own_interval_was_like(run):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(monkeypatch, run, bad):
     left = []
-    monkeypatch.setattr(lines, "leave", lambda *said: left.append(said))
+    monkeypatch.setattr(lines, "record_not_finite", lambda *said: left.append(said))
     with pytest.raises(ConvergenceError, match=f"iteration 3: loss = {bad}") as caught:
         run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
     assert str(left) == f"[('here', 3, {bad}, 3.0)]"  # (for mm-dit replay)

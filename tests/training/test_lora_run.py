@@ -52,7 +52,7 @@ def test_a_checkpoint_holds_adapters_their_average_and_state_and_the_digest_of_t
     facts = read_facts(store.path(6))[ADAPTERS]
     assert len(facts.pop(BASE)) == 64 and facts.pop("base_from").endswith("base")
     assert facts == {"--lora-target-modules": ["attn.qkv", "blocks.{*}.mlp.fc1"], "--lora-r": 4, "--lora-alpha": 8.0}
-    assert "frozen, with adapters beside 4 layers" in outcome.output
+    assert "frozen, with adapters in 4 layers" in outcome.output
     assert outcome.losses[6] != outcome.losses[1]
 
 

@@ -25,13 +25,13 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         ),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    data = SimpleNamespace(examples=lambda prompts: {"label": [0]}, shapes_drawn=list)
+    data = SimpleNamespace(examples=lambda prompts: {"label": [0]}, sampled_shapes=list)
     monkeypatch.setattr(module, "open_data_set", lambda *_: data)
     with pytest.raises(SystemExit) as ended:
         module.report(args)
     assert ended.value.code == 2
     said = capfd.readouterr().err
-    assert "could not be drawn (exit code 1" in said and f"mm-dit sample --checkpoint {tmp_path}" in said
+    assert "could not be generated (exit code 1" in said and f"mm-dit sample --checkpoint {tmp_path}" in said
 
 
 def test_a_report_longer_than_its_training_is_not_drawn(tmp_path):

@@ -44,7 +44,7 @@ def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monke
     metrics_logger.add(7, {"train/loss": 0.125})
     metrics_logger.add_picture(7, "samples", PICTURE)
     metrics_logger.close()
-    assert "keeps no more" not in capfd.readouterr().err
+    assert "records no more" not in capfd.readouterr().err
     if kind == "tensorboard":
         board = EventAccumulator(str(tmp_path))
         board.Reload()
@@ -62,7 +62,7 @@ def test_a_tracker_not_installed_or_without_a_folder_is_named(extra, monkeypatch
     with pytest.raises(PlatformError, match=f"(?s)--{extra}-project = digits.*pip install .*{extra}"):
         check_metrics_loggers(flags(**project))
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match=f"(?s)nowhere to keep it.*--{extra}-save-dir DIR"):
+    with pytest.raises(ConfigError, match=f"(?s)no folder to write to.*--{extra}-save-dir DIR"):
         check_metrics_loggers(flags(**project))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=f"--{extra}-save-dir = .*is a file"):

@@ -1,8 +1,8 @@
 """Imports the file of a network a second time, for the meta backend.
 
 A network's file takes ``nn`` and ``ops`` from ``framework`` when it is imported, and keeps those of the active
-framework. Here it is executed again, in a module of its own: what it imports of our framework is paper, and files that
-take ``nn`` or ``ops`` too, directly or through others, are executed again as well. All else is imported as usual.
+framework. Here it is executed again, in a separate module in which ``framework`` is the meta backend. Files that also
+take ``nn`` or ``ops``, directly or through others, are executed again as well. All else is imported as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _lock = threading.RLock()
 
 
 def meta_reference(reference: str) -> Any:
-    """Return what ``reference``, "package.module:name", is on the meta backend; raises ConfigError if it cannot be imported."""
+    """Return ``reference``, "package.module:name", on the meta backend; raises ConfigError if the import fails."""
     module, _, name = reference.partition(":")
     try:
         with _lock:
@@ -53,42 +53,43 @@ def _executed(name: str) -> ModuleType:
     return module
 
 
-def _import(name: str, globals: Any = None, locals: Any = None, wanted: Any = (), level: int = 0) -> Any:
+def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
     """Import for a module on the meta backend, as ``import`` does."""
     whole = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
-    if whole == _FRAMEWORK and wanted:
-        for part in wanted:
+    if whole == _FRAMEWORK and fromlist:
+        for part in fromlist:
             importlib.import_module(f"{meta.__name__}.{part}")
         return meta
-    if wanted and _is_bound(whole):
+    if fromlist and _is_bound(whole):
         return _executed(whole)
-    usual = builtins.__import__(name, globals, locals, wanted, level)
-    if wanted and hasattr(usual, "__path__"):  # from a package: modules of it may be bound
-        parts = {part: f"{whole}.{part}" for part in wanted if isinstance(getattr(usual, part, None), ModuleType)}
+    imported = builtins.__import__(name, globals, locals, fromlist, level)
+    if fromlist and hasattr(imported, "__path__"):  # from a package: modules of it may be bound
+        parts = {part: f"{whole}.{part}" for part in fromlist if isinstance(getattr(imported, part, None), ModuleType)}
         bound = {part: _executed(module) for part, module in parts.items() if _is_bound(module)}
-        return SimpleNamespace(**{part: getattr(usual, part) for part in wanted} | bound) if bound else usual
-    return usual
+        return SimpleNamespace(**{part: getattr(imported, part) for part in fromlist} | bound) if bound else imported
+    return imported
 
 
 @functools.cache
 def _is_bound(name: str) -> bool:
     """Return whether a module takes ``nn`` or ``ops`` of the framework, directly or through another."""
-    seen, ahead = {name}, [name]
-    while ahead:
-        new = _imported_by(ahead.pop()) - seen
+    visited, pending = {name}, [name]
+    while pending:
+        new = _imported_by(pending.pop()) - visited
         if _FRAMEWORK in new:
             return True
-        seen |= new
-        ahead += new
+        visited |= new
+        pending += new
     return False
 
 
 @functools.cache
 def _imported_by(name: str) -> frozenset[str]:
-    """Return the modules of its own package and of ours that a module imports at its top level."""
+    """Return the modules of its package and of this project that a module imports at its top level."""
     spec = importlib.util.find_spec(name)
     get_source = getattr(spec and spec.loader, "get_source", None)
     if spec is None or spec.submodule_search_locations or get_source is None:
         return frozenset()
-    found = (importlib.util.resolve_name(a or b, spec.parent) for a, b in _IMPORT.findall(get_source(name) or ""))
-    return frozenset(each for each in found if each.partition(".")[0] in (name.partition(".")[0], "mindspeed_mm_dit"))
+    modules = (importlib.util.resolve_name(a or b, spec.parent) for a, b in _IMPORT.findall(get_source(name) or ""))
+    packages = (name.partition(".")[0], "mindspeed_mm_dit")
+    return frozenset(module for module in modules if module.partition(".")[0] in packages)

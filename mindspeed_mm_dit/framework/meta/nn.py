@@ -23,7 +23,7 @@ _STANDARD = Normal(1.0)
 
 
 class Parameter(Tensor):
-    """A parameter of a module, and what the network says of it."""
+    """A parameter of a module, with the declaration that the network made."""
 
     def __init__(self, declared: Declared) -> None:
         super().__init__(declared.shape, "float32", declared.trained, Storage(0, is_weight=True))

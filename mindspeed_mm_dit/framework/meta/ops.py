@@ -1,6 +1,6 @@
-"""Functions of tensors on the meta backend: the shape of each result, its multiply-adds, and what its backward keeps.
+"""Functions of tensors on the meta backend: shapes of results, multiply-adds, and the tensors saved for backward.
 
-What is kept is what PyTorch's operators keep.
+The saved tensors are those that PyTorch's operators save.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def _keeping_input(x: Tensor) -> Tensor:
 
 
 def _keeping_result(x: Tensor) -> Tensor:
-    made = elementwise(x)
-    if made.needs_gradient:
-        current().save(made.storage)
-    return made
+    output = elementwise(x)
+    if output.needs_gradient:
+        current().save(output.storage)
+    return output
 
 
 log = sin = cos = silu = gelu = _keeping_input
@@ -64,7 +64,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     known = math.prod(size for size in shape if size != -1)
     sizes = tuple(x.num_elements // known if size == -1 else size for size in shape)
     if math.prod(sizes) != x.num_elements:
-        raise ValueError(f"{x.shape} has not as many elements as {tuple(shape)}")
+        raise ValueError(f"{x.shape} does not have as many elements as {tuple(shape)}")
     strides = view_strides(x, sizes)
     return result(sizes, x.dtype, [x]) if strides is None else x.view(sizes, strides)
 
@@ -160,10 +160,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     B, heads, N, d = q.shape
     current().multiply_adds += 2 * B * heads * N * k.shape[2] * d
     log_sum_exp = Tensor((B, heads, N))
-    made = result((B, heads, N, d), v.dtype, [q, k, v], [q, k, v, mask, log_sum_exp], strides=dense_like(q))
-    if made.needs_gradient:
-        current().save(made.storage)
-    return made
+    output = result((B, heads, N, d), v.dtype, [q, k, v], [q, k, v, mask, log_sum_exp], strides=dense_like(q))
+    if output.needs_gradient:
+        current().save(output.storage)
+    return output
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ def tensor(array: Any) -> Tensor:
 
 
 def from_host(shape: Callable[..., Shape]) -> Callable[[Callable[..., Any]], Callable[..., Tensor]]:
-    """Let a function of integers to an array, whose shape ``shape`` tells, return a tensor."""
+    """Let a function of integers that makes an array return a tensor; ``shape`` computes the array's shape."""
     return lambda make: lambda *numbers: Tensor(shape(*numbers))
 
 

@@ -10,12 +10,12 @@ from mindspeed_mm_dit.framework.meta.trace import Storage, current
 
 Shape = tuple[int, ...]
 ITEM_BYTES = {"bool": 1, "int64": 8, "bfloat16": 2, "float32": 4}
-"""Bytes of an element. Of two types, elementwise work gives the later one."""
+"""Bytes of an element. Of two types, elementwise operators return the later one."""
 _ORDER = list(ITEM_BYTES)
 
 
 class Tensor:
-    """A tensor of ``shape``; a new one has memory of its own, in the order of its axes."""
+    """A tensor of ``shape``; without ``storage`` and ``strides`` it has new memory, in row-major order."""
 
     def __init__(
         self,
@@ -88,18 +88,18 @@ def result(
     keeps: Sequence[Any] = (),
     strides: Shape | None = None,
 ) -> Tensor:
-    """Return what an operator makes of ``inputs``: a tensor of its own.
+    """Return the result of an operator on ``inputs``: a tensor with new memory.
 
-    keeps: the tensors that backward needs, if a gradient is wanted. Anything among both that is no tensor is ignored.
+    keeps: the tensors that backward needs, if a gradient is required. Entries of both that are not tensors are ignored.
     """
     trace = current()
-    made = Tensor(shape, dtype, trace.with_gradient and any(map(_needs, inputs)), strides=strides)
-    if made.needs_gradient:
-        trace.widest_bytes = max(trace.widest_bytes, made.storage.num_bytes)
+    output = Tensor(shape, dtype, trace.with_gradient and any(map(_needs, inputs)), strides=strides)
+    if output.needs_gradient:
+        trace.widest_bytes = max(trace.widest_bytes, output.storage.num_bytes)
         for x in keeps:
             if isinstance(x, Tensor):
                 trace.save(x.storage)
-    return made
+    return output
 
 
 def elementwise(*inputs: Any, keeps: Sequence[Any] = ()) -> Tensor:
@@ -145,26 +145,26 @@ def view_strides(x: Tensor, shape: Shape) -> Shape | None:
             runs[-1] = (runs[-1][0] * size, stride)
         elif size > 1:
             runs.append((size, stride))
-    found, left, step = [], 1, 1
+    strides, left, step = [], 1, 1
     for size in reversed(shape):
         if left == 1 and size > 1:
             left, step = runs.pop()
         if left % size:
             return None
-        found.append(step)
+        strides.append(step)
         left, step = left // size, step * size
-    return tuple(reversed(found))
+    return tuple(reversed(strides))
 
 
 def broadcast(*shapes: Shape) -> Shape:
     """Return the shape of elementwise work on tensors of ``shapes``."""
     length = max(map(len, shapes))
     padded = [(1,) * (length - len(shape)) + tuple(shape) for shape in shapes]
-    found = tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
+    merged = tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded))
     for sizes in zip(*padded):
         if len({*sizes} - {1}) > 1:
-            raise ValueError(f"shapes that do not fit each other: {', '.join(map(str, shapes))}")
-    return found
+            raise ValueError(f"shapes that cannot be broadcast together: {', '.join(map(str, shapes))}")
+    return merged
 
 
 def promoted(*dtypes: str) -> str:

@@ -58,7 +58,7 @@ class Trace:
         return sum(storage.num_bytes for storage in outside | self._inputs.keys())
 
     def largest_block_bytes(self) -> int:
-        """Return the bytes kept in the block that keeps most."""
+        """Return the bytes kept in the block that keeps the most."""
         sums: dict[Any, int] = {}
         for storage, block in self._saved.items():
             if block is not None:
@@ -67,7 +67,7 @@ class Trace:
 
 
 def current() -> Trace:
-    """Return the trace that is being recorded; without one, what is recorded is lost."""
+    """Return the trace that is being recorded, or else a temporary one."""
     return getattr(_thread, "trace", None) or Trace()
 
 

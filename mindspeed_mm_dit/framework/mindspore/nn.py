@@ -90,7 +90,7 @@ class Conv2d(Module):
 
 
 def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
-    """Compute a convolution by unfolding and one matrix product: tens of times as fast as the CPU's own kernel."""
+    """Compute a convolution by unfolding and one matrix product: tens of times as fast as the CPU kernel."""
     (B, C, H, W), (out_channels, _, K, _) = x.shape, weight.shape
     h, w = (H + 2 * padding - K) // stride + 1, (W + 2 * padding - K) // stride + 1
     columns = msops.unfold(x, K, 1, padding, stride).reshape((B, C * K * K, h * w))
@@ -172,7 +172,7 @@ class GELU(Module):
 
 
 def _gelu_by_sigmoid(x: Any) -> Any:
-    """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times as fast as the CPU's own kernel."""
+    """x * (1 + tanh u) / 2 as x * sigmoid(2 u) (Hendrycks & Gimpel 2016): 7 times as fast as the CPU kernel."""
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
 
 

@@ -146,10 +146,10 @@ def from_host(shape: Callable[..., Shape]) -> Callable[[Callable[..., np.ndarray
 
     def in_graph(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
         @msops.constexpr
-        def made(*numbers: int) -> Tensor:
+        def constant_tensor(*numbers: int) -> Tensor:
             return Tensor(make(*numbers))
 
-        return made
+        return constant_tensor
 
     return in_graph
 
@@ -159,7 +159,7 @@ def numpy(x: Tensor) -> np.ndarray:
 
 
 def sample_ranks() -> int:
-    """Return 1: every rank has samples of its own (``runtime.SHARES_SEQUENCES``)."""
+    """Return 1: ranks do not share samples (``runtime.SHARES_SEQUENCES``)."""
     return 1
 
 

@@ -15,8 +15,8 @@ from mindspeed_mm_dit.optimizers import adam
 
 def gradients(module: mindspore.nn.Cell, losses: Callable[[], Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     names, parameters = trained(module)
-    values, found = _mean_gradients(parameters, losses)
-    return runtime.to_host(values), {name: runtime.to_host(g) for name, g in zip(names, found)}
+    values, grads = _mean_gradients(parameters, losses)
+    return runtime.to_host(values), {name: runtime.to_host(g) for name, g in zip(names, grads)}
 
 
 def adamw_step(
@@ -36,8 +36,8 @@ def adamw_step(
 
 def trained(module: mindspore.nn.Cell) -> tuple[list[str], list[Parameter]]:
     """Return the names of the trained parameters, and the parameters."""
-    found = [(name, p) for name, p in module.parameters_and_names() if p.requires_grad]
-    return [name for name, _ in found], [p for _, p in found]
+    named = [(name, p) for name, p in module.parameters_and_names() if p.requires_grad]
+    return [name for name, _ in named], [p for _, p in named]
 
 
 def _mean_gradients(parameters: list[Parameter], losses: Callable[[], Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -45,5 +45,5 @@ def _mean_gradients(parameters: list[Parameter], losses: Callable[[], Any]) -> t
         values = losses()
         return values.mean(), values
 
-    (_, values), found = mindspore.value_and_grad(forward, None, parameters, has_aux=True)()
-    return values, found
+    (_, values), grads = mindspore.value_and_grad(forward, None, parameters, has_aux=True)()
+    return values, grads

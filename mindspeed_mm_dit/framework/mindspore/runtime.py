@@ -32,7 +32,7 @@ if ON_CPU:  # else its threads spin between operators: 25 times the CPU time if 
 SAMPLES_IN_BF16 = False
 """Whether ``low_precision`` and ``bf16_products`` are supported."""
 WAYS_TO_BF16: tuple[ComputeMode, ...] = ()
-"""Ways in which a training step may compute in bfloat16: none yet."""
+"""Modes in which a training step may compute in bfloat16: none yet."""
 SHARES_SEQUENCES = False
 """Whether several ranks can share the tokens of a sample: not yet."""
 
@@ -90,7 +90,7 @@ def world_size() -> int:
     return communication.get_group_size() if _Job.joined else int(os.environ.get("MS_WORKER_NUM", "1"))
 
 
-data_rank, data_world_size = rank, world_size  # every rank has samples of its own
+data_rank, data_world_size = rank, world_size  # ranks do not share samples
 
 
 def device_name() -> str:
@@ -212,26 +212,26 @@ def free_memory() -> None:
 
 
 class Profile:
-    """Records what MindSpore's profiler sees from now on, on the host and an Ascend device, in the folder ``place``."""
+    """Records what MindSpore's profiler sees from now on, on the host and an Ascend device, into ``folder``."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         profiler = mindspore.profiler
         activities = [profiler.ProfilerActivity.CPU]
         if not ON_CPU:
             activities.append(profiler.ProfilerActivity.NPU)
-        self._place = place
+        self._folder = folder
         self._profile = profiler.profile(
-            activities=activities, on_trace_ready=profiler.tensorboard_trace_handler(str(place))
+            activities=activities, on_trace_ready=profiler.tensorboard_trace_handler(str(folder))
         )
 
     def stop(self) -> Path:
         """Write the trace (``trace_view.json``, for a browser), and return its folder."""
         self._profile.stop()
-        return self._place
+        return self._folder
 
 
 def report_failure(error: BaseException) -> None:
-    """Do nothing: msrun keeps a worker's output, and checks its exit code."""
+    """Do nothing: msrun stores a worker's output, and checks its exit code."""
 
 
 def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
@@ -245,7 +245,7 @@ def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
 
 
 def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
-    """Return ``module``, its forward compiled by ms.jit, anew for every shape of its inputs."""
+    """Return ``module``, its forward compiled by ms.jit, once for every shape of its inputs."""
     module.construct = mindspore.jit(module.construct)
     return module
 

@@ -1,4 +1,4 @@
-"""x + y * z, whose gradient takes what it needs and no more: PyTorch's own also multiplies y and z by a factor of 1."""
+"""x + y * z with a cheaper gradient: that of torch.addcmul also multiplies y and z by a factor of 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Return x + y * z, with broadcasting."""
-    # The compiler leaves such products out itself; on a CPU a gradient in Python costs more than they do.
+    # The compiler removes these products itself; on a CPU a gradient in Python costs more than they do.
     if torch.compiler.is_compiling() or x.device.type == "cpu":
         return torch.addcmul(x, y, z)
     return _AddCMul.apply(x, y, z)
@@ -21,8 +21,8 @@ class _AddCMul(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-        _, of_y, of_z = ctx.needs_input_grad
-        ctx.save_for_backward(y if of_z else None, z if of_y else None)
+        _, y_needs_grad, z_needs_grad = ctx.needs_input_grad
+        ctx.save_for_backward(y if z_needs_grad else None, z if y_needs_grad else None)
         ctx.save_for_forward(y, z)
         result = torch.addcmul(x, y, z)
         ctx.shapes, ctx.shape = (x.shape, y.shape, z.shape), result.shape
@@ -31,19 +31,19 @@ class _AddCMul(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, y: Tensor | None, z: Tensor | None) -> Tensor:
         """Return the derivative along tangents of the inputs; None for inputs that stay constant."""
-        of_z, of_y = ctx.saved_tensors
+        saved_y, saved_z = ctx.saved_tensors
         parts = [] if x is None else [x]
-        parts += [] if y is None else [y * of_y]
-        parts += [] if z is None else [of_z * z]
+        parts += [] if y is None else [y * saved_z]
+        parts += [] if z is None else [saved_y * z]
         return sum(parts[1:], parts[0]).expand(ctx.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (y, z), (g,) = ctx.saved_tensors, gradients
-        of_x, of_y, of_z = ctx.needs_input_grad
+        x_needs_grad, y_needs_grad, z_needs_grad = ctx.needs_input_grad
         shape_x, shape_y, shape_z = ctx.shapes
         return (
-            g.sum_to_size(shape_x) if of_x else None,
-            (g * z).sum_to_size(shape_y) if of_y else None,
-            (g * y).sum_to_size(shape_z) if of_z else None,
+            g.sum_to_size(shape_x) if x_needs_grad else None,
+            (g * z).sum_to_size(shape_y) if y_needs_grad else None,
+            (g * y).sum_to_size(shape_z) if z_needs_grad else None,
         )

@@ -77,21 +77,21 @@ class _OneDNN(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         """Return the derivative along tangents of the inputs; None for inputs that stay constant."""
-        given, factor = ctx.saved_tensors
-        parts = [] if x is None else [_product(x, factor)]
-        parts += [] if weight is None else [_product(given, weight)]
-        parts += [] if bias is None else [bias.expand(*given.shape[:-1], -1)]
+        saved_x, saved_weight = ctx.saved_tensors
+        parts = [] if x is None else [_product(x, saved_weight)]
+        parts += [] if weight is None else [_product(saved_x, weight)]
+        parts += [] if bias is None else [bias.expand(*saved_x.shape[:-1], -1)]
         return sum(parts[1:], parts[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (x, weight), (of_output,) = ctx.saved_tensors, gradients
-        of_x, of_weight, of_bias = ctx.needs_input_grad
-        rows = of_output.reshape(-1, of_output.shape[-1])  # (rows, out)
+        (x, weight), (grad_output,) = ctx.saved_tensors, gradients
+        x_needs_grad, weight_needs_grad, bias_needs_grad = ctx.needs_input_grad
+        rows = grad_output.reshape(-1, grad_output.shape[-1])  # (rows, out)
         return (
-            _product(of_output, weight.t()) if of_x else None,
-            _product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            _product(grad_output, weight.t()) if x_needs_grad else None,
+            _product(rows.t(), x.reshape(-1, x.shape[-1]).t()) if weight_needs_grad else None,
+            rows.sum(0) if bias_needs_grad else None,
         )
 
 

@@ -48,7 +48,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """PyTorch's RMSNorm, in float32 under autocast: with weights of more bits than its input it is taken apart."""
+    """PyTorch's RMSNorm, in float32 under autocast: an input of fewer bits than the weights would disable fusion."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Norm ``input`` over its last axis."""

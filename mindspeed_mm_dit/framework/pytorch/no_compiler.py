@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-_ANSWER = "__dynamo_disable"
-"""Attribute in which PyTorch keeps its compiler's form of a method that is never compiled."""
+_UNCOMPILED = "__dynamo_disable"
+"""Attribute in which PyTorch stores the variant of a method that its compiler skips."""
 
 
 def avoid_compiler_import() -> None:
     """Let optimizers be created, saved and loaded without importing ``torch._dynamo``."""
     for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         method = getattr(getattr(Optimizer, name), "__wrapped__", None)
-        if method is not None and not hasattr(method, _ANSWER):
-            setattr(method, _ANSWER, method)
+        if method is not None and not hasattr(method, _UNCOMPILED):
+            setattr(method, _UNCOMPILED, method)
 
 
 def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:

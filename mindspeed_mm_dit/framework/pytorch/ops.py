@@ -74,8 +74,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         a, b = pairs[..., 0], pairs[..., 1]
         return stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     if x.device.type in ("cpu", "cuda"):  # one complex product: a fifth of the time on a CPU
-        turns = complex(to_float32(cos), to_float32(sin))  # (N, d / 2)
-        return view_as_real(view_as_complex(pairs.to(turns.real.dtype)) * turns).flatten(-2)
+        rotations = complex(to_float32(cos), to_float32(sin))  # (N, d / 2)
+        return view_as_real(view_as_complex(pairs.to(rotations.real.dtype)) * rotations).flatten(-2)
     return addcmul(pairs * cos[..., None], pairs.flip(-1), stack([-sin, sin], -1)).flatten(-2)
 
 
@@ -117,7 +117,7 @@ def derivative_along(
 
 
 def _forget_casts() -> None:
-    """Drop the weights that autocast has cast without a gradient: PyTorch 2.7 would learn through them, so nothing."""
+    """Drop the weights that autocast has cast without a gradient: PyTorch 2.7 would reuse them, and train nothing."""
     clear_autocast_cache()
 
 
@@ -137,11 +137,11 @@ def tensor(array: np.ndarray) -> Tensor:
 
 
 def from_host(shape: Callable[..., Shape]) -> Callable[[Callable[..., np.ndarray]], Callable[..., Tensor]]:
-    """Let a function of integers to an array return a tensor; ``shape`` tells its shape, which paper needs."""
+    """Let a function of integers that makes an array return a tensor; only the meta backend needs ``shape``."""
 
     def on_device(make: Callable[..., np.ndarray]) -> Callable[..., Tensor]:
-        made = lru_cache(maxsize=64)(make)
-        return lambda *numbers: tensor(made(*numbers))
+        cached = lru_cache(maxsize=64)(make)
+        return lambda *numbers: tensor(cached(*numbers))
 
     return on_device
 

@@ -49,8 +49,8 @@ def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarr
     module.zero_grad()
     values = losses()
     values.mean().backward()
-    found = {name: p.grad.numpy(force=True) for name, p in module.named_parameters() if p.grad is not None}
-    return values.numpy(force=True), found
+    grads = {name: p.grad.numpy(force=True) for name, p in module.named_parameters() if p.grad is not None}
+    return values.numpy(force=True), grads
 
 
 def adamw_step(

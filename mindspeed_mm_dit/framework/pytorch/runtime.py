@@ -29,7 +29,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True
 """Whether ``low_precision`` and ``bf16_products`` are supported."""
 WAYS_TO_BF16: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
-"""Ways in which a training step may compute in bfloat16."""
+"""Modes in which a training step may compute in bfloat16."""
 SHARES_SEQUENCES = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
 _sequence_ranks = 1
@@ -49,7 +49,7 @@ def device_type() -> str:
 
 
 def stay_on_host() -> None:
-    """Let this process compute on the CPU, whatever accelerators there are."""
+    """Let this process compute on the CPU, even if there are accelerators."""
     global _stays_on_host
     _stays_on_host = True
 
@@ -72,11 +72,11 @@ def check_backend(backend: str | None) -> str:
     kind = device_type()
     if backend is None:
         return _BACKENDS[kind]
-    wanted = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}[backend]
-    if backend != "gloo" and wanted != kind:
+    backend_device = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}[backend]
+    if backend != "gloo" and backend_device != kind:
         raise PlatformError(
             f"--distributed-backend = {backend}",
-            f"needs a {wanted.upper()} device; this PyTorch ({torch.__version__}) sees none",
+            f"needs a {backend_device.upper()} device; this PyTorch ({torch.__version__}) sees none",
             "leave the flag out, or use gloo on a CPU",
         )
     return backend
@@ -117,7 +117,7 @@ def divide_among_ranks(micro_batch_size: int, global_batch_size: int, sequence_r
 def group_of_hosts() -> dist.ProcessGroup:
     """Return a group of all ranks over gloo.
 
-    If the program around us has bound its group to a device, PyTorch would look for a backend of that device here too.
+    If the host program has bound its group to a device, PyTorch would look for a backend of that device here too.
     """
     whole: Any = dist.group.WORLD
     bound, whole.bound_device_id = whole.bound_device_id, None
@@ -133,10 +133,10 @@ def _settle_on_cpu() -> None:
 
 
 def _choose_accelerator(number: int) -> None:
-    there = torch.accelerator.device_count()
-    if number >= there:
+    count = torch.accelerator.device_count()
+    if number >= count:
         raise PlatformError(
-            f"LOCAL_RANK = {number}", f"there are {there} accelerator(s)", f"start {there} process(es): NPUS_PER_NODE"
+            f"LOCAL_RANK = {number}", f"there are {count} accelerator(s)", f"start {count} process(es): NPUS_PER_NODE"
         )
     torch.accelerator.set_device_index(number)
 
@@ -173,7 +173,7 @@ def data_rank() -> int:
 
 
 def data_world_size() -> int:
-    """Return the number of ranks, or of groups of ranks that share samples, with samples of their own."""
+    """Return the number of ranks, or of groups of ranks that share samples, with separate samples."""
     return world_size() // _sequence_ranks
 
 
@@ -227,8 +227,8 @@ class PendingRead:
     """Scalars on their way to the host; reading them does not wait for work queued on the device later."""
 
     def __init__(self, values: list[torch.Tensor]) -> None:
-        there = device()  # (with offload_to_cpu the norm of the gradients is on the host)
-        stacked = torch.stack([value.detach().float().reshape(()).to(there, non_blocking=True) for value in values])
+        target = device()  # (with offload_to_cpu the norm of the gradients is on the host)
+        stacked = torch.stack([value.detach().float().reshape(()).to(target, non_blocking=True) for value in values])
         self._values, self._arrived = stacked, None
         if stacked.device.type != "cpu":
             self._values = torch.empty(stacked.shape, pin_memory=True).copy_(stacked, non_blocking=True)
@@ -273,18 +273,18 @@ def barrier() -> None:
 
 def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` into the parameters of ``module``, of which each rank may hold a part; all must exist."""
-    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, whatever wraps them)
+    parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, without those of wrappers)
     with torch.no_grad():
         for name, array in arrays.items():
             parameter, value = parameters[name], torch.as_tensor(array)
             assert parameter.shape == value.shape, (name, parameter.shape, value.shape)
             if is_sharded(parameter):
-                value = _part_of(value.to(device()), parameter)
+                value = _local_shard(value.to(device()), parameter)
                 parameter = parameter.to_local()
             parameter.copy_(value)
 
 
-def _part_of(whole: torch.Tensor, sharded: Any) -> torch.Tensor:
+def _local_shard(whole: torch.Tensor, sharded: Any) -> torch.Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None).to_local()
@@ -324,13 +324,13 @@ def free_memory() -> None:
 
 
 class Profile:
-    """Records operators, and kernels of an NVIDIA GPU, from now on, as a chrome trace in the file ``place``.json."""
+    """Records operators, and kernels of an NVIDIA GPU, from now on, as a chrome trace in the file ``path``.json."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, path: Path) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if device_type() == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._file = place.with_name(f"{place.name}.json")
+        self._file = path.with_name(f"{path.name}.json")
         self._profile = torch.profiler.profile(activities=activities, record_shapes=True)
         self._profile.start()
 
@@ -381,7 +381,7 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
             "install one, or drop the flag",
         )
     torch._dynamo.config.optimize_ddp = False  # it would split a block's graph where DDP's buckets end
-    torch._dynamo.config.recompile_limit = max(8, 4 * MOST_GRAPHS)  # (validation and samples have graphs of their own)
+    torch._dynamo.config.recompile_limit = max(8, 4 * MOST_GRAPHS)  # (validation and samples have other graphs)
     dynamic = None if shapes == 1 else shapes > MOST_GRAPHS
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=dynamic)

@@ -20,7 +20,7 @@ _mesh: DeviceMesh | None = None
 
 
 def set_context_parallel_group(group: dist.ProcessGroup | None, device_type: str) -> None:
-    """Let the ranks of ``group`` share their samples' tokens from now on; None: every rank has samples of its own."""
+    """Let the ranks of ``group`` share their samples' tokens from now on; None: ranks do not share samples."""
     global _mesh
     _mesh = None if group is None else DeviceMesh.from_group(group, device_type)
 
@@ -38,14 +38,14 @@ def split_tokens(x: Tensor) -> Tensor:
         ranks = _mesh.size()
         x = x.view_as(x)
         x.register_hook(lambda gradient: gradient / ranks)
-    return _moved(x, _mesh, None, 1)
+    return _resharded(x, _mesh, None, 1)
 
 
 def gather_tokens(x: Tensor) -> Tensor:
     """This rank's part of the tokens (B, N / ranks, D) -> whole samples (B, N, D)."""
     if _mesh is None:
         return x
-    x = _moved(x, _mesh, 1, None)
+    x = _resharded(x, _mesh, 1, None)
     if x.requires_grad:
         ranks = _mesh.size()
         x.register_hook(lambda gradient: gradient * ranks)
@@ -54,21 +54,21 @@ def gather_tokens(x: Tensor) -> Tensor:
 
 def tokens_to_heads(x: Tensor) -> Tensor:
     """Some tokens of every head (B, heads, N / ranks, d) -> every token of some heads (B, heads / ranks, N, d)."""
-    return x if _mesh is None else _moved(x, _mesh, TOKENS, HEADS)
+    return x if _mesh is None else _resharded(x, _mesh, TOKENS, HEADS)
 
 
 def heads_to_tokens(x: Tensor) -> Tensor:
     """Every token of some heads (B, heads / ranks, N, d) -> some tokens of every head (B, heads, N / ranks, d)."""
-    return x if _mesh is None else _moved(x, _mesh, HEADS, TOKENS)
+    return x if _mesh is None else _resharded(x, _mesh, HEADS, TOKENS)
 
 
-def _moved(x: Tensor, mesh: DeviceMesh, there: int | None, here: int | None) -> Tensor:
-    """Reshard a tensor from axis ``there`` to axis ``here``; return this rank's part.
+def _resharded(x: Tensor, mesh: DeviceMesh, from_axis: int | None, to_axis: int | None) -> Tensor:
+    """Reshard a tensor from axis ``from_axis`` to axis ``to_axis``; return this rank's part.
 
     None: every rank has it whole. Gradients go the reverse way.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    before, after = (Replicate() if axis is None else Shard(axis) for axis in (there, here))
+    before, after = (Replicate() if axis is None else Shard(axis) for axis in (from_axis, to_axis))
     whole = DTensor.from_local(x.contiguous(), mesh, [before], run_check=False)
     return whole.redistribute(placements=[after]).to_local(grad_placements=[after])

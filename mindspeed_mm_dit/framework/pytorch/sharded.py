@@ -1,4 +1,4 @@
-"""Tell whether a tensor or module is sharded, without the import of what shards: half of the time of PyTorch itself."""
+"""Check whether a tensor or module is sharded, without importing DTensor (half of PyTorch's own import time)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_sharded(x: Any) -> bool:
-    """Return whether ``x`` is a DTensor; false as long as nobody has imported them."""
+    """Return whether ``x`` is a DTensor; false as long as DTensor has not been imported."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(x, tensors.DTensor)
 

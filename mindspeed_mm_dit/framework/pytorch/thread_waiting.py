@@ -1,9 +1,9 @@
-"""Let OpenMP's threads spin while they wait on a quiet machine, and sleep while other processes want the cores.
+"""Let OpenMP's threads spin while they wait on a quiet machine, and sleep while other processes use the cores.
 
 OpenMP's threads meet hundreds of times a step. Spinning until the others arrive is fastest on a quiet machine. Beside a
 busy process it takes the cores from the very threads that are waited for, and a step takes four times as long. GNU's
 OpenMP reads how to wait when it is loaded, but hardly spins if it has more threads than there are cores (its manual on
-GOMP_SPINCOUNT). So while others want the cores, some idle threads are held. Results are the same to the bit.
+GOMP_SPINCOUNT). So while other processes use the cores, some idle threads are held. Results are the same to the bit.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _watch: threading.Thread | None = None
 
 
 def tune_openmp_waiting() -> None:
-    """From now on, check once a second whether other processes want the cores.
+    """From now on, check once a second whether other processes use the cores.
 
-    Do nothing if a variable says how threads wait, if there is only one thread, or if there is no /proc.
+    Do nothing if an environment variable sets how threads wait, if there is only one thread, or if there is no /proc.
     """
     global _watch
-    is_told = not os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
-    if _watch is None and not is_told and torch.get_num_threads() > 1 and _STAT.is_file():
+    is_set = not os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"))
+    if _watch is None and not is_set and torch.get_num_threads() > 1 and _STAT.is_file():
         _watch = threading.Thread(target=_look_on, name="waiting", daemon=True)
         _watch.start()
 
@@ -75,7 +75,7 @@ def cores_are_contended(before: Used, now: Used, threads: int) -> bool:
 
 
 class IdleThreads:
-    """Idle threads that OpenMP counts: with those that compute, they are more than there are cores."""
+    """Idle threads that OpenMP counts: together with the computing threads they outnumber the cores."""
 
     def __init__(self) -> None:
         self._end = threading.Event()

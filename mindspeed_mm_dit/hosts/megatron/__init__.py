@@ -1,1 +1,1 @@
-"""The names of commands for the users of MindSpeed-MM's old route; they are in ``integrations/mindspeed_mm/megatron``."""
+"""Command names for users of MindSpeed-MM's old route; the code is in ``integrations/mindspeed_mm/megatron``."""

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training.flags import parse
-from mindspeed_mm_dit.training.run_command import found, is_command
+from mindspeed_mm_dit.training.run_command import is_command, read_not_finite
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PastRun:
         root, checkpoint = (given.parent, given) if given.name.startswith("iter_") else (given, None)
         if checkpoint is None and CheckpointStore(root / "checkpoints").iterations():
             root /= "checkpoints"  # (as a run leaves them)
-        run = cls(root, checkpoint, found(root), flag)
+        run = cls(root, checkpoint, read_not_finite(root), flag)
         if not run.left and not run.iterations:
             raise CheckpointError(f"{flag} = {root}", "holds no checkpoint of a run", "name the folder of --save")
         return run

@@ -2,14 +2,14 @@
 
 The moments of one step, in this order; at each of them every callback is called, in the order of ``registry.kinds``::
 
-    before_step(run)              the batches are ready, and no rank asks to stop
+    before_step(run)              the batches are ready, and no rank requests to stop
     catch_up(run)                 the device is busy with the step
     after_step(run, step)         the step is counted; its numbers may still be on their way from the device
     after_validation(run, loss)   in the middle of ``after_step``, if there was a validation
     check(run)                    before the state is saved
 
-``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps, so a
-callback may let the ranks communicate, as long as it does so on every rank. A callback that wants the run to end calls
+``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps, so
+a callback may let the ranks communicate, as long as it does so on every rank. A callback that ends the run calls
 ``run.stop.ask``.
 """
 
@@ -46,7 +46,7 @@ class Callback:
         """Called after ``run.progress.iteration`` steps, before the next."""
 
     def catch_up(self, run: Run) -> None:
-        """Report what is pending of the steps so far: the device is busy, or something slow comes next."""
+        """Report pending results of the steps so far: the device is busy, or a slow operation follows."""
 
     def after_step(self, run: Run, step: Step) -> None:
         """Called when step ``run.progress.iteration`` is taken."""
@@ -63,14 +63,14 @@ class Callback:
 
 @dataclass
 class Run:
-    """A run while it trains: what the loop steps, and what its callbacks get."""
+    """The state of a training run that the loop and its callbacks share."""
 
     args: RunConfig
     """Its flags; ``args.mm`` holds its config files."""
     engine: Engine
     forward_step: ForwardStep
     held_out: Iterable[Any] | None
-    """Held-out batches, iterated anew for every validation; each has an array NOISE_LEVEL."""
+    """Held-out batches, iterated from the start for every validation; each has an array NOISE_LEVEL."""
     progress: Progress
     """Counts steps and samples so far, and saves checkpoints."""
     stop: StopRequest
@@ -92,7 +92,7 @@ class Run:
                 moment(callback)
 
     def took(self, step: Step) -> None:
-        """Count a step, and tell the callbacks."""
+        """Count a step, and call the callbacks."""
         self.progress.advance()
         self.notify(lambda callback: callback.after_step(self, step))
 
@@ -112,7 +112,7 @@ class CallbackKind:
 
     name: str
     open: Callable[[Run], Callback | None]
-    """Makes the callback of a run, or returns None if its flags do not ask for one."""
+    """Returns the callback of a run, or None if its flags do not enable it."""
     check: Callable[[RunConfig, int], None] = lambda args, world_size: None
     """(flags, ranks): raises a UserError for flags that cannot work, before any device work; on every rank."""
     writes: Callable[[RunConfig], tuple[str, Path] | None] = lambda args: None

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind,
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
-from mindspeed_mm_dit.training.loggers.registry import asked
+from mindspeed_mm_dit.training.loggers.registry import requested_loggers
 from mindspeed_mm_dit.training.report import prompts_to_sample
 
 STEPS = 20
@@ -33,7 +33,7 @@ SAMPLES_PER_CLASS = 4
 
 
 class SampleGrids(Callback):
-    """Draws a grid and keeps it as ``samples/iter_0000500.png`` beside the --save folder, and in TensorBoard.
+    """Generates a sample grid, saved as ``samples/iter_0000500.png`` next to the --save folder, and in TensorBoard.
 
     The noise of an image depends only on the seed and its number, so the random numbers of the run stay the same, and
     pictures of one run can be compared.
@@ -45,11 +45,11 @@ class SampleGrids(Callback):
         self._settings = settings_of(args)
         config: ModelConfig = args.mm.model
         data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
-        self._asked = SampleRequest(data.examples(prompts_to_sample(args))).each(each)
-        self._configs = [with_size(config, shape) for shape in data.shapes_drawn()] or [config]
+        self._request = SampleRequest(data.examples(prompts_to_sample(args))).each(each)
+        self._configs = [with_size(config, shape) for shape in data.sampled_shapes()] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
-        """Draw if it is due."""
+        """Generate a grid if it is due."""
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
             run.catch_up()
@@ -57,17 +57,17 @@ class SampleGrids(Callback):
                 self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:
-        """Draw the grid of ``iteration`` on the rank that logs; every rank must call this."""
+        """Generate the grid of ``iteration`` on the rank that logs; every rank must call this."""
         try:
             with engine.averaged(self._log.prints) as model:
                 if model is None:
                     return
-                titles = self._asked.titles(self._classes)
-                drawn = [generate(model, config, self._asked, self._settings) for config in self._configs]
+                titles = self._request.titles(self._classes)
+                samples = [generate(model, config, self._request, self._settings) for config in self._configs]
                 sizes = size_words([config.sample_size for config in self._configs])
-                picture = captioned(draw_sizes(drawn, titles), f"step {iteration:,}: {self._settings.words}, {sizes}")
+                picture = captioned(draw_sizes(samples, titles), f"step {iteration:,}: {self._settings.words}, {sizes}")
         except ConvergenceError:
-            self._log.echo(f"samples at iteration {iteration}: are not finite numbers, and are not drawn")
+            self._log.echo(f"samples at iteration {iteration}: not finite, so no grid is written")
             return
         if self._log.prints:
             self._keep(picture, iteration)
@@ -79,7 +79,7 @@ class SampleGrids(Callback):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             grid.save(self._folder / f"iter_{iteration:07d}.png")
-        except OSError as error:  # with a full disk the picture is lost, and the run goes on
+        except OSError as error:  # with a full disk the grid is lost, and the run goes on
             self._log.echo(f"warning: --sample-interval: {self._folder} cannot be written: {error}; the run goes on")
 
 
@@ -89,7 +89,7 @@ def folder_of(args: RunConfig) -> Path | None:
 
 
 def settings_of(args: RunConfig) -> SampleSettings:
-    """Return how the pictures of a run are drawn."""
+    """Return the sampling settings of a run's grids."""
     model = args.mm.model
     conditions = model.predictor.conditions
     scale = model.predictor.cfg_scale(args.report_cfg_scale) if conditions.has_unconditional else 1.0
@@ -103,12 +103,12 @@ def settings_of(args: RunConfig) -> SampleSettings:
 
 
 def check_grids(args: RunConfig, world_size: int) -> None:
-    """Raise a UserError for --sample-interval if there is nowhere to draw to, or nothing to draw with."""
+    """Raise a UserError for --sample-interval if there is no output for the grids, or they cannot be sampled."""
     if not args.sample_interval:
         return
     model: ModelConfig = args.mm.model
     what = f"--sample-interval = {args.sample_interval}"
-    if not args.save and not asked(args):
+    if not args.save and not requested_loggers(args):
         raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
@@ -117,7 +117,7 @@ def check_grids(args: RunConfig, world_size: int) -> None:
         sampler.check(model.diffusion, STEPS, sampler.options())
     except ConfigError as error:
         raise ConfigError(what, f"{STEPS} steps of {name}: {error.reason}", "leave the flag out") from None
-    check_encoders(model, teachers=False)  # even with cached latents, pictures are decoded
+    check_encoders(model, teachers=False)  # even with cached latents, samples are decoded
 
 
 def _writes(args: RunConfig) -> tuple[str, Path] | None:

@@ -11,10 +11,11 @@ from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
 from mindspeed_mm_dit.training.log import StepRecord
-from mindspeed_mm_dit.training.run_command import leave
+from mindspeed_mm_dit.training.run_command import record_not_finite
 
-SHARE, INTERVALS, LEAST_SECONDS = 0.25, 3, 1.0
-"""A run whose device waits for data for this share of so many intervals in a row, each at least so long, is told."""
+STARVED_FRACTION, INTERVALS, LEAST_SECONDS = 0.25, 3, 1.0
+"""A note is logged once the device has waited for data for this fraction of so many intervals in a row, each at least
+this long."""
 
 
 class Lines(Callback):
@@ -49,7 +50,7 @@ class Lines(Callback):
             self.catch_up(run)
 
     def catch_up(self, run: Run) -> None:
-        """Log the last interval that ended, unless that is done.
+        """Log the last interval that ended, unless it is logged already.
 
         Raises:
             ConvergenceError: no step of it had a finite loss.
@@ -62,12 +63,12 @@ class Lines(Callback):
             self._judge_waiting(run, was_idle)
 
     def _judge_waiting(self, run: Run, was_idle: bool) -> None:
-        """Say so if the device waits for data; that a host waits which is ahead of its device costs nothing."""
-        share, run.waited = min(run.waited / max(self._seconds, LEAST_SECONDS), 1.0), 0.0
-        self._starved = self._starved + 1 if was_idle and share > SHARE else 0
+        """Log a note if the device waits for data. A host that waits while its device is busy costs nothing."""
+        waited_fraction, run.waited = min(run.waited / max(self._seconds, LEAST_SECONDS), 1.0), 0.0
+        self._starved = self._starved + 1 if was_idle and waited_fraction > STARVED_FRACTION else 0
         if self._starved == INTERVALS:
             run.log.echo(
-                f"note: {share:.0%} of the time the step waits for its data: try more --num-workers (now "
+                f"note: {waited_fraction:.0%} of the time the step waits for its data: try more --num-workers (now "
                 f"{run.args.num_workers}) if there are idle cores, or smaller files; where a VAE encodes them, mm-dit "
                 "cache-latents"
             )
@@ -106,7 +107,7 @@ class Lines(Callback):
 def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | None) -> None:
     loss, norm = loss_and_norm
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        leave(save, iteration, loss, norm)
+        record_not_finite(save, iteration, loss, norm)
         why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
         raise ConvergenceError(
             f"iteration {iteration}: loss = {loss}, grad norm = {norm}",

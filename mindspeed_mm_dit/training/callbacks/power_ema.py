@@ -1,4 +1,4 @@
-"""--power-ema-stds: power-function EMAs; the engine keeps them, sharded and saved like the weights.
+"""--power-ema-stds: power-function EMAs; the engine holds them, sharded and saved like the weights.
 
 ``checkpoint/power_ema.py`` computes how far each of them moves after a step.
 """

@@ -1,4 +1,4 @@
-"""--profile: trace some steps of some ranks with the framework's own profiler."""
+"""--profile: trace some steps of some ranks with the framework's profiler."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Profiling(Callback):
         folder, ranks = folder_of(args), args.profile_ranks
         self._is_on = not ranks or runtime.rank() in ranks
         self._first, self._last = args.profile_step_start, args.profile_step_end
-        self._place = folder and folder / f"rank_{runtime.rank()}_steps_{self._first + 1}-{self._last}"
+        self._path = folder and folder / f"rank_{runtime.rank()}_steps_{self._first + 1}-{self._last}"
         self._recording: runtime.Profile | None = None
 
     def before_step(self, run: Run) -> None:
         """Begin if the first of the steps comes next; a run resumed in the middle records the rest."""
         iteration = run.progress.iteration
-        if self._is_on and self._place and self._recording is None and self._first <= iteration < self._last:
-            self._recording = runtime.Profile(self._place)
+        if self._is_on and self._path and self._recording is None and self._first <= iteration < self._last:
+            self._recording = runtime.Profile(self._path)
 
     def after_step(self, run: Run, step: Step) -> None:
         """End after the last of the steps, and print where the trace is."""
@@ -37,18 +37,18 @@ class Profiling(Callback):
         self._write()
 
     def _write(self) -> None:
-        """Write the recording; if the disk fails, the trace is lost and the run goes on."""
+        """Write the recording; if the disk fails, the trace is lost and the run continues."""
         if self._recording is None:
             return
         recording, self._recording = self._recording, None
         try:
             echo_if_open(f"profile of rank {runtime.rank()}: {recording.stop()}")
         except OSError as error:
-            echo_if_open(f"warning: --profile: {self._place} cannot be written: {error}; the run goes on")
+            echo_if_open(f"warning: --profile: {self._path} cannot be written: {error}; the run goes on")
 
 
 def folder_of(args: RunConfig) -> Path | None:
-    """Return where traces are kept: beside the --save folder, or in the TensorBoard folder; None without either."""
+    """Return the folder of the traces: next to the --save folder, or in the TensorBoard folder; None without either."""
     if args.save:
         return Path(args.save).parent / "profile"
     board = args.parts["tensorboard_dir"]

@@ -1,4 +1,4 @@
-"""All callbacks, in the order in which they are called; other packages add theirs with ``register_callback``."""
+"""All callbacks, in the order in which they are called; other packages register theirs with ``register_callback``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def register_callback(kind: CallbackKind) -> None:
 
 
 def open_callbacks(run: Run) -> list[Callback]:
-    """Return the callbacks that the flags of ``run`` ask for."""
+    """Return the callbacks that the flags of ``run`` enable."""
     return [callback for kind in CALLBACKS.values() if (callback := kind.open(run)) is not None]
 
 
@@ -34,13 +34,13 @@ def check_callbacks(args: RunConfig, world_size: int) -> None:
         kind.check(args, world_size)
 
 
-def check_places(args: RunConfig) -> None:
+def check_callback_folders(args: RunConfig) -> None:
     """Raise ConfigError if a callback could not write to its folder."""
-    for flag, folder in _places(args):
+    for flag, folder in _output_folders(args):
         check_output_folder(flag, folder, make=False)
 
 
-def _places(args: RunConfig) -> Iterator[tuple[str, Path]]:
+def _output_folders(args: RunConfig) -> Iterator[tuple[str, Path]]:
     for kind in CALLBACKS.values():
-        if (place := kind.writes(args)) is not None:
-            yield place
+        if (output := kind.writes(args)) is not None:
+            yield output

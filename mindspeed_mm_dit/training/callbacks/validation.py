@@ -27,7 +27,7 @@ class Validation(Callback):
 
 
 def validate(run: Run) -> ValidationLoss | None:
-    """Return the loss over --eval-iters global batches, or None if something asks the run to end.
+    """Return the loss over --eval-iters global batches, or None if the run was requested to stop.
 
     Raises:
         StepError: it failed on one of several ranks; the others may be in the middle of it.

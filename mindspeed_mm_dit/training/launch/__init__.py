@@ -1,1 +1,1 @@
-"""Start the processes of a run: one alone, or several with torchrun or msrun. No framework."""
+"""Start the processes of a run: a single one, or several with torchrun or msrun. Imports no framework."""

@@ -36,7 +36,7 @@ def train(config: str, flags: Sequence[str]) -> int:
 
 
 def start(framework: str, command: Sequence[str]) -> int:
-    """Start a script and its flags in the processes that the variables ask for; return the exit code of the run."""
+    """Start a script and its flags in the processes that the variables describe; return the exit code of the run."""
     launcher = importlib.import_module(f"mindspeed_mm_dit.training.{framework}.launch")
     launch = read_launch(os.environ, lambda: launcher.count_accelerators() or launcher.CPU_PROCESSES)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_of(launch.processes)))

@@ -65,7 +65,7 @@ class Launch:
 
 
 def read_launch(environment: Mapping[str, str], default_processes: Callable[[], int]) -> Launch:
-    """Return what the variables ask for; ``default_processes`` is called if NPUS_PER_NODE is not set.
+    """Return the launch that the variables describe; ``default_processes`` is called if NPUS_PER_NODE is not set.
 
     Raises:
         ConfigError: naming the variable, its value and the reason.

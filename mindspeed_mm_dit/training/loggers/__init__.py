@@ -1,1 +1,1 @@
-"""Trackers, which keep the curves and pictures of a run: TensorBoard, Weights & Biases, SwanLab."""
+"""Metrics loggers, which record the curves and pictures of a run: TensorBoard, Weights & Biases, SwanLab."""

@@ -1,7 +1,8 @@
-"""The interface of a metrics logger, which keeps the curves and pictures of a run.
+"""The interface of a metrics logger, which records the curves and pictures of a run.
 
-A metrics logger is one file: a config, whose fields are its flags, a class with the methods of :class:`MetricsLogger`, and a
-``MetricsLoggerKind``. ``registry.metrics_loggers`` lists ours; a plugin of another package calls ``registry.register_metrics_logger``.
+A metrics logger is one file: a config, whose fields are its flags, a class with the methods of :class:`MetricsLogger`,
+and a ``MetricsLoggerKind``. ``registry.metrics_loggers`` lists ours; a plugin of another package calls
+``registry.register_metrics_logger``.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ import numpy as np
 
 
 class MetricsLogger(Protocol):
-    """Keeps the numbers and pictures of a run, on the rank that logs."""
+    """Records the scalars and pictures of a run, on the rank that logs."""
 
     def add(self, iteration: int, values: Mapping[str, float]) -> None:
-        """Keep values by name; iterations never decrease."""
+        """Record values by name; iterations never decrease."""
 
     def add_picture(self, iteration: int, name: str, pixels: np.ndarray) -> None:
-        """Keep a picture (H, W, 3) uint8."""
+        """Record a picture (H, W, 3) uint8."""
 
     def close(self) -> None:
         """Finish writing everything to disk."""
 
 
 class Board:
-    """A metrics logger over the ``run`` of a ``package`` that has its own type of pictures, ``Image``."""
+    """A metrics logger that writes to the ``run`` of a ``package`` with a picture type ``Image``."""
 
     def __init__(self, package: Any, run: Any) -> None:
         self._package, self._run = package, run
@@ -45,12 +46,12 @@ class Board:
 
 @dataclass(frozen=True)
 class Opening:
-    """What a metrics logger gets to know of the run that it is opened for."""
+    """The facts of the run that a metrics logger is opened for."""
 
     iteration: int
     """Steps taken before it is opened."""
     folder: str
-    """Where the metrics logger writes; empty if it has no place."""
+    """Where the metrics logger writes; empty if it writes no files."""
     settings: Mapping[str, Any]
     """Flags of the run whose values are numbers, texts, true or false."""
 
@@ -62,12 +63,12 @@ class MetricsLoggerKind:
     name: str
     """Prefix of its flags: --NAME-FIELD."""
     config: type
-    """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first asks for the tracker."""
+    """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first enables the logger."""
     open: Callable[[Any, Opening], MetricsLogger]
-    """(config, Opening) -> tracker. Its first error, now or later, is reported and ends its curves."""
+    """(config, Opening) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
     place: Callable[[Any, Path | None], Path | None] | None = None
-    """(config, folder that --save lies in, or None) -> where it writes; None: there is nowhere. The last flag of the
-    config names the place. A metrics logger without ``place`` writes no files."""
+    """(config, parent folder of --save, or None) -> its output folder, or None if there is none. The last flag of the
+    config names that folder. A metrics logger without ``place`` writes no files."""
     packages: tuple[str, ...] = ()
     """Packages that it imports."""
     install: str = ""
@@ -77,8 +78,8 @@ class MetricsLoggerKind:
 
 
 def in_save_folder(name: str = "") -> Callable[[Any, Path | None], Path | None]:
-    """Return a ``place``: the config's ``save_dir`` or, without it, ``name`` in the folder that --save lies in."""
-    return lambda config, beside: Path(config.save_dir) if config.save_dir else beside and beside / name
+    """Return a ``place``: the config's ``save_dir`` or, without it, ``name`` in the parent folder of --save."""
+    return lambda config, save_parent: Path(config.save_dir) if config.save_dir else save_parent and save_parent / name
 
 
 def flag(metavar: str, words: str) -> Any:

@@ -1,4 +1,4 @@
-"""All metrics loggers, their flags, and those that a run asks for. If one fails, its curves end and the run goes on."""
+"""All metrics loggers, their flags, and those that a run enables. A logger that fails ends only its curves."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Guarded:
 
     def __init__(self, kind: MetricsLoggerKind, config: Any, opening: Opening) -> None:
         self._name = kind.name
-        self._tracker: MetricsLogger | None = None
+        self._logger: MetricsLogger | None = None
         try:
-            self._tracker = kind.open(config, opening)
+            self._logger = kind.open(config, opening)
         except Exception as error:  # (whatever its package raises)
             self._give_up(error)
 
@@ -42,19 +42,19 @@ class Guarded:
         self._do(lambda metrics_logger: metrics_logger.close())
 
     def _do(self, what: Callable[[MetricsLogger], None]) -> None:
-        if self._tracker is None:
+        if self._logger is None:
             return
         try:
-            what(self._tracker)
+            what(self._logger)
         except Exception as error:  # (whatever its package raises)
             with suppress(Exception):
-                self._tracker.close()
-            self._tracker = None
+                self._logger.close()
+            self._logger = None
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        echo_if_open(f"warning: {self._name}: keeps no more curves: {reason}; the run goes on", file=sys.stderr)
+        echo_if_open(f"warning: {self._name}: records no more curves: {reason}; the run continues", file=sys.stderr)
 
 
 METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")
@@ -80,41 +80,43 @@ def add_flags(group: Any, kind: MetricsLoggerKind) -> None:
         group.add_argument(_flag(kind, field), **field.metadata)
 
 
-def asking(kind: MetricsLoggerKind) -> str:
-    """Return the name in args of the flag that asks for a metrics logger."""
+def enabling_flag(kind: MetricsLoggerKind) -> str:
+    """Return the name in args of the flag that enables a metrics logger."""
     return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
 
 
-def asked(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None) -> list[tuple[MetricsLoggerKind, Any]]:
-    """Return the metrics loggers, of ``kinds`` or of all, that the flags of a run ask for, with their configs."""
-    found = []
+def requested_loggers(
+    args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None
+) -> list[tuple[MetricsLoggerKind, Any]]:
+    """Return the metrics loggers, of ``kinds`` or of all, that the flags of a run enable, with their configs."""
+    requested = []
     for kind in metrics_loggers() if kinds is None else kinds:
-        if args.parts[asking(kind)]:
+        if args.parts[enabling_flag(kind)]:
             names = [field.name for field in dataclasses.fields(kind.config)]
-            found.append((kind, kind.config(**{name: args.parts[f"{kind.name}_{name}"] for name in names})))
-    return found
+            requested.append((kind, kind.config(**{name: args.parts[f"{kind.name}_{name}"] for name in names})))
+    return requested
 
 
 def open_metrics_loggers(args: RunConfig, iteration: int) -> list[MetricsLogger]:
     """Return the metrics loggers of a run that starts after ``iteration``, on the rank that logs."""
     settings = {name: value for name, value in args.flags().items() if isinstance(value, (bool, int, float, str))}
     return [
-        Guarded(kind, config, Opening(iteration, str(_place(kind, config, args) or ""), settings))
-        for kind, config in asked(args)
+        Guarded(kind, config, Opening(iteration, str(_output_folder(kind, config, args) or ""), settings))
+        for kind, config in requested_loggers(args)
     ]
 
 
 def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None) -> None:
     """Raise a UserError if a metrics logger, of ``kinds`` or of all, is not installed or has nowhere to write.
 
-    A flag of a metrics logger that the run does not ask for is an error too.
+    A flag of a metrics logger that the run does not enable is an error too.
     """
     for kind in metrics_loggers() if kinds is None else kinds:
         first, *rest = dataclasses.fields(kind.config)
-        for field in rest if not args.parts[asking(kind)] else ():
+        for field in rest if not args.parts[enabling_flag(kind)] else ():
             if args.parts[f"{kind.name}_{field.name}"]:
                 raise alone(_flag(kind, field), [_flag(kind, first)])
-    for kind, config in asked(args, kinds):
+    for kind, config in requested_loggers(args, kinds):
         first, last = dataclasses.fields(kind.config)[0], dataclasses.fields(kind.config)[-1]
         what = f"{_flag(kind, first)} = {getattr(config, first.name)}"
         missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
@@ -122,12 +124,12 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
             raise PlatformError(what, f"{missing[0]} is not installed", f"pip install {kind.install}, or drop the flag")
         if kind.place is None:
             continue
-        if (folder := _place(kind, config, args)) is None:
-            raise ConfigError(what, "there is nowhere to keep it", f"add --save DIR or {_flag(kind, last)} DIR")
+        if (folder := _output_folder(kind, config, args)) is None:
+            raise ConfigError(what, "there is no folder to write to", f"add --save DIR or {_flag(kind, last)} DIR")
         check_output_folder(_flag(kind, last), folder, make=False)
 
 
-def _place(kind: MetricsLoggerKind, config: Any, args: RunConfig) -> Path | None:
+def _output_folder(kind: MetricsLoggerKind, config: Any, args: RunConfig) -> Path | None:
     return kind.place(config, Path(args.save).parent if args.save else None) if kind.place is not None else None
 
 

@@ -1,6 +1,6 @@
 """--tensorboard-dir: scalars and pictures of a run for TensorBoard.
 
-tensorboardX's own writer passes its events to a thread: if that dies of a full disk, the next events wait forever.
+tensorboardX's SummaryWriter passes events to a thread: if a full disk kills it, the next events wait forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TensorBoardConfig:
 class Scalars:
     """An event file in ``folder``, written and flushed at once; steps after ``iteration`` in older files are hidden.
 
-    Those belong to a run that ended before it saved them.
+    Those steps belong to a run that ended before it saved them.
     """
 
     def __init__(self, folder: str, iteration: int) -> None:
@@ -66,7 +66,7 @@ KIND = MetricsLoggerKind(
     "tensorboard",
     TensorBoardConfig,
     lambda config, opening: Scalars(opening.folder, opening.iteration),
-    lambda config, beside: Path(config.dir) if config.dir else None,
+    lambda config, save_parent: Path(config.dir) if config.dir else None,
     packages=("tensorboardX",),
     install="tensorboardX",
     in_megatron=True,

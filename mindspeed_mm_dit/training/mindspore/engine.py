@@ -52,7 +52,7 @@ class Engine:
         names, parameters = trained(self.predictor)
         self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
         """The trained parameters, grouped by the rules that step them."""
-        self._of_base = {name for name, p in model.declared.items() if not p.saved}
+        self._base_names = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (
             InterpretedLoss(model, parameters)
             if args.pynative
@@ -68,33 +68,33 @@ class Engine:
         gradients: list[Any] = []
         reported = []
         for number in range(count):
-            loss, found = self._loss.gradient(forward_step, batches)
-            vectors = [part.vector(found) / count for part in self.parts]
+            loss, grads = self._loss.gradient(forward_step, batches)
+            vectors = [part.vector(grads) / count for part in self.parts]
             gradients = [a + b for a, b in zip(gradients, vectors)] if number else vectors
             reported.append(loss)
         gradients = [runtime.mean_vector_over_ranks(gradient) for gradient in gradients]
         norm = ops.norm(gradients[0] if len(gradients) == 1 else ops.cat(gradients, 0))
         if self.args.clip_grad:
-            share = ops.clamp(self.args.clip_grad / (norm + 1e-6), None, 1.0)
-            gradients = [gradient * share for gradient in gradients]
+            factor = ops.clamp(self.args.clip_grad / (norm + 1e-6), None, 1.0)
+            gradients = [gradient * factor for gradient in gradients]
         for part, gradient in zip(self.parts, gradients):
             part.step(gradient, lr)
         return StepResult(sum(reported) / count, norm)
 
-    def move_power_emas(self, shares: Sequence[float]) -> None:
+    def move_power_emas(self, fractions: Sequence[float]) -> None:
         for part in self.parts:
-            part.optimizer.move_power_emas(shares)
+            part.optimizer.move_power_emas(fractions)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         count = runtime.num_microbatches()
-        return ops.cat([self._loss.of_samples(forward_step, batches) for _ in range(count)], 0)
+        return ops.cat([self._loss.sample_losses(forward_step, batches) for _ in range(count)], 0)
 
     @contextlib.contextmanager
-    def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
-        """Let the EMA replace the weights, and yield a model if ``wanted``; every worker contributes its slice."""
+    def averaged(self, needs_model: bool) -> Iterator[AveragedModel | None]:
+        """Let the EMA replace the weights, and yield a model if ``needs_model``; every worker contributes its slice."""
         self._hold("average")
         try:
-            yield AveragedModel.of(self.model, self._predict) if wanted else None
+            yield AveragedModel.of(self.model, self._predict) if needs_model else None
         finally:
             self._hold("weights")
 
@@ -115,14 +115,14 @@ class Engine:
             for tree, vector in part.trees().items():
                 state |= {f"{tree}.{name}": array for name, array in part.arrays(vector).items()}
             if with_optimizer:
-                state |= {f"optimizer.state.{name}": array for name, array in part.kept().items()}
+                state |= {f"optimizer.state.{name}": array for name, array in part.optimizer_state().items()}
         for name, parameter in self.predictor.parameters_and_names():
-            if not parameter.requires_grad and name not in self._of_base:
+            if not parameter.requires_grad and name not in self._base_names:
                 state |= {f"{tree}.{name}": runtime.to_host(parameter) for tree in self.parts[0].trees()}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
-        shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._of_base}
+        shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._base_names}
         state = checkpoints.read_state(path, shapes, with_optimizer)
         has_power_ema = power_ema.STDS in read_facts(path)
         for part in self.parts:
@@ -130,7 +130,10 @@ class Engine:
                 there = tree if has_power_ema or tree in ("model", "ema") else "model"
                 part.set(vector, {name: state[f"{there}.{name}"] for name in part.names})
             if with_optimizer:
-                part.load_kept({name[16:]: array for name, array in state.items() if name[:16] == "optimizer.state."})
+                prefix = "optimizer.state."
+                part.load_optimizer_state(
+                    {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}
+                )
         self._hold("weights")
 
     def num_parameters(self) -> int:

@@ -20,7 +20,7 @@ class FlatOptimizer(nn.Cell):
         config: settings of the optimizer.
         weights: (n,) float32, this worker's slice of the weights.
         decay: (n,) float32, the weight decay of each element; vectors and biases have 0.
-        of_matrices: (this worker's change (n,), numbers of the rule) -> (n,); None: the rule needs no whole matrices.
+        update_matrices: (this worker's change (n,), numbers of the rule) -> (n,); None: the rule is elementwise.
         power_emas: number of power-function EMAs (``checkpoint/power_ema.py``).
     """
 
@@ -35,8 +35,8 @@ class FlatOptimizer(nn.Cell):
         power_emas: int = 0,
     ) -> None:
         super().__init__()
-        self.config, self._numbers, self._rule_of_change = config, rule.numbers, rule.change
-        self._ema_rate = 1 - ema_decay  # (in a float32 graph, 1 - 0.9999 would be off by 1e-4 of itself)
+        self.config, self._numbers, self._rule_change = config, rule.numbers, rule.change
+        self._ema_rate = 1 - ema_decay  # (in a float32 graph, 1 - 0.9999 would have a relative error of 1e-4)
         self.steps = 0
         """Steps since the rule's state was zero."""
         self.decay = Tensor(decay)
@@ -45,9 +45,9 @@ class FlatOptimizer(nn.Cell):
         names = power_ema.trees(power_emas)
         self.power_emas = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
         zeros = np.zeros_like(weights)
-        self.kept = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
+        self.rule_state = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
         """The state of the rule, by the rule's names."""
-        self._of_matrices = update_matrices
+        self._update_matrices = update_matrices
         self._compiled = mindspore.jit(self._step)
         self._compiled_change = mindspore.jit(self._change)
         self._compiled_take = mindspore.jit(self._take)
@@ -58,27 +58,27 @@ class FlatOptimizer(nn.Cell):
         self.steps += 1
         numbers = tuple(Tensor(np.float32(x)) for x in self._numbers(self.config, lr, self.steps))
         rate = Tensor(np.float32(lr))
-        if self._of_matrices is None:
+        if self._update_matrices is None:
             return self._compiled(gradient, rate, numbers)
         change = self._compiled_change(gradient, numbers)
-        return self._compiled_take(self._of_matrices(change, numbers), rate)
+        return self._compiled_take(self._update_matrices(change, numbers), rate)
 
-    def move_power_emas(self, shares: Sequence[float]) -> None:
-        """Move each power-function EMA towards the weights, by its fraction in ``shares``."""
-        self._compiled_move(*(Tensor(np.float32(share)) for share in shares))
+    def move_power_emas(self, fractions: Sequence[float]) -> None:
+        """Move each power-function EMA towards the weights, by its fraction in ``fractions``."""
+        self._compiled_move(*(Tensor(np.float32(fraction)) for fraction in fractions))
 
-    def _move(self, *shares: Any) -> None:
-        for average, share in zip(self.power_emas, shares):
-            ops.assign(average, average + share * (self.weights - average))
+    def _move(self, *fractions: Any) -> None:
+        for average, fraction in zip(self.power_emas, fractions):
+            ops.assign(average, average + fraction * (self.weights - average))
 
     def _step(self, gradient: Any, lr: Any, numbers: Any) -> Any:
         return self._take(self._change(gradient, numbers), lr)
 
     def _change(self, gradient: Any, numbers: Any) -> Any:
-        found = self._rule_of_change(self.config, gradient, tuple(self.kept), numbers)
-        for kept, value in zip(self.kept, found[1:]):
-            ops.assign(kept, value)
-        return found[0]
+        results = self._rule_change(self.config, gradient, tuple(self.rule_state), numbers)
+        for state, value in zip(self.rule_state, results[1:]):
+            ops.assign(state, value)
+        return results[0]
 
     def _take(self, change: Any, lr: Any) -> Any:
         weights = self.weights * (1 - lr * self.decay) - change
@@ -97,20 +97,20 @@ class EachMatrix(nn.Cell):
     def __init__(self, rule: Rule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
         assert rule.update_matrices is not None
-        self.config, self.alike, self._rule_of_matrices = config, tuple(alike), rule.update_matrices
+        self.config, self.alike, self._rule_matrices = config, tuple(alike), rule.update_matrices
         self._compiled = mindspore.jit(self._make)
 
     def make(self, change: Any, numbers: tuple[Any, ...]) -> Any:
-        """Return what is subtracted from the weights, (n,), given the whole ``change`` (n,)."""
+        """Return what is subtracted from the weights, (n,), from the whole ``change`` (n,)."""
         return self._compiled(change, numbers)
 
     def _make(self, change: Any, numbers: Any) -> Any:
-        found, start = [], 0
+        updates, start = [], 0
         for count, rows, columns in self.alike:
             end = start + count * rows * columns
             matrices = change[start:end].reshape(count, rows, columns)
-            found.append(self._rule_of_matrices(self.config, matrices, numbers).reshape(-1))
+            updates.append(self._rule_matrices(self.config, matrices, numbers).reshape(-1))
             start = end
         if start < change.shape[0]:
-            found.append(change[start:])
-        return ops.cat(found, 0)
+            updates.append(change[start:])
+        return ops.cat(updates, 0)

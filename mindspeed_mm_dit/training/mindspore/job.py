@@ -24,19 +24,19 @@ class Job:
     """msrun, its scheduler, and its workers on this node."""
 
     def __init__(self, msrun: subprocess.Popen[bytes]) -> None:
-        self.asked: signal.Signals | None = None
-        self._asked_at = 0.0
+        self.received: signal.Signals | None = None
+        self._received_at = 0.0
         # SIGTERM for any signal: a worker that waits for others in MindSpore would not notice a Ctrl-C.
         self._pass_on = signal.SIGTERM
         self._msrun = msrun
         self._scheduler: psutil.Process | None = None
         self._workers: list[psutil.Process] = []
-        self._told: set[psutil.Process] = set()
+        self._notified: set[psutil.Process] = set()
         self._last_worker_at = time.monotonic()
 
     @contextlib.contextmanager
     def noting_signals(self) -> Iterator[None]:
-        """While entered, a signal to this process is kept and passed to the workers."""
+        """While entered, a signal to this process is recorded and passed to the workers."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
         for number, handler in before.items():
             if handler != signal.SIG_IGN:  # nohup
@@ -48,11 +48,11 @@ class Job:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked is None:
-            self.asked, self._asked_at = signal.Signals(number), time.monotonic()
-        elif time.monotonic() - self._asked_at > AGAIN_SECONDS:
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._received_at > AGAIN_SECONDS:
             self._pass_on = signal.SIGKILL
-            self._told.clear()
+            self._notified.clear()
 
     def lives(self) -> bool:
         """Pass on a signal that arrived, and return whether msrun or a worker is still alive.
@@ -81,11 +81,11 @@ class Job:
                     self._scheduler = child
 
     def _notify(self, workers: list[psutil.Process]) -> None:
-        if self.asked is None:
+        if self.received is None:
             return
         for worker in workers:
-            if worker not in self._told:
-                self._told.add(worker)
+            if worker not in self._notified:
+                self._notified.add(worker)
                 with contextlib.suppress(psutil.Error):
                     worker.send_signal(self._pass_on)
 

@@ -1,6 +1,6 @@
-"""Run msrun so that its workers save when they are asked to stop, and no process outlives the run.
+"""Run msrun so that its workers save when they receive a signal to stop, and no process outlives the run.
 
-msrun itself answers Ctrl-C by killing its workers, and SIGTERM by abandoning them. So it runs in a session of its own,
+msrun itself answers Ctrl-C by killing its workers, and SIGTERM by abandoning them. So it runs in a new session,
 where no signal reaches it, and the workers get signals directly.
 """
 
@@ -34,7 +34,7 @@ LOGS = "msrun_log"
 
 POLL_SECONDS = 0.2
 _NOISE = "[INFO] DISTRIBUTED("
-"""MindSpore prints lines of this kind when a worker leaves the group, whatever GLOG_v says."""
+"""Prefix of the lines that MindSpore prints when a worker leaves the group, whatever GLOG_v is."""
 
 
 def count_accelerators() -> int:
@@ -55,19 +55,23 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     logs = _make_log_folder()
     first = launch.node_rank * launch.processes
     lines = _NewLines([logs / f"worker_{first + n}.log" for n in range(launch.processes)])
-    with open(logs / "msrun.log", "w", encoding="utf-8") as said:
+    with open(logs / "msrun.log", "w", encoding="utf-8") as log_file:
         process = subprocess.Popen(
             [msrun, *_arguments(launch, logs), *command],
-            env=_environment(launch), stdout=said, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+            env=_environment(launch),
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+        )
     job = Job(process)
     with job.noting_signals():
         while job.lives():
             time.sleep(POLL_SECONDS)
             lines.print()
     lines.print()
-    return _exit_code(job.asked, process.wait(), logs)
+    return _exit_code(job.received, process.wait(), logs)
 
 
 class _NewLines:
@@ -92,8 +96,8 @@ class _NewLines:
 
 def _search_path() -> str:
     """Return PATH, with this interpreter's folder first if it has an msrun: mm-dit may be called by its full path."""
-    beside, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
-    return os.pathsep.join((beside, path)) if shutil.which("msrun", path=beside) else path
+    folder, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
+    return os.pathsep.join((folder, path)) if shutil.which("msrun", path=folder) else path
 
 
 def _find_msrun() -> str:
@@ -106,7 +110,7 @@ def _find_msrun() -> str:
     if python is None or Path(python).parent != Path(msrun).parent:
         raise PlatformError(
             msrun,
-            f"starts the first 'python' on PATH, {python}, which is not the one beside it",
+            f"starts the first 'python' on PATH, {python}, which is not the one next to it",
             f"put {Path(msrun).parent} first on PATH",
         )
     return msrun
@@ -118,7 +122,7 @@ def _make_log_folder() -> Path:
         logs.mkdir(parents=True)
     except OSError as error:
         raise PlatformError(
-            str(logs), f"cannot be made: {error.strerror}", "run in a folder you can write to"
+            str(logs), f"cannot be created: {error.strerror}", "run in a folder you can write to"
         ) from None
     return logs
 
@@ -133,19 +137,19 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
-    local_slice = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **local_slice, "PATH": _search_path()}
+    variables = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
+    return {**without_launcher(os.environ), **variables, "PATH": _search_path()}
 
 
-def _exit_code(asked: signal.Signals | None, code: int, logs: Path) -> int:
+def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:
     if code == 0:
         return 0
-    if asked is not None:
-        return 128 + asked
-    said = (logs / "msrun.log").read_text(encoding="utf-8", errors="replace")
-    codes = {int(found) for found in re.findall(r"Error code: (-?\d+)", said)}
-    if told := [code for code in REPORTED_EXIT_CODES if code in codes]:
-        return told[0]
+    if received is not None:
+        return 128 + received
+    log_text = (logs / "msrun.log").read_text(encoding="utf-8", errors="replace")
+    codes = {int(number) for number in re.findall(r"Error code: (-?\d+)", log_text)}
+    if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
+        return reported[0]
     why = f"msrun was ended by {signal.Signals(-code).name}" if code < 0 else "a worker failed"
     echo_if_open(f"{why}; all logs are in {logs}", file=sys.stderr)
     return 1

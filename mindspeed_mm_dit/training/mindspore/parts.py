@@ -107,11 +107,18 @@ class Part:
         self._matrices = EachMatrix(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
         decay = {n: np.full(p.shape, args.weight_decay if p.ndim >= 2 else 0.0) for n, p in parameters.items()}
         weights = {name: runtime.to_host(p) for name, p in zip(self.names, self._parameters)}
-        own_weights, own_decay = (shards.local_slice(self._layout.from_arrays(arrays)) for arrays in (weights, decay))
+        local_weights, local_decay = (
+            shards.local_slice(self._layout.from_arrays(arrays)) for arrays in (weights, decay)
+        )
         self.optimizer = FlatOptimizer(
-            rule, config, own_weights, own_decay, self._of_matrices if matrices else None, args.ema_decay,
+            rule,
+            config,
+            local_weights,
+            local_decay,
+            self._update_matrices if matrices else None,
+            args.ema_decay,
             len(args.power_ema_stds),
-        )  # fmt: skip
+        )
 
     def vector(self, gradients: Sequence[Any]) -> Tensor:
         """Join the gradients of this part, out of those of all parameters."""
@@ -126,7 +133,7 @@ class Part:
         """Let the parameters hold a vector of which this worker has a slice."""
         self._layout.assign(self._parameters, self._shards.gathered(vector.value()))
 
-    def _of_matrices(self, change: Any, numbers: tuple[Any, ...]) -> Any:
+    def _update_matrices(self, change: Any, numbers: tuple[Any, ...]) -> Any:
         """Return the rule's result for this worker's slice: the change is gathered, and every worker computes all."""
         assert self._matrices is not None
         return self._shards.local_slice(self._matrices.make(self._shards.gathered(change), numbers))
@@ -151,16 +158,16 @@ class Part:
         """Write this worker's slice of ``arrays`` into a vector."""
         ops.assign(vector, Tensor(self._shards.local_slice(self._layout.from_arrays(arrays))))
 
-    def kept(self) -> Arrays:
+    def optimizer_state(self) -> Arrays:
         """Return the state of the rule, as ``PARAMETER.NAME``; every worker must call this."""
-        found = {f"{name}.{STEP}": np.array(self.optimizer.steps, np.float32) for name in self.names}
-        for kind, vector in zip(self._rule.state, self.optimizer.kept):
-            found |= {f"{name}.{kind}": array for name, array in self.arrays(vector).items()}
-        return found
+        state = {f"{name}.{STEP}": np.array(self.optimizer.steps, np.float32) for name in self.names}
+        for kind, vector in zip(self._rule.state, self.optimizer.rule_state):
+            state |= {f"{name}.{kind}": array for name, array in self.arrays(vector).items()}
+        return state
 
-    def load_kept(self, arrays: Arrays) -> None:
-        """Load what :meth:`kept` returned."""
-        for kind, vector in zip(self._rule.state, self.optimizer.kept):
+    def load_optimizer_state(self, arrays: Arrays) -> None:
+        """Load the result of :meth:`optimizer_state`."""
+        for kind, vector in zip(self._rule.state, self.optimizer.rule_state):
             self.set(vector, {name: arrays[f"{name}.{kind}"] for name in self.names})
         self.optimizer.steps = int(arrays[f"{self.names[0]}.{STEP}"])
 
@@ -172,5 +179,5 @@ def _matrices(declared: Declared) -> tuple[int, int, int]:
 
 def _counted(matrices: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Merge neighbours of the same shape, adding up their numbers."""
-    by_shape = itertools.groupby(matrices, key=lambda one: one[1:])
+    by_shape = itertools.groupby(matrices, key=lambda matrix: matrix[1:])
     return [(sum(count for count, *_ in group), *shape) for shape, group in by_shape]

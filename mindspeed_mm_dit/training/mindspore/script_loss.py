@@ -27,13 +27,13 @@ from mindspeed_mm_dit.training.contract import ForwardStep
 class InterpretedLoss:
     """The loss of a micro-batch and its gradient, as a script computes them, operator by operator.
 
-    model: the composite; parameters: what the gradient is taken with respect to.
+    model: the composite; parameters: those that the gradient is computed for.
     """
 
     def __init__(self, model: Any, parameters: Sequence[Parameter]) -> None:
         self._model, self._parameters = model, parameters
 
-    def of_samples(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
+    def sample_losses(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample of the next micro-batch, (B,)."""
         return forward_step(batches, self._losses)[0]
 
@@ -41,12 +41,12 @@ class InterpretedLoss:
         """Return the loss that the script reports for the next micro-batch, and the gradient of the one minimised."""
 
         def loss() -> tuple[Tensor, Tensor]:
-            return self._of_script(forward_step, batches)
+            return self._script_loss(forward_step, batches)
 
         (_, reported), gradient = mindspore.value_and_grad(loss, None, self._parameters, has_aux=True)()
         return reported, gradient
 
-    def _of_script(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
+    def _script_loss(self, forward_step: ForwardStep, batches: Iterator[Any]) -> tuple[Tensor, Tensor]:
         return _run_script(forward_step, batches, self._losses)
 
     def _losses(self, **batch: Tensor) -> Tensor:
@@ -66,9 +66,10 @@ class CompiledLoss(InterpretedLoss):
         super().__init__(model, parameters)
         if model.calls_model:
             raise PlatformError(
-                "diffusion.model_id", "MindSpore does not compile the derivative in the loss of this objective",
-                "train it with --ai-framework pytorch; the checkpoint draws samples with MindSpore too",
-            )  # fmt: skip
+                "diffusion.model_id",
+                "MindSpore does not compile the derivative in the loss of this objective",
+                "train it with --ai-framework pytorch; MindSpore can sample from the checkpoint",
+            )
         gradient = mindspore.value_and_grad(_WeightedLosses(model), None, parameters, has_aux=True)
         self._losses_and_gradient = mindspore.jit(gradient)
         self._weights = np.full(micro_batch_size, 1 / micro_batch_size, np.float32)
@@ -80,7 +81,7 @@ class CompiledLoss(InterpretedLoss):
             ConfigError: the script does not call the model once with a whole micro-batch.
         """
         calls: list[tuple[tuple[Tensor, ...], Sequence[Tensor]]] = []
-        local_slice = np.ones_like(self._weights)  # factors of the batch for each l_i
+        factors = np.ones_like(self._weights)  # factors of the batch for each l_i
 
         def loss(shift: Tensor) -> tuple[Tensor, Tensor]:  # added to the l_i: zeros
             def model(**batch: Tensor) -> Tensor:
@@ -88,21 +89,21 @@ class CompiledLoss(InterpretedLoss):
                     inputs = self._inputs(batch)
                     _check_size(inputs[0].shape[0], len(self._weights))
                     if "loss_weights" in batch:
-                        local_slice[:] = batch["loss_weights"].asnumpy()
-                    losses, found = self._run(self._weights * local_slice, inputs)
-                calls.append((inputs, found))
-                return losses * Tensor(local_slice) + shift
+                        factors[:] = batch["loss_weights"].asnumpy()
+                    losses, gradient = self._run(self._weights * factors, inputs)
+                calls.append((inputs, gradient))
+                return losses * Tensor(factors) + shift
 
             return _run_script(forward_step, batches, model)
 
         shift = Tensor(np.zeros_like(self._weights))
         (_, reported), weights = mindspore.value_and_grad(loss, 0, None, has_aux=True)(shift)
         _check_calls(len(calls))
-        ((inputs, found),) = calls
+        ((inputs, gradient),) = calls
         if not np.array_equal(weights.asnumpy(), self._weights):
             self._weights = weights.asnumpy()
-            found = self._run(self._weights * local_slice, inputs)[1]
-        return reported, found
+            gradient = self._run(self._weights * factors, inputs)[1]
+        return reported, gradient
 
     def compile(self, inputs: tuple[Tensor, ...]) -> None:
         """Compile the graph for micro-batches of the shapes of ``inputs``: latents, conditions, draws."""
@@ -129,8 +130,8 @@ class _WeightedLosses(mindspore.nn.Cell):
         super().__init__(auto_prefix=False)
         self.model = model
 
-    def construct(self, weights: Tensor, latents: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-        losses = self.model.losses(latents, *given)
+    def construct(self, weights: Tensor, latents: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self.model.losses(latents, *inputs)
         return ops.sum(weights * losses), losses
 
 

@@ -19,7 +19,7 @@ _REASON = "MindSpore shards the optimizer's state only, the weights stay whole o
 
 def check(config: Fsdp2Config) -> None:
     """Raise ConfigError for a key of fsdp2.yaml that this backend does not support."""
-    refused: dict[str, bool] = {
+    unsupported: dict[str, bool] = {
         "offload_to_cpu": config.offload_to_cpu,
         "recompute_modules": bool(config.recompute_modules),
         "ignored_modules": bool(config.ignored),
@@ -29,7 +29,7 @@ def check(config: Fsdp2Config) -> None:
         "reduce_dtype": config.reduce_dtype not in (None, "fp32"),
         "output_dtype": config.output_dtype not in (None, "fp32"),
     }
-    for key, is_set in refused.items():
+    for key, is_set in unsupported.items():
         if is_set:
             raise ConfigError(
                 f"fsdp2.yaml: {key} = {getattr(config, key)!r}",
@@ -47,11 +47,11 @@ class Shards:
     number: int
     """This worker's slice."""
     group: str | None
-    """Name of the communication group of those workers; None for the worker alone."""
+    """Name of the communication group of those workers; None if it is the only one."""
 
     @classmethod
     def create(cls, config: Fsdp2Config | None) -> Shards:
-        """Form the groups that ``sharding_size`` asks for; every worker must call this."""
+        """Create the groups for ``sharding_size``; every worker must call this."""
         world = runtime.world_size()
         count = config.shard_ranks(world) if config else 1
         if count == 1:

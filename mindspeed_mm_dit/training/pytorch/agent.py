@@ -23,7 +23,7 @@ from torch.distributed.run import parse_args, run
 from mindspeed_mm_dit.framework.exits import SIGNALS, leave
 
 SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Environment variable: how long ranks that were asked to stop may save before they are killed."""
+"""Environment variable: how long ranks that received a signal to stop may save before they are killed."""
 POLL_SECONDS = 1.0
 """How late the main thread handles a signal that the kernel delivers to another thread."""
 
@@ -53,9 +53,8 @@ class SignalAgent(LocalElasticAgent):
 
     def _raise_received(self) -> None:
         if self.received is not None:
-            if (
-                self._pcontext is not None
-            ):  # torchrun of PyTorch 2.7 would kill ranks that save for more than 30 seconds
+            # torchrun of PyTorch 2.7 would kill ranks that save for more than 30 seconds
+            if self._pcontext is not None:
                 self._pcontext.close(self.received, int(os.environ[SAVING_SECONDS]))
             raise SignalException(f"received {self.received.name}", self.received)
 
@@ -70,7 +69,7 @@ class SignalAgent(LocalElasticAgent):
 
 
 def run_torchrun(arguments: Sequence[str]) -> None:
-    """Run torchrun, and raise what it raises: after a signal, SignalException once every rank has ended."""
+    """Run torchrun; raises its exceptions, SignalException once every rank has ended after a signal."""
     api.LocalElasticAgent = SignalAgent
     for number in SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: the run outlives its shell

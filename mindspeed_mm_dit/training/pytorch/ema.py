@@ -23,12 +23,12 @@ class MovingAverage:
     @contextlib.contextmanager
     def in_place_of_the_weights(self) -> Iterator[None]:
         """While entered, the parameters hold the EMA; afterwards both are bit for bit what they were."""
-        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._set(self.averages)
         try:
             yield
         finally:
-            self._set(kept)
+            self._set(weights)
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, Tensor]) -> None:
@@ -36,16 +36,16 @@ class MovingAverage:
             parameter.copy_(values[name])
 
     def update(self) -> None:
-        """Take in the present weights, by 1 - decay."""
+        """Move towards the present weights by 1 - decay."""
         self.move(1 - self.decay)
 
     @torch.no_grad()
-    def move(self, share: float) -> None:
-        """Move by the fraction ``share`` of the way to the present weights; 1 is all of it."""
+    def move(self, fraction: float) -> None:
+        """Move by ``fraction`` of the distance to the present weights; 1 is all of it."""
         weights = map(_full, self._parameters.values())
         kinds = (split_by_kind(tensors) for tensors in (self.averages.values(), weights))
         for averages, weights in zip(*kinds):
-            torch._foreach_lerp_(averages, weights, share)
+            torch._foreach_lerp_(averages, weights, fraction)
 
 
 def _full(tensor: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ class PowerEmas:
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
         self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
 
-    def move(self, shares: Sequence[float]) -> None:
-        """Move each EMA towards the present weights, by its fraction in ``shares``."""
-        for average, share in zip(self._averages, shares):
-            average.move(share)
+    def move(self, fractions: Sequence[float]) -> None:
+        """Move each EMA towards the present weights, by its fraction in ``fractions``."""
+        for average, fraction in zip(self._averages, fractions):
+            average.move(fraction)
 
     def begin(self) -> None:
         """Start from the present weights, as if all steps so far had had them."""

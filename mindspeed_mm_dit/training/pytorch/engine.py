@@ -54,7 +54,7 @@ class Engine(Trained):
             runtime.compile_blocks(model.blocks, len(args.mm.data.dataset_param.sizes) if args.mm else 1)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         super().__init__(unwrap(self.model).predictor, model.declared, args)
-        self._autocast = precision.way == "autocast"  # (FSDP2 does by itself what fsdp2.yaml asks for)
+        self._autocast = precision.way == "autocast"  # (with FSDP2, fsdp2.yaml decides the precision)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         count = runtime.num_microbatches()
@@ -72,8 +72,8 @@ class Engine(Trained):
         self.ema.update()
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
-    def move_power_emas(self, shares: Sequence[float]) -> None:
-        self.power_ema.move(shares)
+    def move_power_emas(self, fractions: Sequence[float]) -> None:
+        self.power_ema.move(fractions)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         losses = []
@@ -83,10 +83,10 @@ class Engine(Trained):
         return torch.cat(losses)
 
     @contextlib.contextmanager
-    def averaged(self, wanted: bool) -> Iterator[AveragedModel | None]:
-        """Let the EMA replace the weights if it is ``wanted``, or if other ranks need this one for it."""
+    def averaged(self, needs_model: bool) -> Iterator[AveragedModel | None]:
+        """Let the EMA replace the weights if ``needs_model``, or if other ranks need this one for it."""
         is_needed = is_fsdp(self.model) or runtime.data_world_size() < runtime.world_size()
-        if not (wanted or is_needed):
+        if not (needs_model or is_needed):
             yield None
             return
         composite: Any = unwrap(self.model)
@@ -100,7 +100,7 @@ class Engine(Trained):
             try:
                 yield AveragedModel.of(composite, predict)
             finally:
-                reshard(self.model)  # else what was gathered of the average would be trained
+                reshard(self.model)  # else the gathered EMA weights would be trained
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(runtime.device_type(), torch.bfloat16, enabled=self._autocast)

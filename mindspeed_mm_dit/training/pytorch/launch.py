@@ -1,4 +1,4 @@
-"""Run torchrun, without a traceback of its own if a rank has reported what is wrong."""
+"""Run torchrun, without torchrun's traceback if a rank has already reported the error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VARIABLES: dict[str, str] = {}
 """Environment variables of the processes, unless the user sets them: none, since threads decide how to wait."""
 
 MOST_SAVING_SECONDS = 3600
-"""How long ranks that were asked to stop may save before they are killed; torchrun's default is 30."""
+"""How long ranks that received a signal to stop may save before they are killed; torchrun's default is 30."""
 
 
 def count_accelerators() -> int:
@@ -35,13 +35,13 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every process of this node; return the exit code of the run."""
-    level = os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's own: the ranks report what there is
+    level = os.environ.setdefault("LOGLEVEL", "CRITICAL")  # of torchrun itself: the ranks report their errors
     logging.getLogger("torch.distributed.elastic").setLevel(level)
-    given = dict(os.environ)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ frames if nodes do not meet: a line reports it
+    environment = dict(os.environ)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # no C++ trace if nodes do not meet: one line reports it
     activate("pytorch")  # reads the level
     os.environ.clear()
-    os.environ.update(given)  # the ranks keep the levels that the user set
+    os.environ.update(environment)  # the ranks keep the levels that the user set
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -49,9 +49,9 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     from mindspeed_mm_dit.training.pytorch.agent import SAVING_SECONDS, run_torchrun
 
     os.environ.setdefault(SAVING_SECONDS, str(MOST_SAVING_SECONDS))
-    meeting = _on_one_node(launch) if launch.nodes == 1 else _on_several_nodes(launch)
+    rendezvous = _single_node_arguments(launch) if launch.nodes == 1 else _multi_node_arguments(launch)
     try:
-        run_torchrun(["--nproc_per_node", str(launch.processes), *meeting, *command])
+        run_torchrun(["--nproc_per_node", str(launch.processes), *rendezvous, *command])
     except SignalException as error:  # passed on to the ranks, which have ended by now
         return 128 + error.sigval
     except DistError as error:
@@ -59,14 +59,14 @@ def start(launch: Launch, command: Sequence[str]) -> int:
         return 1
     except ChildFailedError as error:
         codes = {failure.exitcode for failure in error.failures.values()}
-        if said := [code for code in REPORTED_EXIT_CODES if code in codes]:
-            return said[0]
+        if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
+            return reported[0]
         echo_if_open(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _on_one_node(launch: Launch) -> list[str]:
+def _single_node_arguments(launch: Launch) -> list[str]:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     from mindspeed_mm_dit.training.pytorch.rendezvous import LoopbackRendezvous
@@ -78,7 +78,7 @@ def _on_one_node(launch: Launch) -> list[str]:
     return ["--rdzv_backend", "loopback", "--rdzv_endpoint", f"{launch.address}:{launch.port}"]
 
 
-def _on_several_nodes(launch: Launch) -> list[str]:
+def _multi_node_arguments(launch: Launch) -> list[str]:
     return [
         *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
         *("--master_addr", launch.address, "--master_port", str(launch.port)),

@@ -1,4 +1,4 @@
-"""Spread a model over the ranks: recompute, then FSDP2 as fsdp2.yaml says, or plain data parallelism."""
+"""Spread a model over the ranks: recompute, then FSDP2 as fsdp2.yaml configures it, or plain data parallelism."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def recompute(model: nn.Module, config: Fsdp2Config) -> None:
     for module in _modules(model, config.recompute_modules, "recompute_modules"):
         module.forward = functools.partial(
             checkpoint, module.forward, use_reentrant=config.use_reentrant, preserve_rng_state=False
-        )  # nothing in a model is random
+        )  # a model uses no random numbers
 
 
 def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
@@ -142,9 +142,10 @@ def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
     before = itertools.takewhile(lambda name: not parameters.block_of(name), parameters)
     if config.recompute_modules and config.use_reentrant and not any(parameters[name].trained for name in before):
         raise ConfigError(
-            "fsdp2.yaml: use_reentrant = true", "what comes before the first block is frozen, and blocks that are "
-            "recomputed this way would get no gradient", "write use_reentrant: false",
-        )  # fmt: skip
+            "fsdp2.yaml: use_reentrant = true",
+            "all modules before the first block are frozen, and blocks recomputed this way would get no gradient",
+            "write use_reentrant: false",
+        )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -29,9 +29,15 @@ class LoopbackRendezvous(RendezvousHandler):
         self._listening = socket.create_server((address, int(port)), backlog=1024)
         # In PyTorch 2.7, libuv does not accept a socket that already listens.
         self._store = TCPStore(
-            address, int(port), 1, True, timedelta(seconds=STORE_SECONDS),
-            multi_tenant=True, master_listen_fd=self._listening.detach(), use_libuv=False,
-        )  # fmt: skip
+            address,
+            int(port),
+            1,
+            True,
+            timedelta(seconds=STORE_SECONDS),
+            multi_tenant=True,
+            master_listen_fd=self._listening.detach(),
+            use_libuv=False,
+        )
 
     def next_rendezvous(self) -> RendezvousInfo:
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
@@ -50,7 +56,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Do nothing, as there is nobody to tell."""
+        """Do nothing: there are no other agents to notify."""
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -40,12 +40,12 @@ class Stepper:
         kinds = {name: (rule, lr_scales.get(name, 1.0)) for name, rule in self._rules.items()}
         for rule, scale in dict.fromkeys(kinds.values()):
             names = [name for name in self._trained if kinds[name] == (rule, scale)]
-            found = groups((self._trained[name] for name in names), weight_decay)
+            param_groups = groups((self._trained[name] for name in names), weight_decay)
             matrices = {self._trained[name]: declared[name].matrices for name in names}
             optimizer = (
-                native_optimizer(rule, chosen.config, found)
+                native_optimizer(rule, chosen.config, param_groups)
                 if rule.pytorch
-                else ByRule(chosen.config, rule, found, matrices)
+                else ByRule(chosen.config, rule, param_groups, matrices)
             )
             self.optimizers.append(optimizer)
             self._scales.append(scale)
@@ -64,20 +64,20 @@ class Stepper:
 
         State that an optimizer would only create in its first step is created now, as zeros, to be loaded into.
         """
-        kept = {}
+        states = {}
         for name, p in self._trained.items():
             state = self._owners[name].state
             if not state[p]:
                 state[p] = zero_state(p, self._rules[name])
-            kept[name] = state[p]
-        return kept
+            states[name] = state[p]
+        return states
 
 
 class ByRule(torch.optim.Optimizer):
     """Applies one rule, as its file defines it.
 
     If a parameter is sharded, the rule sees this rank's elements. For a rule of whole matrices the change is gathered,
-    each matrix when its turn comes; every rank computes the same and keeps its part. Among n ranks, a rank sends
+    one matrix at a time; every rank computes the same and keeps its shard. Among n ranks, a rank sends
     (n - 1) / n of 4 bytes for each element.
 
     Args:
@@ -102,15 +102,15 @@ class ByRule(torch.optim.Optimizer):
             state.update(zero_state(p, rule))
         state[STEP] += 1
         numbers = rule.numbers(self._config, lr, int(state[STEP]))
-        before = tuple(_own(state[name]) for name in rule.state)
-        change, *after = rule.change(self._config, _own(p.grad), before, numbers)
+        before = tuple(_local(state[name]) for name in rule.state)
+        change, *after = rule.change(self._config, _local(p.grad), before, numbers)
         for name, value in zip(rule.state, after):
-            _own(state[name]).copy_(value)
+            _local(state[name]).copy_(value)
         if rule.update_matrices is not None:
             whole = _whole(change, p)
             parts = whole.reshape(self._matrices[p], -1, whole.shape[-1])  # (n, rows, columns)
             change = _part(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
-        _own(p).mul_(1 - lr * decay).sub_(change)
+        _local(p).mul_(1 - lr * decay).sub_(change)
 
 
 def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
@@ -119,13 +119,13 @@ def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
 
 
-def _own(tensor: Any) -> Tensor:
+def _local(tensor: Any) -> Tensor:
     """Return this rank's elements."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def _whole(part: Tensor, p: Any) -> Tensor:
-    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that the ranks send from."""
+    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that communicates."""
     if not is_sharded(p):
         return part
     from torch.distributed.tensor import DTensor
@@ -135,10 +135,10 @@ def _whole(part: Tensor, p: Any) -> Tensor:
 
 
 def _part(whole: Tensor, p: Any) -> Tensor:
-    """Return this rank's elements of a tensor that is whole on every rank; nothing is sent."""
+    """Return this rank's elements of a tensor that is whole on every rank, without communication."""
     if not is_sharded(p):
         return whole
     from torch.distributed.tensor import DTensor, Replicate
 
     alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
-    return alike.redistribute(placements=p.placements).to_local().to(_own(p).device)
+    return alike.redistribute(placements=p.placements).to_local().to(_local(p).device)

@@ -34,7 +34,7 @@ class Trained:
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
-        self._of_base = {name for name, p in declared.items() if not p.saved}
+        self._base_names = {name for name, p in declared.items() if not p.saved}
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:
         """Return every tensor a resumed run needs, by its name in the checkpoint; the tensors are the live ones."""
@@ -42,7 +42,7 @@ class Trained:
         averages = {"ema": self.ema.averages, **self.power_ema.state()}
         state: checkpoints.State = {
             "model": weights,
-            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # what is frozen is its own EMA
+            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
         if with_optimizer:
             state["optimizer"] = {"state": self.optimizer.state()}
@@ -59,7 +59,7 @@ class Trained:
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters that checkpoints hold."""
-        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._of_base)
+        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._base_names)
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""

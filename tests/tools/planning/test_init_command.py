@@ -62,7 +62,7 @@ def test_config_trains_and_samples_by_the_printed_commands(here, capsys):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "validation loss at iteration 4" in done.stdout
     assert {"samples.png", "loss.png"} <= {path.name for path in (here / "outputs/config").iterdir()}
-    more = done.stdout[done.stdout.index("draw more:") :].splitlines()[0].split()[3:]
+    more = done.stdout[done.stdout.index("sample more:") :].splitlines()[0].split()[3:]
     assert main([*more, "--steps", "1"]) == 0 and (here / "outputs/config/more.png").is_file()
     assert main(["plot", "outputs/config", "--output", "again.png"]) == 0
     words = said[said.index("mm-dit sample") :].replace("\\\n", " ").split()[1:]

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.run_command import NOT_FINITE, found, leave
+from mindspeed_mm_dit.training.run_command import NOT_FINITE, read_not_finite, record_not_finite
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -99,15 +99,18 @@ def test_diverged_run_is_replayed_to_its_cause(tiny, tmp_path):
 
 
 def test_position_of_a_run_not_finite_is_left_once_and_read(tmp_path):
-    assert found(tmp_path) == {}
-    leave(str(tmp_path), 7, math.nan, 2.0)
-    assert found(tmp_path)["iteration"] == 7 and found(tmp_path)["command"]["arguments"] == sys.argv[1:]
-    leave(None, 8, 0.0, 0.0)
-    leave(str(tmp_path / "missing"), 8, 0.0, 0.0)
+    assert read_not_finite(tmp_path) == {}
+    record_not_finite(str(tmp_path), 7, math.nan, 2.0)
+    assert (
+        read_not_finite(tmp_path)["iteration"] == 7
+        and read_not_finite(tmp_path)["command"]["arguments"] == sys.argv[1:]
+    )
+    record_not_finite(None, 8, 0.0, 0.0)
+    record_not_finite(str(tmp_path / "missing"), 8, 0.0, 0.0)
     for text in ("[1]", "{", '{"iteration": "7"}', '{"iteration": 7, "command": {"folder": 1}}'):
         (tmp_path / NOT_FINITE).write_text(text)
-        with pytest.raises(CheckpointError, match="is not what a run leaves there"):
-            found(tmp_path)
+        with pytest.raises(CheckpointError, match="is not a record that a run writes"):
+            read_not_finite(tmp_path)
 
 
 @pytest.mark.parametrize(
