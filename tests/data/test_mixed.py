@@ -77,7 +77,7 @@ def opened(place, name="whole", **changed):
 
 def test_images_among_clips_are_videos_of_one_frame(place):
     mixed, of_images = opened(place), 14
-    with pytest.raises(ConfigError, match="are not cached together"):
+    with pytest.raises(ConfigError, match="cannot be cached together"):
         mixed.param.pixel_cache_key()
     assert mixed.rows.shapes.shape == (31, 3) and mixed.rows.classes == ("bright", "dark")
     assert set(map(tuple, mixed.rows.shapes.tolist())) == {(9, 8, 12), (9, 12, 8), (1, 8, 12), (1, 8, 8)}

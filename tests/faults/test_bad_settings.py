@@ -122,8 +122,8 @@ BAD = {
     "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
     "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),
     "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "does not divide the 1 ranks"),
-    "load": (dict(flags="--load " + "a" * 300), "--load", "longer than a path"),
-    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "no regular file"),
+    "load": (dict(flags="--load " + "a" * 300), "--load", "too long"),
+    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "not a regular file"),
 }  # fmt: skip
 
 
