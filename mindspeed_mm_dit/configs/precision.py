@@ -65,7 +65,7 @@ def decide(bf16: bool, fsdp2: Fsdp2Config | None, supported: Collection[ComputeM
     if mode is not None and mode not in supported:
         raise PlatformError(
             "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}",
-            f"{where} trains in float32 only",
+            f"{where} does not train in bfloat16, only in float32",
             "drop it, or train with --ai-framework pytorch",
         )
     reduce = (fsdp2.reduce_dtype or param_dtype) if fsdp2 else None

@@ -29,7 +29,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import commandline as megatron
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import commandline as native
 from mindspeed_mm_dit.training.changes import changes
-from mindspeed_mm_dit.training.flags import parse, quiet, whole_parser
+from mindspeed_mm_dit.training.flags import full_parser, parse, quiet
 from mindspeed_mm_dit.tools.verify.past_run import flags_of
 
 RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()

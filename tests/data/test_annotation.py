@@ -37,7 +37,7 @@ def test_jsonl_has_an_object_per_line(tmp_path):
         ('[{"path": "a"}', "line 1: is not JSON"),
         ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: there is more"),
         ('[{"path": "a"},\n]', "line 2: is not JSON: there is a comma"),
-        ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "the key 'cap' occurs twice"),
+        ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "the key 'cap' stands twice"),
         ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
         ('{"path": "a", "cap": "b"}\n{"path": "c", "cap": "d"}\n', "is a .jsonl"),
         ("[]", "lists no clips"),

@@ -101,7 +101,7 @@ def test_flags_that_would_fail_later_are_refused_at_the_start(check, flags, mess
 
 
 def test_bucket_of_no_whole_patches_is_refused(check):
-    with pytest.raises(ConfigError, match=r"data.json: dataset_param.buckets: 8 x 9: .*latents 9 % 4 = 1"):
+    with pytest.raises(ConfigError, match=r"data.json: dataset_param.buckets: 8 x 9: .*9 % 4 = 1"):
         check(image_size=None, buckets=[[8, 8], [8, 9]])
 
 
