@@ -76,7 +76,7 @@ class AutoencoderConfig(ABC):
     @property
     @abstractmethod
     def samples_posterior(self) -> bool:
-        """Whether training draws latents from the posterior, so that samples carry noise for it."""
+        """Whether training samples latents from the posterior, so that each sample needs noise for it."""
 
     @abstractmethod
     def latent_shape(self, size: Shape) -> Shape:
@@ -185,9 +185,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         if not path.exists():
             command = how_to_fetch(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
             raise CheckpointError(
-                f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+                f"ae.from_pretrained = {path}",
+                "no such file or folder; nothing is downloaded",
                 f"{command}, or correct the path",
-            )  # fmt: skip
+            )
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -208,9 +209,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             ) from None
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
-                f"ae.from_pretrained = {file}", f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
+                f"ae.from_pretrained = {file}",
+                f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
                 f"name one{self.such_as}",
-            )  # fmt: skip
+            )
 
 
 def config_file(from_pretrained: str) -> Path:
@@ -228,9 +230,10 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
         raise ConfigError(
-            f"{where}.from_pretrained = {path}", f"is of class {short_repr(kind)}, not {diffusers_class}",
+            f"{where}.from_pretrained = {path}",
+            f"is of class {short_repr(kind)}, not {diffusers_class}",
             f"name the folder of an {diffusers_class}",
-        )  # fmt: skip
+        )
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
@@ -275,7 +278,7 @@ def divided(size: Shape, factor: int) -> Shape:
             lower = side - side % factor
             raise ConfigError(
                 f"dataset_param.{setting} = {side}",
-                f"is no multiple of the autoencoder's factor: {side} % {factor} = {side % factor}",
+                f"is not a multiple of the autoencoder's factor: {side} % {factor} = {side % factor}",
                 f"use {f'{lower} or ' if lower else ''}{lower + factor}",
             )
     return height // factor, width // factor

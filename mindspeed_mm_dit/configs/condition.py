@@ -77,8 +77,8 @@ class FloatCondition(Condition):
 
     def examples(self, count: int) -> Arrays:
         """Return normally distributed arrays."""
-        draw = np.random.default_rng(0)
-        return {n: draw.standard_normal((count, *shape), np.float32) for n, shape in zip(self.names, self.shapes)}
+        rng = np.random.default_rng(0)
+        return {n: rng.standard_normal((count, *shape), np.float32) for n, shape in zip(self.names, self.shapes)}
 
 
 @dataclass(frozen=True)

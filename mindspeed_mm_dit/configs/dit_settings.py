@@ -137,9 +137,10 @@ class DiTSettings(PredictorConfig):
         for side in size:
             if side % self.patch_size:
                 raise ConfigError(
-                    what, f"is not a whole number of patches: {side} % {self.patch_size} = "
-                    f"{side % self.patch_size}", f"use multiples of {self.patch_size}",
-                )  # fmt: skip
+                    what,
+                    f"is not a whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}",
+                    f"use multiples of {self.patch_size}",
+                )
         if self.z_dims and size[0] != size[1]:
             raise ConfigError(
                 what, "is not square, but a teacher's features need square latents", "drop z_dims and teacher"
@@ -160,9 +161,10 @@ class DiTSettings(PredictorConfig):
         check_between("predictor.pooled_encoder", self.pooled_encoder, 0, 1)
         if self.in_context_len and not self.num_classes:
             raise ConfigError(
-                f"predictor.in_context_len = {self.in_context_len}", "needs labels, but num_classes is 0",
+                f"predictor.in_context_len = {self.in_context_len}",
+                "needs labels, but num_classes is 0",
                 "drop it: each block attends to the caption already",
-            )  # fmt: skip
+            )
         check_between("predictor.in_context_len", self.in_context_len, 0, LARGEST)
         if not 0 <= self.in_context_start < self.num_layers:
             raise ConfigError(

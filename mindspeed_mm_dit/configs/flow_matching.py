@@ -111,9 +111,10 @@ class FlowMatchingConfig:
             return
         if self.loss_weight in SIT_WEIGHTS or not known:
             raise ConfigError(
-                what, f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
+                what,
+                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
                 "set it to null, or predict 'noise' or 'score'",
-            )  # fmt: skip
+            )
         reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
         raise ConfigError(what, reason, f"use {' or '.join(known)}, or null")
 
@@ -121,14 +122,16 @@ class FlowMatchingConfig:
         """Raise ConfigError for settings of later recipes that contradict the others."""
         if self.prediction_type == "data" and self.path != "linear":
             raise ConfigError(
-                "diffusion.prediction_type = 'data'", f"needs path 'linear', not {self.path!r}",
+                "diffusion.prediction_type = 'data'",
+                f"needs path 'linear', not {self.path!r}",
                 "set path to 'linear'",
-            )  # fmt: skip
+            )
         if self.cosine_loss and self.prediction_type != "velocity":
             raise ConfigError(
-                "diffusion.cosine_loss = true", f"compares velocities, but prediction_type is {self.prediction_type!r}",
+                "diffusion.cosine_loss = true",
+                f"compares velocities, but prediction_type is {self.prediction_type!r}",
                 "predict 'velocity', or drop it",
-            )  # fmt: skip
+            )
         self._check_schedule()
         check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
         check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)

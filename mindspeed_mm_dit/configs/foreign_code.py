@@ -28,9 +28,10 @@ def check_names_no_code(setting: str, folder: Path) -> None:
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
                 raise ConfigError(
-                    f"{setting} = {file}: {key} = {short_repr(value)}", "names code, which is never run or fetched",
+                    f"{setting} = {file}: {key} = {short_repr(value)}",
+                    "names code, which is never run or fetched",
                     "remove the key if the folder works without it, or name another folder",
-                )  # fmt: skip
+                )
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:

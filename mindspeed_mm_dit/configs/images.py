@@ -57,7 +57,7 @@ class DatasetParam(SourceParam):
     label_column: str = "label"
     """For Parquet: column of the labels."""
     captions: str | tuple[str, ...] | None = None
-    """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file beside the image
+    """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file next to the image
     or in the tar, e.g. ".txt", or ".json:caption" for a key of a JSON file. With a list, an image has the captions from
     all of them."""
     caption_dropout_prob: float = 0.1
@@ -102,7 +102,7 @@ class DatasetParam(SourceParam):
         if bare:
             raise ConfigError(what, "does not name a key of the JSON object", 'write ".json:caption"')
         if any("/" in entry for entry in self.caption_places if entry.startswith(".")):
-            raise ConfigError(what, "is a path, not the ending of a file beside the image", 'write ".txt" or the like')
+            raise ConfigError(what, "is a path, not the ending of a file next to the image", 'write ".txt" or the like')
         if any(endings) and (self.dataset_type == "parquet" or not all(endings)):
             reason = (
                 "mixes columns with file endings" if not all(endings) else "is a file ending, but Parquet has columns"

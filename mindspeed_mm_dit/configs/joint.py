@@ -135,8 +135,9 @@ class JointConfig(PredictorConfig):
     @property
     def texts(self) -> TextStates:
         """The states of the text, from the first text encoder."""
-        return TextStates(self.text_length, self.joint_attention_dim, setting="joint_attention_dim",
-                          as_published=self.published_texts)  # fmt: skip
+        return TextStates(
+            self.text_length, self.joint_attention_dim, setting="joint_attention_dim", as_published=self.published_texts
+        )
 
     @property
     def conditions(self) -> Conditions:

@@ -70,9 +70,10 @@ class MeanFlowConfig:
         """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
         if predictor.num_time_inputs != 2:
             raise ConfigError(
-                f"predictor {predictor.model_id!r}", "takes one timestep; MeanFlow needs two, r and t",
+                f"predictor {predictor.model_id!r}",
+                "takes one timestep; MeanFlow needs two, r and t",
                 "set predictor.h_embedder to true",
-            )  # fmt: skip
+            )
         if predictor.conditions.items != ("label",):
             raise ConfigError(
                 "diffusion.model_id = 'mean_flow'",

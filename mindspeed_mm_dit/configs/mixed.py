@@ -33,9 +33,10 @@ class MixedParam(SourceParam):
     def __post_init__(self) -> None:
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
             raise ConfigError(
-                f"dataset_param.weights = {list(self.weights)}", f"has {len(self.weights)} numbers for "
-                f"{len(self.sources)} sources", "list two or more sources, and a weight for each",
-            )  # fmt: skip
+                f"dataset_param.weights = {list(self.weights)}",
+                f"has {len(self.weights)} numbers for {len(self.sources)} sources",
+                "list two or more sources, and a weight for each",
+            )
         self.check_common()
         for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
             what = f"dataset_param.sources[{number}]"

@@ -60,9 +60,10 @@ class ModelConfig:
         frames = self.predictor.conditions.frames
         if frames is not None and not isinstance(self.diffusion, WanFlowConfig):
             raise ConfigError(
-                f"diffusion.model_id = {self.diffusion.model_id!r}", "does not support conditioning on frames",
+                f"diffusion.model_id = {self.diffusion.model_id!r}",
+                "does not support conditioning on frames",
                 f"set it to {WanFlowConfig.model_id}",
-            )  # fmt: skip
+            )
         if isinstance(self.diffusion, MeanFlowConfig):
             self.diffusion.check_predictor(self.predictor)
         elif self.predictor.num_time_inputs != 1:
@@ -107,18 +108,20 @@ class ModelConfig:
             raise ConfigError(
                 "image_encoder",
                 "this section is missing: predictor.image_dim needs CLIP's features of the first frame"
-                if needs_image_encoder else "is not used: predictor.image_dim is null",
+                if needs_image_encoder
+                else "is not used: predictor.image_dim is null",
                 'add {"from_pretrained": "folder"}' if needs_image_encoder else "drop the section",
-            )  # fmt: skip
+            )
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
             raise ConfigError(
-                f"predictor.z_dims = {widths}", f"needs {len(widths)} teachers, but section teacher lists {count}",
+                f"predictor.z_dims = {widths}",
+                f"needs {len(widths)} teachers, but section teacher lists {count}",
                 "list the width of each teacher's features, or drop both: weights load without projectors",
-            )  # fmt: skip
+            )
         if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.predictor.latent_shape) != 3):
             raise ConfigError(
                 "teacher", f"only works for images and a single timestep, not for {self.diffusion.model_id} "
@@ -131,16 +134,18 @@ class ModelConfig:
         what, predictor = "text_encoder", f"predictor {self.predictor.model_id!r}"
         if encoders and not self.text_encoders:
             raise ConfigError(
-                what, f"this section is missing: {predictor} is conditioned on text",
+                what,
+                f"this section is missing: {predictor} is conditioned on text",
                 'add {"model_id": "umt5", "from_pretrained": "folder"}',
-            )  # fmt: skip
+            )
         if self.text_encoders and not encoders:
             raise ConfigError(what, f"{predictor} is not conditioned on text", "drop the section")
         if encoders and set(encoders) != set(range(len(self.text_encoders))):
             raise ConfigError(
-                what, f"has {len(self.text_encoders)} encoders, but {predictor} needs {max(encoders) + 1}",
+                what,
+                f"has {len(self.text_encoders)} encoders, but {predictor} needs {max(encoders) + 1}",
                 "give one for each, in the order of the predictor's settings",
-            )  # fmt: skip
+            )
 
     def tuned_by(self) -> dict[str, Any]:
         """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
@@ -232,9 +237,10 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
         class_name = read_json(config_file(path), where).get("_class_name")
         if class_name not in [*kinds]:
             raise ConfigError(
-                f"{where} = {path}", f"is not a known autoencoder: _class_name is {short_repr(class_name)}",
+                f"{where} = {path}",
+                f"is not a known autoencoder: _class_name is {short_repr(class_name)}",
                 f"name one of {', '.join(kinds)}",
-            )  # fmt: skip
+            )
         kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
     try:

@@ -24,4 +24,4 @@ def optimizer_settings(group: Any) -> None:
         except argparse.ArgumentError:
             what = f"setting {name!r} of the optimizer {owners[0]!r}"
             raise ConfigError(what, "is a flag of this command already", "give it another name") from None
-        action.help = text  # (passed to add_argument, Python 3.10 would append the default of a BooleanOptionalAction)
+        action.help = text  # (in add_argument, Python 3.10 would append a default to BooleanOptionalAction)

@@ -98,9 +98,10 @@ class PredictorConfig(ABC):
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only one shape."""
         if shape != self.latent_shape:
             raise ConfigError(
-                f"latents of shape {shape}", f"predictor {self.model_id!r} takes only {self.latent_shape}",
+                f"latents of shape {shape}",
+                f"predictor {self.model_id!r} takes only {self.latent_shape}",
                 "use the size in its model.json",
-            )  # fmt: skip
+            )
         return self
 
     def with_guidance(self, guidance: float | None) -> PredictorConfig:
@@ -109,9 +110,10 @@ class PredictorConfig(ABC):
             return self
         if not self.guidance_embeds:
             raise ConfigError(
-                f"--guidance = {guidance:g}", f"predictor {self.model_id!r} has no guidance scale as an input",
+                f"--guidance = {guidance:g}",
+                f"predictor {self.model_id!r} has no guidance scale as an input",
                 "leave it out, and use --cfg-scale",
-            )  # fmt: skip
+            )
         return replace(self, guidance=guidance)  # type: ignore[type-var]
 
     def cfg_scale(self, usual: float) -> float:

@@ -112,7 +112,7 @@ class BatchArgs:
         "optimizer steps to train for", takes=_required("N", type=positive_int), native="training.train_iters"
     )
     seed: int = flag(
-        "seed of the initial weights, the sample order and every random draw",
+        "seed of the initial weights, the sample order and all random numbers of training",
         1234,
         _typed(unsigned_int),
         native="training.seed",
@@ -375,7 +375,7 @@ class DiTArgs:
         "write checkpoints in the training thread, not in the background", False, idle_in=("megatron",)
     )
     report: str | None = flag(
-        "at the end, write samples.png and, with --tensorboard-dir, loss.png beside the checkpoint folder; skipped if "
+        "at the end, write samples.png and, with --tensorboard-dir, loss.png next to the checkpoint folder; skipped if "
         "it would take longer than the training did. always: never skip it",
         takes={"nargs": "?", "const": "short", "choices": ["short", "always"]},
         when_quiet=False,

@@ -104,9 +104,10 @@ class TransformersVisionConfig:
             if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:
                 return part
         raise ConfigError(
-            f"{self.setting} = {self.from_pretrained}", f"is not a {next(iter(self.kinds))}: its config.json has"
-            f" model_type = {content.get('model_type')!r}", "name a folder of that kind, or another model_id",
-        )  # fmt: skip
+            f"{self.setting} = {self.from_pretrained}",
+            f"is not a {next(iter(self.kinds))}: its config.json has model_type = {content.get('model_type')!r}",
+            "name a folder of that kind, or another model_id",
+        )
 
     def width(self) -> int:
         """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""

@@ -135,9 +135,10 @@ class TransformersTextConfig(TextEncoderConfig):
         value = self.read().get(key)
         if type(value) is not int or value < 1:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {self.config_file}", f"has {key} = {value}, not a size of an encoder",
+                f"text_encoder.from_pretrained = {self.config_file}",
+                f"has {key} = {value}, not a size of an encoder",
                 "copy the folder again",
-            )  # fmt: skip
+            )
         return value
 
     def states_width(self) -> int:
@@ -165,9 +166,10 @@ def folder_of(setting: str, path: str) -> Path:
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{setting} = {path}", f"the package {name!r} is not installed",
+            f"{setting} = {path}",
+            f"the package {name!r} is not installed",
             f"pip install {name.replace('_', '-')}, or name a folder",
-        )  # fmt: skip
+        )
     return Path(spec.submodule_search_locations[0]) / inside
 
 
@@ -235,9 +237,10 @@ class BertConfig(TransformersTextConfig):
         known = {"mean_tokens": "mean", "cls_token": "cls"}
         if len(modes) != 1 or modes[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {path}", f"has an unsupported pooling: {modes}, {list(kinds)}",
+                f"text_encoder.from_pretrained = {path}",
+                f"has an unsupported pooling: {modes}, {list(kinds)}",
                 "use an encoder that pools by mean or cls token",
-            )  # fmt: skip
+            )
         return known[modes[0]], "Normalize" in kinds
 
     def identity(self) -> str:

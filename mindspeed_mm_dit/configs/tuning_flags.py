@@ -64,10 +64,10 @@ def tuning_of(args: FineTuning) -> Tuning:
     tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
     if args.lora_dropout:
         raise ConfigError(
-            f"--lora-dropout = {args.lora_dropout:g}", "is not supported: random numbers must depend only on seed "
-            "and sample index, which those of dropout do not", "leave it out; to regularise, train fewer steps "
-            "or use weight decay",
-        )  # fmt: skip
+            f"--lora-dropout = {args.lora_dropout:g}",
+            "is not supported: random numbers must depend only on seed and sample index, which those of dropout do not",
+            "leave it out; to regularise, train fewer steps or use weight decay",
+        )
     if tuning.targets and tuning.freeze:
         raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} only the adapters are trained",
                           "leave one of the two out")  # fmt: skip

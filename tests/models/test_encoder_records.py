@@ -43,7 +43,7 @@ def test_an_autoencoder_answers_everything(name, tmp_path):
         assert latent[-2:] == (64 // config.downsample_factor, 96 // config.downsample_factor)
         assert tuple(config.sample_size(latent)) == size
         if config.downsample_factor > 1:
-            with pytest.raises(ConfigError, match=r"dataset_param.*=.*is no multiple of the autoencoder's factor"):
+            with pytest.raises(ConfigError, match=r"dataset_param.*=.*is not a multiple of the autoencoder's factor"):
                 config.latent_shape((*size[:-1], 97))
         assert config.workspace_bytes(size) >= 0
     assert isinstance(config.scale(), LatentScale) and config.samples_posterior in (True, False)
