@@ -266,7 +266,7 @@ def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(tr
         (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are not \(B, C, H, W\) of uint8"),
         (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are not \(B, C, H, W\) of uint8"),
         (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),
-        (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "makes no whole number of patches"),
+        (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "is not a whole number of patches"),
         (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
         (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
         (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),

@@ -97,7 +97,7 @@ FAULTS = {
         "tests/tools/evaluate/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
-        "configs/dit_adapting.py", "table[label] = offer.value[other]", "table[label] = offer.value[label]",
+        "configs/dit_adapting.py", "table[label] = source.value[other]", "table[label] = source.value[label]",
         "tests/checkpoint/test_adapting.py -k by_name_wherever",
     ),
     "resized patches": Fault(

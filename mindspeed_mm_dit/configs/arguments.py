@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
-from mindspeed_mm_dit.configs.flag_combinations import check_given
+from mindspeed_mm_dit.configs.flag_combinations import check_flag_dependencies
 from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, short_repr
 from mindspeed_mm_dit.configs.run import MEGATRON, DiTArgs, RunConfig
@@ -44,8 +44,8 @@ class Defaults(argparse.ArgumentDefaultsHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError and suggests the nearest flag."""
 
-    def __init__(self, *args: Any, **how: Any) -> None:
-        super().__init__(*args, **how)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._negative_number_matcher = _NEGATIVE
 
     @property
@@ -55,28 +55,29 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
-        if several := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
-            raise ConfigError(several[1], f"is the beginning of several flags: {several[2]}", "write one of them out")
-        if message.startswith("the following arguments are required"):  # (perhaps one is there, and is misspelt)
+        if ambiguous := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
+            raise ConfigError(ambiguous[1], f"is short for several flags: {ambiguous[2]}", "write out the one you mean")
+        if message.startswith("the following arguments are required"):
+            # The required flag may be there, but misspelt: then the error is about that.
             known = self._option_string_actions
-            self.refuse([own for own in self._given if own.startswith("--") and not any(
-                flag.startswith(own.partition("=")[0]) for flag in known)])  # fmt: skip
+            self.refuse([word for word in self._argv if word.startswith("--") and not any(
+                flag.startswith(word.partition("=")[0]) for flag in known)])  # fmt: skip
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
-        named = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (it may stand in a train.args)
-        what, reason = named.groups() if named else ("command line", short)
+        match = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (also of a flag in train.args)
+        what, reason = match.groups() if match else ("command line", short)
         raise ConfigError(what, reason, f"{self.help_command} explains every flag")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
-        self._given = list(args or ())
-        for word in self._given:
+        self._argv = list(args or ())
+        for word in self._argv:
             typed = _TYPED.match(word)
             flag = f"--{typed[1]}" if typed else ""
             if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):
                 odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
                 cure = f"write {flag}, and an ordinary space after it"
                 raise ConfigError(
-                    f"command line: {short_repr(word)}", f"is not how a flag is written: {odd or word}", cure
+                    f"command line: {short_repr(word)}", f"has the wrong dashes or spaces: {odd or word}", cure
                 )
         return super().parse_known_args(args, namespace)
 
@@ -103,9 +104,7 @@ class Parser(argparse.ArgumentParser):
         cure = "".join(f"{name}: {text}" if len(names) > 1 else text for name, text in suggestions.items() if text)
         positionals = [action for action in self._actions if not action.option_strings]
         if any(action.nargs == argparse.REMAINDER for action in positionals):
-            cure = (
-                f"flags stand at the end: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
-            )
+            cure = f"flags come last: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
         raise ConfigError(", ".join(names)[:100], reason, f"{cure}{self.help_command} lists every flag")
 
 
@@ -132,10 +131,10 @@ def megatron_flags(parser: argparse.ArgumentParser) -> None:
             add(group)
 
 
-def dit_flags(parser: argparse.ArgumentParser, *of_parts: AddFlags) -> argparse.ArgumentParser:
-    """Add this project's own flags, and those of ``of_parts``, to one group."""
+def dit_flags(parser: argparse.ArgumentParser, *part_flags: AddFlags) -> argparse.ArgumentParser:
+    """Add this project's own flags, and those of ``part_flags``, to one group."""
     group = parser.add_argument_group("DiT")
-    adds: tuple[AddFlags, ...] = (*rows_of(DiTArgs), *of_parts)
+    adds: tuple[AddFlags, ...] = (*rows_of(DiTArgs), *part_flags)
     for add in adds:
         add(group)
     return parser
@@ -158,14 +157,14 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     Raises:
         ConfigError: a flag is invalid, or contradicts another one or ``world_size``; names the flag.
     """
-    check_given(args)
+    check_flag_dependencies(args)
     args = _with_batches(args, world_size)
     _check_length(args)
     _check_schedule(args)
     check_flags(args.optimizer, args.parts)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
-        said = " ".join(map(str, args.power_ema_stds))
-        raise ConfigError(f"--power-ema-stds = {said}", "lists a width twice", "list each once")
+        widths = " ".join(map(str, args.power_ema_stds))
+        raise ConfigError(f"--power-ema-stds = {widths}", "lists a width twice", "list each width once")
     if args.load:
         check_path("--load", args.load)
     return args
@@ -209,7 +208,7 @@ def _check_schedule(args: RunConfig) -> None:
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     for name in ("weight_decay", "clip_grad"):
-        _check(args, name, 0 <= getattr(args, name) <= FLOAT32[1], "must be a number of at least 0 that float32 holds")
+        _check(args, name, 0 <= getattr(args, name) <= FLOAT32[1], "must be at least 0 and in the range of float32")
     decay_iters = args.lr_decay_iters or args.train_iters
     decay_flag = "--lr-decay-iters" if args.lr_decay_iters else "--train-iters (or set --lr-decay-iters)"
     if args.lr_decay_style != "constant":

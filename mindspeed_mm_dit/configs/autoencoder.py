@@ -27,12 +27,12 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 Shape = tuple[int, ...]
 Facts = TypeVar("Facts")
-ImageCaptions = int | float | tuple[float, ...]
+ConfigValue = int | float | tuple[float, ...]
 """A setting read from config.json."""
 WEIGHT_FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 """Names of diffusers' weight files."""
 SCALE = ("scaling_factor", "shift_factor", "latents_mean", "latents_std")
-"""Settings, of the kinds that have them, that turn raw latents into scaled ones."""
+"""Settings that turn raw latents into scaled ones; each kind of autoencoder has some of them."""
 _SETTINGS = {"height": "max_height", "width": "max_width"}
 
 
@@ -55,7 +55,7 @@ class AutoencoderConfig(ABC):
     """Base of the config classes of section ``ae``: frozen dataclasses with a field ``model_id``."""
 
     model_id: str
-    """Names this kind of autoencoder."""
+    """Kind of autoencoder."""
     channels: int = 3
     """Channels of an image or a frame: 1 (grey) or 3 (RGB)."""
     latent_channels: int
@@ -76,13 +76,13 @@ class AutoencoderConfig(ABC):
     @property
     @abstractmethod
     def samples_posterior(self) -> bool:
-        """Whether training draws latents from the posterior, so that samples carry noise for it."""
+        """Whether training samples latents from the posterior, so that each sample needs noise for it."""
 
     @abstractmethod
     def latent_shape(self, size: Shape) -> Shape:
         """Return (C, ...) of the latents of an image of (H, W) pixels or a video of (F, H, W).
 
-        Raises ConfigError for a size of which it would drop a part.
+        Raises ConfigError for a size that is not a multiple of its factor.
         """
 
     @abstractmethod
@@ -101,7 +101,7 @@ class AutoencoderConfig(ABC):
     def identity(self) -> str:
         """Return everything that decides its output, as text: its files, precision, tiles."""
 
-    def check_files(self) -> None:  # noqa: B027 (one without files has nothing to check)
+    def check_files(self) -> None:  # noqa: B027 (an autoencoder without files has nothing to check)
         """Raise a UserError if its files are missing, damaged or contradict model.json; reads no weights."""
 
     def weight_bytes(self) -> int:
@@ -131,13 +131,13 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
 
     @property
     def such_as(self) -> str:
-        """The example, for a message; if model.json has other latents than its, their channels instead."""
+        """The example, for a message; the number of channels instead if model.json has another one."""
         is_usual = self.latent_channels == type(self).latent_channels
         return f" such as {self.example}" if is_usual else f" with {self.latent_channels} latent channels"
 
     @classmethod
     @abstractmethod
-    def settings_from_config(cls, path: Path, where: str) -> Mapping[str, ImageCaptions]:
+    def settings_from_config(cls, path: Path, where: str) -> Mapping[str, ConfigValue]:
         """Return the settings found in the config.json ``path``; raises ConfigError if it is of another class."""
 
     @classmethod
@@ -147,21 +147,21 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         A setting of ``looked_up`` that is absent or null takes the file's value, else its default.
         Raises ConfigError if a key of the section contradicts the file.
         """
-        given = {key: value for key, value in section.items() if value is not None or key not in cls.looked_up}
-        path = given.get("from_pretrained")
+        settings = {key: value for key, value in section.items() if value is not None or key not in cls.looked_up}
+        path = settings.get("from_pretrained")
         if not isinstance(path, str):
-            return given  # (the section's class reports it)
+            return settings  # (the section's class reports it)
         check_path(f"{where}.from_pretrained", path)
         if not config_file(path).is_file():
-            return given
-        for key, told in cls.settings_from_config(config_file(path), where).items():
-            if not _agree(given.setdefault(key, told), told):
+            return settings
+        for key, expected in cls.settings_from_config(config_file(path), where).items():
+            if not _agree(settings.setdefault(key, expected), expected):
                 raise ConfigError(
-                    f"{where}.{key} = {short_repr(given[key])}",
-                    f"contradicts the autoencoder, whose {config_file(path)} makes it {told}",
-                    f'write "{key}": {told}, or leave the key out',
+                    f"{where}.{key} = {short_repr(settings[key])}",
+                    f"contradicts the autoencoder, whose {config_file(path)} makes it {expected}",
+                    f'write "{key}": {expected}, or leave the key out',
                 )
-        return given
+        return settings
 
     def digest(self) -> str:
         return digest_of_files(self.from_pretrained)
@@ -178,16 +178,17 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         """Return the weight file of ``from_pretrained``, after checking it against model.json.
 
         Raises:
-            CheckpointError: the path does not exist, or has no weights of this kind of autoencoder.
+            CheckpointError: the path does not exist, or has no weights of this kind.
             ConfigError: config.json contradicts model.json (``spelled_out``), or names code.
         """
         path = Path(self.from_pretrained)
         if not path.exists():
             command = how_to_fetch(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
             raise CheckpointError(
-                f"ae.from_pretrained = {path}", "no such file or folder; nothing is downloaded",
+                f"ae.from_pretrained = {path}",
+                "no such file or folder; nothing is downloaded",
                 f"{command}, or correct the path",
-            )  # fmt: skip
+            )
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -203,12 +204,15 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         try:
             names = read_safetensors_header(file).tensors
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
+            raise CheckpointError(
+                f"ae.from_pretrained = {file}", str(problem), "copy or download the file again"
+            ) from None
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
-                f"ae.from_pretrained = {file}", f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
+                f"ae.from_pretrained = {file}",
+                f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
                 f"name one{self.such_as}",
-            )  # fmt: skip
+            )
 
 
 def config_file(from_pretrained: str) -> Path:
@@ -226,17 +230,18 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
         raise ConfigError(
-            f"{where}.from_pretrained = {path}", f"is of {short_repr(kind)}, not of {diffusers_class}",
-            "name the folder of such an autoencoder",
-        )  # fmt: skip
+            f"{where}.from_pretrained = {path}",
+            f"is of class {short_repr(kind)}, not {diffusers_class}",
+            f"name the folder of an {diffusers_class}",
+        )
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
 
-def _agree(given: Any, told: ImageCaptions) -> bool:
-    if isinstance(told, tuple):
-        return isinstance(given, (list, tuple)) and len(given) == len(told) and all(map(_agree, given, told))
-    return isinstance(given, (int, float)) and math.isclose(given, told)
+def _agree(actual: Any, expected: ConfigValue) -> bool:
+    if isinstance(expected, tuple):
+        return isinstance(actual, (list, tuple)) and len(actual) == len(expected) and all(map(_agree, actual, expected))
+    return isinstance(actual, (int, float)) and math.isclose(actual, expected)
 
 
 def check_scale(scaling_factor: float, shift_factor: float) -> None:
@@ -244,7 +249,7 @@ def check_scale(scaling_factor: float, shift_factor: float) -> None:
     if not 1e-6 <= abs(scaling_factor) <= 1e6:
         raise ConfigError(
             f"ae.scaling_factor = {scaling_factor}",
-            "must not be 0, tiny or huge: its magnitude must be from 1e-6 to 1e6",
+            "must have a magnitude from 1e-6 to 1e6",
             "use the value in the autoencoder's config.json; Stable Diffusion has 0.18215",
         )
     check_between("ae.shift_factor", shift_factor, -1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")
@@ -256,7 +261,7 @@ def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
         if values is None:
             continue
         if len(values) != channels:
-            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, and a latent has {channels} channels")
+            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, but a latent has {channels} channels")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
             raise ConfigError(
                 f"ae.{name} = {short_repr(list(values))}",
@@ -273,7 +278,7 @@ def divided(size: Shape, factor: int) -> Shape:
             lower = side - side % factor
             raise ConfigError(
                 f"dataset_param.{setting} = {side}",
-                f"is no multiple of the autoencoder's factor: {side} % {factor} = {side % factor}",
+                f"is not a multiple of the autoencoder's factor: {side} % {factor} = {side % factor}",
                 f"use {f'{lower} or ' if lower else ''}{lower + factor}",
             )
     return height // factor, width // factor

@@ -58,7 +58,7 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
     """Frames per latent frame; the first latent frame encodes a single frame."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     do_sample: bool = False
-    """Train on a draw from the posterior or, if false, on its mean, as Wan does."""
+    """Train on a sample of the posterior or, if false, on its mean, as Wan does."""
     enable_tiling: bool = False
     """Encode and decode large frames in tiles. This needs less memory and changes the result slightly."""
     tiling_param: dict | None = field(default=None, hash=False)
@@ -100,7 +100,7 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         if left := (frames - 1) % self.temporal_factor:
             raise ConfigError(
                 f"dataset_param.num_frames = {frames}",
-                f"the autoencoder encodes one frame, then {self.temporal_factor} at a time: it would drop the last "
+                f"the autoencoder encodes one frame, then {self.temporal_factor} at a time, and would drop the last "
                 f"{left}",
                 f"use {frames - left} or {frames - left + self.temporal_factor}",
             )

@@ -1,6 +1,6 @@
-"""Section ``ae`` for diffusers' image autoencoders, and what their config.json says about the latents.
+"""Section ``ae`` for diffusers' image autoencoders, and the keys of their config.json that describe the latents.
 
-AutoencoderKL has a posterior to draw latents from; the others are deterministic: each image has one latent.
+AutoencoderKL has a posterior that latents are sampled from; the others are deterministic: each image has one latent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder import (
     SCALE,
-    ImageCaptions,
+    ConfigValue,
     LatentScale,
     PretrainedAutoencoderConfig,
     Shape,
@@ -31,7 +31,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 _PARAMETERS = 83_653_863
 """Number of parameters of Stable Diffusion's autoencoder (8x, 4 channels)."""
 _WIDTH, _LIVE = 128, 4
-"""Its widest feature map has the image's size and this many channels; this many such maps are alive at once."""
+"""Channels of its widest feature maps, which have the image's size, and how many of them are alive at once."""
 
 
 class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
@@ -64,7 +64,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
     latent_channels: int = 4
     downsample_factor: int = 8
     sample_posterior: bool = True
-    """Train on a draw from the posterior (as published) or, if false, on its mean."""
+    """Train on a sample of the posterior (as published) or, if false, on its mean."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     model_id: str = "autoencoder_kl"
     shift_factor: float = 0.0
@@ -84,7 +84,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         super().__post_init__()
         check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
         if self.latents_mean and self.shift_factor:
-            raise ConfigError("ae.latents_mean, shift_factor", "both would be taken away", "keep one of the two")
+            raise ConfigError("ae.latents_mean, shift_factor", "both would be subtracted", "keep one of the two")
 
     @property
     def samples_posterior(self) -> bool:
@@ -106,7 +106,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         return 2 if self.dtype == "bf16" else 4
 
     @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
         return read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
 
 
@@ -117,7 +117,7 @@ class LatentFacts:
     block_out_channels: tuple[int, ...] | None = None
     """Width of each level; each level after the first halves height and width."""
     encoder_block_out_channels: tuple[int, ...] | None = None
-    """The same of the autoencoders without a posterior."""
+    """The same, for autoencoders without a posterior."""
     latent_channels: int | None = None
     """Channels of a latent."""
     scaling_factor: float | None = None
@@ -129,12 +129,12 @@ class LatentFacts:
     latents_std: tuple[float, ...] | None = None
     """Standard deviation of each channel, which latents are divided by."""
 
-    def settings(self) -> dict[str, ImageCaptions]:
+    def settings(self) -> dict[str, ConfigValue]:
         """Return the settings of section ``ae`` that config.json has, by their names in model.json."""
         widths = self.encoder_block_out_channels or self.block_out_channels
-        told = {"downsample_factor": 2 ** (len(widths) - 1) if widths else None}
-        told |= {name: getattr(self, name) for name in ("latent_channels", *SCALE)}
-        return {name: value for name, value in told.items() if value is not None}
+        settings = {"downsample_factor": 2 ** (len(widths) - 1) if widths else None}
+        settings |= {name: getattr(self, name) for name in ("latent_channels", *SCALE)}
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ class Flux2VAEConfig(ImageAutoencoderConfig):
     downsample_factor: int = 16
     """Height of an image divided by height of its latent."""
     sample_posterior: bool = False
-    """Train on a draw from the posterior or, if false, on its mean, as diffusers' script does."""
+    """Train on a sample of the posterior or, if false, on its mean, as diffusers' script does."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision in which the autoencoder runs."""
     model_id: Literal["flux2_vae"] = "flux2_vae"
-    """Names this kind of autoencoder."""
+    """Kind of autoencoder."""
 
     scaling_factor, shift_factor = 1.0, 0.0
     diffusers_class, weight_name = "AutoencoderKLFlux2", "bn.running_mean"
@@ -167,7 +167,7 @@ class Flux2VAEConfig(ImageAutoencoderConfig):
         return self.sample_posterior
 
     @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
         facts = read_facts(_Flux2Facts, path, where, cls.diffusers_class)
         return {"latent_channels": 4 * facts.latent_channels, "downsample_factor": 2 ** len(facts.block_out_channels)}
 
@@ -178,7 +178,9 @@ class Flux2VAEConfig(ImageAutoencoderConfig):
         try:
             mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), "copy or download it again") from None
+            raise CheckpointError(
+                f"ae.from_pretrained = {file}", str(problem), "copy or download the file again"
+            ) from None
         std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
         check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
         return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))
@@ -220,10 +222,10 @@ class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
         return LatentScale(self.shift_factor, self.scaling_factor)
 
     @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, ImageCaptions]:
+    def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
         """Return the settings in config.json, with diffusers' defaults for those it does not have."""
-        told = read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
-        return {name: told.get(name, getattr(cls, name)) for name in cls.looked_up}
+        settings = read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
+        return {name: settings.get(name, getattr(cls, name)) for name in cls.looked_up}
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,13 @@ class Budget:
     @property
     def rectangles(self) -> tuple[Size, ...]:
         """Rectangles within the budget that no other one contains, and the largest square; tallest first."""
-        found: list[Size] = []
+        candidates: list[Size] = []
         for height in range(math.isqrt(self._units * self._most), 0, -1):
             width = self._widest(height)
-            if height <= width * self.max_aspect_ratio and (not found or width > found[-1][1]):
-                found.append((height, width))
+            if height <= width * self.max_aspect_ratio and (not candidates or width > candidates[-1][1]):
+                candidates.append((height, width))
         square = math.isqrt(self._units)
-        ordered = sorted({*found, (square, square)}, reverse=True)
+        ordered = sorted({*candidates, (square, square)}, reverse=True)
         return tuple((height * self.multiple_of, width * self.multiple_of) for height, width in ordered)
 
     @property
@@ -90,20 +90,20 @@ def check_buckets(buckets: Buckets, axes: int) -> None:
     count = len(buckets.rectangles) * max(1, len(buckets.frames)) if isinstance(buckets, Budget) else len(buckets)
     if count > MOST_SHAPES:
         cure = "use a larger multiple_of, or fewer numbers of frames" if isinstance(buckets, Budget) else "list fewer"
-        raise ConfigError("dataset_param.buckets", f"makes {count:,} shapes, and {MOST_SHAPES:,} are the most", cure)
+        raise ConfigError("dataset_param.buckets", f"makes {count:,} shapes, more than {MOST_SHAPES:,}", cure)
     if isinstance(buckets, Budget):
         _check_frames(buckets.frames, axes)
         return
     if not buckets:
-        raise ConfigError("dataset_param.buckets = []", "names no shape", f"write [{AXES[axes]}, ...]")
+        raise ConfigError("dataset_param.buckets = []", "lists no shape", f"write [{AXES[axes]}, ...]")
     for number, shape in enumerate(buckets):
         what = f"dataset_param.buckets[{number}]"
         if len(shape) != axes:
-            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is no {AXES[axes]}", f"write {axes} numbers")
+            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
         for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
             check_between(what, side, 1, most)
         if shape in buckets[:number]:
-            raise ConfigError(f"{what} = {list(shape)}", "stands there twice", "drop one of them")
+            raise ConfigError(f"{what} = {list(shape)}", "is listed twice", "drop one of them")
 
 
 def _check_frames(frames: Sequence[int], axes: int) -> None:

@@ -40,10 +40,10 @@ class ClipsParam(SourceParam):
     label_key: str | None = None
     """Key of the annotation with the class of a clip, a number or a name; null: clips have no classes."""
     first_frame_key: str | None = None
-    """Key of the annotation with the image file, of the clip's size, that a network from an image begins a clip with;
-    null: the clip's own first frame."""
+    """Key of the annotation that names an image file, of the clip's size, which an image-to-video network takes as the
+    first frame; null: the clip's first frame itself."""
     last_frame_key: str | None = None
-    """The same for the last frame, for a network that takes one."""
+    """The same for the last frame, for a network conditioned on it."""
     caption_dropout_prob: float = 0.1
     """Probability that a training clip loses its caption; in [0, 1]."""
     valid_fraction: float = 0.0
@@ -63,7 +63,7 @@ class ClipsParam(SourceParam):
     """Number of clips of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
     display: Display = "shown"
     """How frames become pixels: as a player shows them; or as decord, with which MindSpeed-MM reads: BT.601 if a file
-    names no matrix, pixels as stored if they are not square, frames turned but not mirrored, and chosen by number."""
+    names no matrix, pixels as stored if they are not square, frames rotated but not mirrored, and chosen by index."""
     color_profiles: ColorProfiles = "convert"
     """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
     dataset_type: Literal["clips"] = "clips"
@@ -84,7 +84,7 @@ class ClipsParam(SourceParam):
                 check_between(f"dataset_param.{name}", getattr(self, name), 1, most)
         if self.beside and self.clip_start != "first":
             what = f"dataset_param.{next(iter(self.beside)).replace('image', 'frame')}_key"
-            raise ConfigError(what, 'names one image, and with clip_start "random" a clip begins anywhere',
+            raise ConfigError(what, 'names one image, but with clip_start "random" a clip can begin at any frame',
                               'set clip_start to "first", or drop the key')  # fmt: skip
         if self.train_fps is not None:
             check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
@@ -96,7 +96,7 @@ class ClipsParam(SourceParam):
 
     @property
     def beside(self) -> dict[str, str]:  # type: ignore[override]
-        """Images beside each clip: first_image and last_image, as far as the annotation names them."""
+        """Additional images of each clip, first_image and last_image, if the annotation names them."""
         keys = {"first_image": self.first_frame_key, "last_image": self.last_frame_key}
         return {name: key for name, key in keys.items() if key is not None}
 
@@ -122,11 +122,11 @@ class ClipsParam(SourceParam):
         if self.clip_start != "first":
             raise ConfigError(
                 f"dataset_param.clip_start = {self.clip_start!r}",
-                "clips that begin elsewhere each time cannot be kept",
+                "clips that start at random frames cannot be cached",
                 'set it to "first", or train without a cache',
             )
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
-        shown = "" if self.display == "shown" else f", display {self.display}"
+        display = "" if self.display == "shown" else f", display {self.display}"
         sizes = " or ".join(f"{frames} of {height} x {width}" for frames, height, width in self.sizes)
-        return f"{sizes}{least}, fps {rate}, crop {self.crop}{shown}{self.profiles_words}"
+        return f"{sizes}{least}, fps {rate}, crop {self.crop}{display}{self.profiles_words}"

@@ -1,6 +1,6 @@
-"""Conditions: the item of a sample that each is made from, its arrays, and its null value for when it is dropped.
+"""Conditions: the item of a sample that each is made from, its arrays, and its unconditional value for dropout.
 
-A batch holds source arrays, the arrays of each condition, and the objective's random draws. The network is called as
+A batch holds source arrays, the arrays of each condition, and the objective's random numbers. The network is called as
 ``predictor(x_t, t, *condition)``, in the order of ``Conditions.names``.
 """
 
@@ -26,7 +26,7 @@ class Condition(ABC):
     item: ClassVar[str]
     """Item of a sample that it is made from: "label", "caption", "vector"."""
     dropout: float
-    """Probability that a training sample gets the null condition; guidance needs it (Ho & Salimans 2022)."""
+    """Probability that a training sample is unconditional; guidance needs it (Ho & Salimans 2022)."""
 
     @property
     @abstractmethod
@@ -35,31 +35,31 @@ class Condition(ABC):
 
     @property
     def dropout_key(self) -> str:
-        """Name of the random draw that decides whether it is dropped; conditions with the same coin drop together."""
+        """Name of the random number that decides whether it is dropped; conditions with the same key drop together."""
         return self.names[0]
 
     @property
     def has_unconditional(self) -> bool:
-        """Whether a network trained with it learns the null condition, so that guidance works."""
+        """Whether a network trained with it learns to predict without it, so that guidance works."""
         return self.dropout > 0
 
     @abstractmethod
     def unconditional(self, count: int) -> Arrays:
-        """Return the null condition of ``count`` samples; raises ConfigError if only a text encoder can compute it."""
+        """Return the unconditional value for ``count`` samples; ConfigError if only a text encoder can compute it."""
 
     @abstractmethod
     def examples(self, count: int) -> Arrays:
-        """Return ``count`` example conditions to try a network with; the last is the null condition, if it has one."""
+        """Return ``count`` example conditions to try a network with; the last is unconditional, if it can be."""
 
     def meta_arrays(self) -> Arrays:
         """Return arrays like those of one sample that take no memory, for their shape and dtype."""
         return self.examples(1)
 
-    def dropped(self, given: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
-        """Return the condition ``given``, replaced by the null condition where ``drops`` (B,) is true."""
+    def dropped(self, arrays: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
+        """Return the condition ``arrays``, with the unconditional value where ``drops`` (B,) is true."""
         unconditional = self.unconditional(len(drops))
         return {
-            name: np.where(drops.reshape(-1, *(1 for _ in given[name].shape[1:])), unconditional[name], given[name])
+            name: np.where(drops.reshape(-1, *(1 for _ in arrays[name].shape[1:])), unconditional[name], arrays[name])
             for name in self.names
         }
 
@@ -76,14 +76,14 @@ class FloatCondition(Condition):
         return {n: np.broadcast_to(np.float32(0), (1, *shape)) for n, shape in zip(self.names, self.shapes)}
 
     def examples(self, count: int) -> Arrays:
-        """Return normally distributed arrays, not of real samples."""
-        draw = np.random.default_rng(0)
-        return {n: draw.standard_normal((count, *shape), np.float32) for n, shape in zip(self.names, self.shapes)}
+        """Return normally distributed arrays."""
+        rng = np.random.default_rng(0)
+        return {n: rng.standard_normal((count, *shape), np.float32) for n, shape in zip(self.names, self.shapes)}
 
 
 @dataclass(frozen=True)
 class ClassLabel(Condition):
-    """A class label: ``labels`` (B,) int64, each 0 ... num_classes - 1, or num_classes for the null class."""
+    """A class label: ``labels`` (B,) int64, each 0 ... num_classes - 1, or num_classes for the unconditional class."""
 
     num_classes: int
     dropout: float
@@ -106,7 +106,7 @@ class ClassLabel(Condition):
 class TextCondition(FloatCondition):
     """Base of the conditions that a text encoder makes from a caption.
 
-    The null condition is the encoding of the empty caption; it comes from a text encoder or a cache made with one.
+    Its unconditional value is the encoding of the empty caption, from a text encoder or a cache made with one.
     ``caption_dropout_prob`` of data.json sets how often a caption is dropped.
     """
 
@@ -118,38 +118,40 @@ class TextCondition(FloatCondition):
     @property
     @abstractmethod
     def parts(self) -> tuple[OneText, ...]:
-        """What it takes of each text encoder; a cache keeps them one by one."""
+        """The output of each text encoder that it uses; a cache stores them separately."""
 
     @property
     def published(self) -> dict[int, dict[str, Any]]:
-        """Settings of text encoders that it was published with, by number, for sections that leave them open."""
+        """Published settings of its text encoders, by index; they apply where model.json leaves them out."""
         return {}
 
     @abstractmethod
     def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
-        """Return the widths of what the ``encoders`` give, by the predictor's settings; None for what they lack."""
+        """Return the output widths of the ``encoders`` by the predictor's settings; None for outputs they lack."""
 
     def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
         """Raise ConfigError unless their output, by their config.json, has the widths that the predictor takes."""
         for setting, width in self.widths_of(encoders).items():
-            if width != (own := self._taken[setting]):
+            if width != (expected := self._expected_widths[setting]):
                 pooled = "pooled" in setting
                 kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
-                found = f"{has} width {width}" if width else f"{are} not available"
+                problem = f"{has} width {width}" if width else f"{are} not available"
                 raise ConfigError(
-                    f"predictor.{setting} = {own}",
-                    f"the text encoder's {kind} {found} (by its config.json)",
+                    f"predictor.{setting} = {expected}",
+                    f"the text encoder's {kind} {problem} (by its config.json)",
                     f"write {width}" if width else "use a text encoder that pools, such as clip or bert",
                 )
 
     @property
     @abstractmethod
-    def _taken(self) -> dict[str, int]:
+    def _expected_widths(self) -> dict[str, int]:
         """Widths that the network takes, by the predictor's settings."""
 
     def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
-        raise ConfigError(f"predictor: its {self.name}", "has a null value that only a text encoder can compute")
+        raise ConfigError(
+            f"predictor: its {self.name}", "has an unconditional value that only a text encoder can compute"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +165,9 @@ class OneText(TextCondition):
     setting: str
     """Key of the predictor's section that holds ``width``."""
     shared_dropout_key: str = ""
-    """Coin that it shares with other conditions; empty: its own."""
+    """Dropout key that it shares with other conditions; empty: its name."""
     as_published: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Settings of the text encoder that it was published with."""
+    """Published settings of its text encoder."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -188,10 +190,10 @@ class OneText(TextCondition):
 
     @abstractmethod
     def width_of(self, encoder: TextEncoderConfig) -> int | None:
-        """Return the width of what ``encoder`` gives, by its config.json; None if it does not give it."""
+        """Return the width of its output of ``encoder``, by config.json; None if the encoder has no such output."""
 
     @property
-    def _taken(self) -> dict[str, int]:
+    def _expected_widths(self) -> dict[str, int]:
         return {self.setting: self.shapes[0][-1]}
 
 
@@ -230,7 +232,7 @@ class PooledText(OneText):
 
 @dataclass(frozen=True)
 class Vector(FloatCondition):
-    """A vector that comes with a sample, e.g. an image embedding: ``vector`` (B, P) float32; its null is zeros."""
+    """A vector that comes with a sample, e.g. an image embedding: ``vector`` (B, P) float32; zeros if unconditional."""
 
     width: int
     dropout: float
@@ -256,14 +258,14 @@ class Vector(FloatCondition):
 
 
 class ImageCondition(FloatCondition):
-    """Base of the conditions that a clip's own frames make; guidance leads away from other conditions, never these."""
+    """Base of the conditions made from frames of the clip itself; guidance keeps them in both of its predictions."""
 
     item = "image"
     dropout = 0.0
     has_unconditional = True
 
     def unconditional(self, count: int) -> Arrays:
-        """Return nothing: without the other conditions, these stay."""
+        """Return nothing: an unconditional prediction still sees the frames."""
         return {}
 
 
@@ -272,15 +274,15 @@ class FirstFrame(ImageCondition):
     """The first frame, and perhaps the last: ``frames`` (B, M + C, F, H, W) float32, M channels of mask, then latents.
 
     With M = 1 the mask is 1 at the first latent frame, whose latents are those of the frame alone. With M = 4 they are
-    the latents of a clip that is grey but for the given frames; channel j of latent frame i is 1 if pixel frame
-    max(0, 4 i + j - 3) is given.
+    the latents of a clip that is grey except for the conditioning frames; channel j of latent frame i is 1 if pixel
+    frame max(0, 4 i + j - 3) is one of them.
     """
 
     shape: tuple[int, ...]
     """(C, F, H, W) of the latents."""
     mask_channels: int
     with_last: bool = False
-    """Whether the last frame is given too."""
+    """Whether the last frame is a condition too."""
     dropout: float = 0.0
     names = ("frames",)
 
@@ -306,12 +308,12 @@ class FirstFrame(ImageCondition):
 
 @dataclass(frozen=True)
 class ImageTokens(ImageCondition):
-    """CLIP's features of the given frames: ``image_embeds`` (B, L, width) float32, those of the first frame first."""
+    """CLIP's features of the conditioning frames: ``image_embeds`` (B, L, width) float32, first frame first."""
 
     length: int
     width: int
     with_last: bool = False
-    """Whether the last frame is given too."""
+    """Whether the last frame is a condition too."""
     names = ("image_embeds",)
 
     @property
@@ -331,7 +333,7 @@ class Conditions(tuple[Condition, ...]):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(
-                f"predictor: the condition {twice[0]!r}", "is the name of two conditions", "give each a name of its own"
+                f"predictor: the condition {twice[0]!r}", "is the name of two conditions", "give each its own name"
             )
         return super().__new__(cls, conditions)
 
@@ -346,53 +348,53 @@ class Conditions(tuple[Condition, ...]):
 
     @property
     def items(self) -> tuple[str, ...]:
-        """Items of a sample that they are made from, each once; its own frames are none."""
+        """Items of a sample that they are made from, each once, without frames of the clip itself."""
         return tuple(dict.fromkeys(condition.item for condition in self if not isinstance(condition, ImageCondition)))
 
     @property
     def guided(self) -> Conditions:
-        """Those that guidance leads away from."""
+        """The conditions that guidance strengthens: all but frames of the clip itself."""
         return Conditions(*(condition for condition in self if not isinstance(condition, ImageCondition)))
 
     @property
     def frames(self) -> FirstFrame | None:
-        """The given frames among them, or None."""
-        return self._of(FirstFrame)
+        """The condition on first and last frames, or None."""
+        return self._first_of_type(FirstFrame)
 
     @property
     def needs_frames(self) -> bool:
-        """Whether no sample can be drawn without a frame to begin with."""
+        """Whether sampling needs a first frame."""
         return self.frames is not None and self.frames.mask_channels > 1
 
-    def cached_names(self, beside: Collection[str]) -> tuple[str, ...]:
-        """Return the names of what a cache keeps of given frames; ``beside``: names of images beside the clips.
+    def cached_names(self, extra_images: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the arrays about conditioning frames in a cache; ``extra_images``: those of each clip.
 
-        Latents of a clip give its own first frame alone.
+        A first frame of the clip itself needs none: the clip's latents contain it.
         """
         frames, tokens = self.frames, self.image_tokens
-        own = frames is None or (frames.mask_channels == 1 and not beside)
-        return (*(() if own else ("frame_mean",)), *(tokens.names if tokens else ()))
+        from_clip = frames is None or (frames.mask_channels == 1 and not extra_images)
+        return (*(() if from_clip else ("frame_mean",)), *(tokens.names if tokens else ()))
 
     @property
     def image_tokens(self) -> ImageTokens | None:
-        """CLIP's features among them, or None."""
-        return self._of(ImageTokens)
+        """The condition on CLIP's features, or None."""
+        return self._first_of_type(ImageTokens)
 
     @property
     def has_unconditional(self) -> bool:
-        """Whether all of them have a null value, so that guidance works."""
+        """Whether all of them have an unconditional value, so that guidance works."""
         return bool(self) and all(condition.has_unconditional for condition in self)
 
     @property
     def label(self) -> ClassLabel | None:
-        """The class label among them, or None."""
-        return self._of(ClassLabel)
+        """The condition on a class label, or None."""
+        return self._first_of_type(ClassLabel)
 
-    def _of(self, kind: type[Kind]) -> Kind | None:
+    def _first_of_type(self, kind: type[Kind]) -> Kind | None:
         return next((condition for condition in self if isinstance(condition, kind)), None)
 
     def unconditional(self, count: int) -> Arrays:
-        """Return the null value of each for ``count`` samples."""
+        """Return the unconditional value of each for ``count`` samples."""
         return {name: array for condition in self for name, array in condition.unconditional(count).items()}
 
     def examples(self, count: int) -> Arrays:
@@ -404,7 +406,7 @@ class Conditions(tuple[Condition, ...]):
         return {name: array for condition in self for name, array in condition.meta_arrays().items()}
 
     def coins(self) -> dict[str, int]:
-        """Return an index for each coin, by its name; conditions with the same coin are dropped together."""
+        """Return an index for each dropout key; conditions with the same key are dropped together."""
         return {
             dropout_key: number
             for number, dropout_key in enumerate(dict.fromkeys(condition.dropout_key for condition in self))

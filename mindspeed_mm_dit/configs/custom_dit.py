@@ -20,9 +20,9 @@ class CustomDiTConfig(VideoTransformerConfig):
     text_dim: int | None = 4096
     """Width of the text encoder's states; null: no text condition and no cross-attention."""
     num_classes: int = 0
-    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: condition on text only."""
+    """Number of classes; label ``num_classes`` is the unconditional class of guidance. 0: condition on text only."""
     class_dropout_prob: float = 0.1
-    """Probability, in [0, 1), that a training label is replaced by the null class; with 0 there is no null class."""
+    """Probability, in [0, 1), that a training label becomes the unconditional class; 0: there is no such class."""
     model_id: str = "custom_dit"
 
     eps = 1e-5
@@ -36,7 +36,7 @@ class CustomDiTConfig(VideoTransformerConfig):
         if not (self.num_classes or self.text_dim):
             raise ConfigError(
                 "predictor.num_classes = 0",
-                "and text_dim is null: the network would have no condition",
+                "and text_dim = null leave the network without a condition",
                 "set one of them",
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:

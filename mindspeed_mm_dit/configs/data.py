@@ -46,7 +46,7 @@ class DataConfig:
 
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
-    """Read the data.json that ``flag`` names; raises ConfigError naming the file, the key and the cure."""
+    """Read the data.json that ``flag`` names; raises ConfigError naming the file and the key."""
     content = dict(read_json(path, flag))
     for in_our_words in DIALECTS.values():
         content = in_our_words(content, str(path))
@@ -62,13 +62,13 @@ def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
 def _samples(section: Any, where: str) -> SourceParam:
     """Return section ``dataset_param``, or one of its ``sources``."""
     if isinstance(section, dict) and isinstance(section.get("sources"), list):
-        sources = [_samples(own, f"{where}.sources[{number}]") for number, own in enumerate(section["sources"])]
+        sources = [_samples(source, f"{where}.sources[{number}]") for number, source in enumerate(section["sources"])]
         return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
         raise ConfigError(
             f"{where}.dataset_type = {short_repr(kind)}",
             "unknown kind of data set",
-            f"{nearest(str(kind), SOURCE_CONFIGS)}Known here: {', '.join(SOURCE_CONFIGS)}",
+            f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}",
         )
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

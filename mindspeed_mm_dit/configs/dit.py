@@ -1,4 +1,4 @@
-"""A DiT (Peebles & Xie 2023) among others: smaller ones, those that weights come from, those that a file implies."""
+"""A DiT (Peebles & Xie 2023): reduced copies, adapting weights of another one, and its config from tensor shapes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class DiTConfig(DiTSettings):
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless the ranks can split heads and tokens evenly, and the loss needs only gradients."""
         if ranks > 1 and self.h_embedder:
-            reason = "MeanFlow differentiates the network along intervals of time, which needs the sample on one rank"
+            reason = (
+                "is not supported with h_embedder (MeanFlow): its derivative in time needs the whole sample on one rank"
+            )
             raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
         tokens = {
             "tokens of an image": self.num_tokens,
@@ -42,13 +44,13 @@ class DiTConfig(DiTSettings):
             encoder_depth=min(self.encoder_depth, layers), projector_dim=min(self.projector_dim, 256),
         )  # fmt: skip
 
-    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
+    def adapt_weight(self, name: str, source: SourceTensor) -> AdaptedTensor | None:
         """Return the initial ``name``, adapted from a DiT of other classes, size, patches, channels or variance."""
         rule = RULES.get(name)
         if rule is None:
-            return super().adapt_weight(name, offer)
-        assert isinstance(offer.there, DiTConfig)
-        return rule(self, offer.there, offer) if offer.there.hidden_size == self.hidden_size else None
+            return super().adapt_weight(name, source)
+        assert isinstance(source.there, DiTConfig)
+        return rule(self, source.there, source) if source.there.hidden_size == self.hidden_size else None
 
     def is_optional(self, name: str) -> bool:
         """Return whether ``name`` belongs to a condition or teacher, in which DiTs may differ."""
@@ -72,7 +74,7 @@ class DiTConfig(DiTSettings):
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> DiTConfig | None:
-        """Return the architecture that ``shapes`` imply; settings that no shape shows get a value that fits.
+        """Return the architecture that ``shapes`` imply; settings that do not change shapes get a value that fits.
 
         Those are the number of heads without QK-norm, ``rope``, and the block before which in-context tokens join.
         Raises CheckpointError for a DiT without a tensor that decides the sizes.

@@ -32,9 +32,9 @@ class DiTSettings(PredictorConfig):
 
     input_size: int
     """Height and width of the (square) latents, in latent pixels; a multiple of ``patch_size``. Positional embeddings
-    are made for this size and stretched to other shapes."""
+    are made for this size and rescaled to other shapes."""
     num_classes: int = 0
-    """Number of classes; label ``num_classes`` itself is the null class of guidance. 0: condition on text only."""
+    """Number of classes; label ``num_classes`` is the unconditional class of guidance. 0: condition on text only."""
     in_channels: int = 4
     """Channels of the latents."""
     patch_size: int = 2
@@ -48,7 +48,7 @@ class DiTSettings(PredictorConfig):
     mlp_ratio: float = 4.0
     """Width of the MLP's hidden layer, as a multiple of ``hidden_size``."""
     class_dropout_prob: float = 0.1
-    """Probability, in [0, 1), that a training label is replaced by the null class; with 0 there is no null class."""
+    """Probability, in [0, 1), that a training label becomes the unconditional class; 0: there is no such class."""
     learn_sigma: bool = True
     """Predict the variance too; this doubles the output channels."""
     qk_norm: bool = False
@@ -119,8 +119,8 @@ class DiTSettings(PredictorConfig):
         if not 1 <= self.hidden_size * self.mlp_ratio <= LARGEST or self.mlp_hidden_size < 1:
             raise ConfigError(
                 f"predictor.mlp_ratio = {self.mlp_ratio}",
-                f"leaves the MLP's hidden layer without a width: hidden_size({self.hidden_size}) * mlp_ratio must be "
-                "at least 1, and no more than a tensor can have",
+                f"gives the MLP's hidden layer no valid width: hidden_size({self.hidden_size}) * mlp_ratio must be at "
+                "least 1, and no more than a tensor can have",
                 "the published DiT has 4.0",
             )
         if not 0.0 <= self.class_dropout_prob < 1.0:
@@ -137,11 +137,14 @@ class DiTSettings(PredictorConfig):
         for side in size:
             if side % self.patch_size:
                 raise ConfigError(
-                    what, f"makes no whole number of patches: latents {side} % {self.patch_size} = "
-                    f"{side % self.patch_size}", f"use latents of a multiple of {self.patch_size}",
-                )  # fmt: skip
+                    what,
+                    f"is not a whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}",
+                    f"use multiples of {self.patch_size}",
+                )
         if self.z_dims and size[0] != size[1]:
-            raise ConfigError(what, "is no square, and a teacher's features are of squares", "drop z_dims and teacher")
+            raise ConfigError(
+                what, "is not square, but a teacher's features need square latents", "drop z_dims and teacher"
+            )
 
     def _check_options(self) -> None:
         """Raise ConfigError for an option of later recipes that does not fit this network."""
@@ -158,9 +161,10 @@ class DiTSettings(PredictorConfig):
         check_between("predictor.pooled_encoder", self.pooled_encoder, 0, 1)
         if self.in_context_len and not self.num_classes:
             raise ConfigError(
-                f"predictor.in_context_len = {self.in_context_len}", "is of tokens of a label, and num_classes is 0",
-                "drop it: each block looks at the caption already",
-            )  # fmt: skip
+                f"predictor.in_context_len = {self.in_context_len}",
+                "needs labels, but num_classes is 0",
+                "drop it: each block attends to the caption already",
+            )
         check_between("predictor.in_context_len", self.in_context_len, 0, LARGEST)
         if not 0 <= self.in_context_start < self.num_layers:
             raise ConfigError(
@@ -171,7 +175,7 @@ class DiTSettings(PredictorConfig):
             raise ConfigError(
                 f"predictor.in_context_start = {self.in_context_start}",
                 "has no effect where in_context_len is 0",
-                "say how many tokens join there, or drop it",
+                "set in_context_len to the number of these tokens, or drop in_context_start",
             )
 
         if self.z_dims:
@@ -195,7 +199,7 @@ class DiTSettings(PredictorConfig):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of the label table: the classes and, if labels are ever dropped, the null class; 0 without classes."""
+        """Rows of the label table: the classes and, with label dropout, the unconditional one; 0 without classes."""
         if not self.num_classes:
             return 0
         return self.num_classes + (1 if self.class_dropout_prob > 0 else 0)

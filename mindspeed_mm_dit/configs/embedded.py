@@ -11,13 +11,13 @@ ENTRY_SCRIPT = PACKAGE.parent / "pretrain_dit.py"
 """Next to the package, both in a checkout and in site-packages."""
 FLAGS_FILE = "train.args"
 CONFIG_FILES = {"model.json": "--mm-model", "data.json": "--mm-data"}
-"""The other files of a config folder, and the flags that name others in their place."""
+"""The other files of a config folder, and the flags that replace them."""
 
 
 def embedded_configs() -> dict[str, Path]:
     """Return the embedded config folders by name, the default first."""
-    carried = PACKAGE / "examples"
-    folder = carried if carried.is_dir() else PACKAGE.parent / "examples/dit"
+    in_wheel = PACKAGE / "examples"
+    folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "examples/dit"
     return {"digits": folder, **{file.parent.name: file.parent for file in sorted(folder.glob(f"*/{FLAGS_FILE}"))}}
 
 
@@ -35,6 +35,6 @@ def config_folder(name: str) -> Path:
     if Path(name).is_dir():
         missing = [file for file in (*CONFIG_FILES, FLAGS_FILE) if not (Path(name) / file).is_file()]
         cure = "mm-dit init IMAGES --output CONFIG writes a whole config folder; docs/extending.md shows one by hand"
-        raise ConfigError(f"CONFIG = {name}", f"is no config folder: it lacks {', '.join(missing)}", cure)
-    reason = f"is no folder with a {FLAGS_FILE}, nor an embedded config"
+        raise ConfigError(f"CONFIG = {name}", f"is not a config folder: it lacks {', '.join(missing)}", cure)
+    reason = f"is neither a folder with a {FLAGS_FILE} nor an embedded config"
     raise ConfigError(f"CONFIG = {name}", reason, f"{nearest(name, known)}mm-dit train --help names the embedded ones")

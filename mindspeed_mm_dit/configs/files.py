@@ -1,4 +1,4 @@
-"""Reads files, regular ones only: anything that could block or never end is reported and not opened."""
+"""Reads regular files only: anything that could block or never end is reported and not opened."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 
 
 FREE_BYTES, MOST_TIMES = 256 * 2**20, 8
-"""A file may unfold in memory to MOST_TIMES its size, and to FREE_BYTES in any case."""
+"""A file may take MOST_TIMES its size in memory, and FREE_BYTES in any case."""
 MOST_HEADER_BYTES = 100_000_000
-"""Longest header of a .safetensors file, as safetensors itself has it."""
+"""Longest header of a .safetensors file; the limit of safetensors itself."""
 
 
 class UnusableFile(Exception):
@@ -46,24 +46,24 @@ class Digest(Protocol):
 def check_file(path: str | Path) -> int:
     """Return the size of ``path`` in bytes; raises UnusableFile unless it is a regular file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except FileNotFoundError:
         raise UnusableFile("is a link to nothing" if os.path.islink(path) else "is listed but missing") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
     for is_kind, words in _KINDS:
-        if is_kind(found.st_mode):
+        if is_kind(status.st_mode):
             raise UnusableFile(words)
-    return found.st_size
+    return status.st_size
 
 
 def check_unfolded(size: int, num_bytes: int) -> None:
-    """Raise UnusableFile if a file of ``size`` bytes asks for far more than that, ``num_bytes``, of memory.
+    """Raise UnusableFile if a file of ``size`` bytes needs ``num_bytes`` of memory, far more than its size.
 
-    Every reader asks before it allocates or unpacks, so that no small file takes all memory.
+    Every reader calls this before it allocates or unpacks, so that no small file takes all memory.
     """
     if num_bytes > max(FREE_BYTES, MOST_TIMES * size):
-        raise UnusableFile(f"has {size:,} bytes and asks for {num_bytes:,} of memory")
+        raise UnusableFile(f"has {size:,} bytes but needs {num_bytes:,} bytes of memory")
 
 
 def is_folder(path: Path) -> bool:
@@ -84,14 +84,14 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def no_folder(path: Path) -> str:
-    """Return the reason against a path of data.json that is no folder: where it was looked for."""
-    return f"is not a folder: {os.path.abspath(path)}, for relative paths start at the working directory"
+    """Return the reason for refusing a path of data.json that is not a folder, with its absolute path."""
+    return f"is not a folder: {os.path.abspath(path)} (relative paths start at the working directory)"
 
 
 def nearest_to(path: Path, *known: str) -> str:
-    """Return "Did you mean 'x'? " for what lies beside a ``path`` that is not there, or is ``known``; or ""."""
-    beside = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
-    return "" if os.path.lexists(path) else nearest(path.name, [*known, *beside])
+    """Return "Did you mean 'x'? " for a missing ``path``, from its folder and the ``known`` names; or ""."""
+    siblings = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
+    return "" if os.path.lexists(path) else nearest(path.name, [*known, *siblings])
 
 
 def how_to_fetch(path: str | Path) -> str:
@@ -107,7 +107,7 @@ def how_to_fetch(path: str | Path) -> str:
 def lines_of(text: str) -> list[str]:
     """Return the lines of ``text``, which end with a line feed, after a carriage return or not.
 
-    ``str.splitlines`` also ends them at characters that stand within a line, such as U+2028 or a form feed.
+    ``str.splitlines`` also splits at characters inside a line, such as U+2028 or a form feed.
     """
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
@@ -142,13 +142,13 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
     suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
-    found = []
+    stamps = []
     for file in files:
         try:
-            found.append((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns))
+            stamps.append((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns))
         except UnusableFile as problem:
             raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
-    return _digest_of_all(tuple(found))
+    return _digest_of_all(tuple(stamps))
 
 
 @lru_cache(maxsize=8)
@@ -165,11 +165,11 @@ class WeightFile(NamedTuple):
 
     path: Path
     variant: str | None
-    """The ``fp16`` of model.fp16.safetensors, as these libraries call it."""
+    """The ``fp16`` of model.fp16.safetensors, which these libraries call a variant."""
 
 
 def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
-    """Return the first of ``names`` that is in ``folder``, or the variant of one if it is the only one there.
+    """Return the first of ``names`` that is in ``folder``, or its variant if there is only one.
 
     Raises UnusableFile, listing what is there, if there is none, or several variants.
     """
@@ -177,14 +177,18 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
         if (folder / name).is_file():
             return WeightFile(folder / name, None)
     for stem, _, ending in (name.rpartition(".") for name in names):
-        found = {file.name[len(stem) + 1 : -len(ending) - 1]: file for file in folder.glob(f"{stem}.*.{ending}")}
-        variants = sorted(name for name in found if re.fullmatch(r"\w+", name))
+        files_by_variant = {
+            file.name[len(stem) + 1 : -len(ending) - 1]: file for file in folder.glob(f"{stem}.*.{ending}")
+        }
+        variants = sorted(name for name in files_by_variant if re.fullmatch(r"\w+", name))
         if len(variants) > 1:
-            raise UnusableFile(f"holds {' and '.join(found[name].name for name in variants)}: keep one of them")
+            raise UnusableFile(
+                f"holds {' and '.join(files_by_variant[name].name for name in variants)}: keep one of them"
+            )
         if variants:
-            return WeightFile(found[variants[0]], variants[0])
-    wanted = ", ".join(name for name in names if not name.endswith(".json"))
-    raise UnusableFile(f"holds none of {wanted}: found {content_of(folder)}")
+            return WeightFile(files_by_variant[variants[0]], variants[0])
+    expected = ", ".join(name for name in names if not name.endswith(".json"))
+    raise UnusableFile(f"holds none of {expected}: found {content_of(folder)}")
 
 
 def check_model_folder(setting: str, folder: Path) -> None:
@@ -200,34 +204,34 @@ def check_model_folder(setting: str, folder: Path) -> None:
 
 
 def content_of(folder: Path) -> str:
-    """Return the first names in a folder, as told in errors: "a, b, ..."."""
+    """Return the first names in a folder, for errors: "a, b, ..."."""
     names = sorted(file.name for file in folder.iterdir()) if is_folder(folder) else []
     return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing"
 
 
 class SafetensorsHeader(NamedTuple):
-    """What the header of a .safetensors file says."""
+    """The header of a .safetensors file."""
 
     tensors: dict[str, dict[str, Any]]
-    """Name -> {"dtype", "shape", "data_offsets"}: begin and end, which lie side by side and fill the file."""
+    """Name -> {"dtype", "shape", "data_offsets": (begin, end)}; together the tensors fill the file without gaps."""
     metadata: dict[str, str]
     start: int
-    """Where the numbers begin."""
+    """Byte offset of the first tensor."""
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Have ``write`` fill a file beside ``path``, then move it there; raises DataError if that fails."""
+    """Replace ``path`` atomically by a temporary file that ``write`` fills; raises DataError if that fails."""
     from safetensors import SafetensorError
 
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        write(aside)
-        os.replace(aside, path)
+        write(temporary)
+        os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        cure = "make room and run again: what is finished is kept"
+        cure = "free some space and run again to resume"
         raise DataError(str(path), f"cannot be written: {reason_of(error)}", cure) from None
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
@@ -241,19 +245,19 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
             start = 8 + int.from_bytes(file.read(8), "little")
             if not 8 < start <= min(size, MOST_HEADER_BYTES):
                 raise ValueError(f"the file has {size} bytes, its header ends at {start}")
-            header = json.loads(file.read(start - 8), object_pairs_hook=_no_key_twice)
+            header = json.loads(file.read(start - 8), object_pairs_hook=_without_duplicates)
         metadata = header.pop("__metadata__", {})
         if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-            raise ValueError("its __metadata__ are no strings by name")
-        places = sorted(_place(entry["data_offsets"]) for entry in header.values())
+            raise ValueError("its __metadata__ is not a map of strings")
+        ranges = sorted(_byte_range(entry["data_offsets"]) for entry in header.values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
-    begins, ends = [0, *(end for _, end in places)], [*(begin for begin, _ in places), size - start]
-    if places and places[-1][1] != size - start:
-        end = start + places[-1][1]
-        raise UnusableFile(f"is cut short, or damaged: it has {size:,} bytes, and its header speaks of {end:,}")
-    if begins != ends:
-        raise UnusableFile("is damaged: its tensors overlap, or leave holes")
+    starts, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), size - start]
+    if ranges and ranges[-1][1] != size - start:
+        end = start + ranges[-1][1]
+        raise UnusableFile(f"is truncated or damaged: it has {size:,} bytes, but its header describes {end:,}")
+    if starts != ends:
+        raise UnusableFile("is damaged: its tensors overlap or leave gaps")
     return SafetensorsHeader(header, metadata, start)
 
 
@@ -275,15 +279,15 @@ def read_floats(path: str | Path, name: str) -> np.ndarray:
     return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")  # (the upper half of a float32)
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name stands twice in its header")
-    return found
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a name occurs twice in its header")
+    return entries
 
 
-def _place(offsets: Any) -> tuple[int, int]:
+def _byte_range(offsets: Any) -> tuple[int, int]:
     begin, end = offsets
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
-        raise ValueError(f"a tensor from {begin} to {end}")
+        raise ValueError(f"a tensor's offsets are {begin} to {end}")
     return begin, end

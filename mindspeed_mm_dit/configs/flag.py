@@ -36,7 +36,7 @@ class Flag:
     idle_in: tuple[Host, ...] = ()
     """Hosts that accept it and ignore it."""
     refused_in: tuple[Host, ...] = ()
-    """Hosts that cannot do what it asks for, and refuse every value but its default."""
+    """Hosts that do not support it, and refuse every value but its default."""
     refusal: str = ""
     """What those hosts do instead; the text follows the host's name."""
     cure: str = "leave it out, or use --host standalone"
@@ -47,23 +47,23 @@ class Flag:
     """How a resumed run compares it with its checkpoint: as a setting, as a fact that run.json keeps under its own
     name, or not at all."""
     when_quiet: bool = True
-    """Whether a run that writes nothing acts on it; there, a flag that writes files has its default."""
+    """Whether it applies to a run that writes nothing; a flag that writes files has its default there."""
 
     @property
     def word(self) -> str:
         """The flag as written on a command line."""
         return flag_of(self.name)
 
-    def __call__(self, group: Any, **otherwise: Any) -> None:
-        """Add the flag to a parser group; ``otherwise`` overrides arguments for argparse."""
+    def __call__(self, group: Any, **overrides: Any) -> None:
+        """Add the flag to a parser group; ``overrides`` overrides arguments for argparse."""
         takes = {"action": "store_true"} if self.default is False else self.takes
-        group.add_argument(self.word, **{"default": self.default, "help": self.help, **takes, **otherwise})
+        group.add_argument(self.word, **{"default": self.default, "help": self.help, **takes, **overrides})
 
 
 def flag(help: str | None, default: Any = None, takes: Mapping[str, Any] | None = None, **meaning: Any) -> Any:
     """Return a dataclass field that is a flag; the arguments are those of :class:`Flag`, which takes the field's name.
 
-    A flag that a command line must have is None until it is given.
+    A required flag is None until it is parsed.
     """
     return field(default=default, metadata={_ROW: Flag("", help, default, takes or {}, **meaning)})
 

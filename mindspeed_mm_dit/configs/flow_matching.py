@@ -15,7 +15,7 @@ PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood", "sigma_sqrt", "cosmap", "data"]
 _WEIGHTS = {"velocity": ("sigma_sqrt", "cosmap", "data"), "data": ()}
-"""Weights of the loss of each prediction; of noise and score, the two of SiT."""
+"""Loss weights that each prediction allows; noise and score allow the two of SiT."""
 _MU = {"flux": (4096, 1.15), "qwen_image": (8192, 0.9)}
 """Name -> tokens of an image, and the logarithm of its shift; it is 0.5 at 256 tokens, on a line."""
 
@@ -42,9 +42,9 @@ class FlowMatchingConfig:
     """What the network predicts: dx/dt, the noise, the score, or the data. With "data" the loss is that of the velocity
     that the prediction implies (JiT; Li & He 2025)."""
     loss_weight: LossWeight | None = None
-    """Weight of the squared error: null for 1, or one of the published weights. Of noise and score: "velocity" or
-    "likelihood" (SiT). Of a velocity, as in diffusers' training scripts: "sigma_sqrt" (sigma^-2), "cosmap" (Esser et
-    al. 2024), or "data" (sigma^2), which scores the data that the velocity implies. Must be null for data."""
+    """Weight of the squared error: null for 1, or one of the published weights. For noise and score: "velocity" or
+    "likelihood" (SiT). For a velocity, as in diffusers' training scripts: "sigma_sqrt" (sigma^-2), "cosmap" (Esser et
+    al. 2024), or "data" (sigma^2), which is the error of the data that the velocity implies. Must be null for data."""
     data_time: Literal[0, 1] = 1
     """Time of clean data as the network sees it. 1: its velocity points from noise at 0 to data at 1. 0: it points from
     data at 0 to noise at 1 (REPA; Yu et al. 2024)."""
@@ -85,7 +85,7 @@ class FlowMatchingConfig:
     sample_eps: float | None = None
     """Distance of the sampling times from the singular ends of the path, in [0, 0.5); null: as published."""
     model_id: str = "flow_matching"
-    """Names this objective."""
+    """Kind of objective."""
 
     def __post_init__(self) -> None:
         for name in ("logit_std", "shift"):
@@ -107,28 +107,31 @@ class FlowMatchingConfig:
         what, known = f"diffusion.loss_weight = {self.loss_weight!r}", _WEIGHTS.get(self.prediction_type, SIT_WEIGHTS)
         if self.loss_weight in (None, *known):
             if self.loss_weight is not None and known is not SIT_WEIGHTS and self.path != "linear":
-                raise ConfigError(what, f"is of the path 'linear', and this one is {self.path!r}", "set it to null")
+                raise ConfigError(what, f"needs path 'linear', not {self.path!r}", "set it to null")
             return
         if self.loss_weight in SIT_WEIGHTS or not known:
             raise ConfigError(
-                what, f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
+                what,
+                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
                 "set it to null, or predict 'noise' or 'score'",
-            )  # fmt: skip
-        reason = f"is of predicted velocities, and prediction_type is {self.prediction_type!r}"
+            )
+        reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
         raise ConfigError(what, reason, f"use {' or '.join(known)}, or null")
 
     def _check_recipes(self) -> None:
         """Raise ConfigError for settings of later recipes that contradict the others."""
         if self.prediction_type == "data" and self.path != "linear":
             raise ConfigError(
-                "diffusion.prediction_type = 'data'", f"is defined on the path 'linear', and this one is {self.path!r}",
+                "diffusion.prediction_type = 'data'",
+                f"needs path 'linear', not {self.path!r}",
                 "set path to 'linear'",
-            )  # fmt: skip
+            )
         if self.cosine_loss and self.prediction_type != "velocity":
             raise ConfigError(
-                "diffusion.cosine_loss = true", f"compares velocities, and prediction_type is {self.prediction_type!r}",
+                "diffusion.cosine_loss = true",
+                f"compares velocities, but prediction_type is {self.prediction_type!r}",
                 "predict 'velocity', or drop it",
-            )  # fmt: skip
+            )
         self._check_schedule()
         check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
         check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)
@@ -142,14 +145,16 @@ class FlowMatchingConfig:
             raise ConfigError(f"diffusion.{first}", f"contradicts {others[0]}", "drop one of them")
 
     def _check_schedule(self) -> None:
-        """Raise ConfigError for a table of times that does not exist, or is of another kind of flow."""
+        """Raise ConfigError for a table of times that does not exist, or is for another kind of flow."""
         name, what = self.sample_schedule, f"diffusion.sample_schedule = {self.sample_schedule!r}"
         if name is not None and name not in SCHEDULES:
             raise ConfigError(
-                what, "is no table of times", f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}"
+                what,
+                "is not a published table of times",
+                f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}",
             )
         if name is not None and (self.path, self.prediction_type) != ("linear", "velocity"):
-            raise ConfigError(what, "is of the path 'linear' with predicted velocities", "drop it")
+            raise ConfigError(what, "needs path 'linear' and prediction_type 'velocity'", "drop it")
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
@@ -160,7 +165,7 @@ class FlowMatchingConfig:
         return self.shift if self.shift_base is None else math.sqrt(math.prod(shape) / self.shift_base)
 
     def _check_ends(self) -> None:
-        """Raise ConfigError if training or sampling would meet an infinite value at an end of the times."""
+        """Raise ConfigError if loss or velocity would be infinite at an end of the times."""
         train, sample = self.eps
         infinite_loss = self.loss_weight in (*SIT_WEIGHTS, "sigma_sqrt")
         infinite_loss |= self.path == "vp" and self.prediction_type == "velocity"
@@ -179,7 +184,7 @@ class FlowMatchingConfig:
 
     @property
     def eps(self) -> tuple[float, float]:
-        """Distance from singular ends in (training, sampling): as given, or as published."""
+        """Distance from singular ends in (training, sampling): as configured, or as published."""
         train = 1e-3 if self.train_eps is None and self.loss_weight == "sigma_sqrt" else self.train_eps
         return self._eps(train, vp=1e-5), self._eps(self.sample_eps, vp=1e-3)
 
@@ -201,7 +206,7 @@ class FlowMatchingConfig:
         return self._start(eps), 1.0 - eps
 
     def sample_interval(self, last_step: float = 0.0) -> tuple[float, float]:
-        """Return the times at which a sampling chain starts and at which its even steps end.
+        """Return the times at which sampling starts and at which its even steps end.
 
         ``last_step``: length of a final step of another kind; 0 for none.
         """
@@ -209,13 +214,13 @@ class FlowMatchingConfig:
         return self._start(eps), 1.0 - (last_step or eps)
 
     def reversed_interval(self) -> tuple[float, float]:
-        """Return the times at which a chain from data to noise starts and ends."""
+        """Return the times at which sampling in reverse, from data to noise, starts and ends."""
         _, eps = self.eps
         return 1.0 - self._start(eps), eps
 
-    def _eps(self, given: float | None, vp: float) -> float:
-        if given is not None:
-            return given
+    def _eps(self, eps: float | None, vp: float) -> float:
+        if eps is not None:
+            return eps
         if self.path == "vp":
             return vp
         return 0.0 if self.prediction_type in ("velocity", "data") else 1e-3

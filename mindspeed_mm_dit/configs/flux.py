@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.parameters import Shape
 from mindspeed_mm_dit.configs.predictor import count_of, shape_of
 
 GUIDANCE, MOST_EMBEDDED_GUIDANCE = 3.5, 100.0
-"""The strength of guidance that diffusers trains and samples distilled networks with, and the largest."""
+"""Guidance scale that diffusers trains and samples distilled networks with, and the largest."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class FluxConfig(JointConfig):
     pooled_projection_dim: int = 768
     """Width of the pooled vector of the text."""
     pooled_encoder: Literal[0, 1] = 1
-    """Which text encoder of model.json makes that vector: the second, or 0 for one that makes both."""
+    """Index of the text encoder in model.json that makes that vector: the second, or 0 if the first makes both."""
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
-    """Channels of a head that turn with a constant 0, the row and the column of a patch; even."""
+    """Rotary channels of a head for a constant 0, the row and column of a patch; even."""
     guidance_embeds: bool = False
-    """Take the strength of guidance as an input, as networks that are distilled from guided ones do (FLUX.1-dev)."""
+    """Take the guidance scale as an input, as guidance-distilled networks do (FLUX.1-dev)."""
     guidance: float = GUIDANCE
-    """With ``guidance_embeds``: that strength, in training and sampling, 0 to 100."""
+    """With ``guidance_embeds``: that scale, in training and sampling, 0 to 100."""
     model_id: str = "flux"
 
     network = "mindspeed_mm_dit.models.flux:Flux"
@@ -56,7 +56,7 @@ class FluxConfig(JointConfig):
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> FluxConfig | None:
-        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        """Return the architecture that ``shapes`` imply, with the published proportions of rotary axes."""
         if "single_transformer_blocks.0.proj_mlp.weight" not in shapes:
             return None
         D, channels = shape_of(shapes, "x_embedder.weight", 2)

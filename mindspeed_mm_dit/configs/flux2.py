@@ -28,7 +28,7 @@ class Flux2Config(JointConfig):
     latent_size: tuple[int, int] = (64, 64)
     """[height, width] of these latents; no weight depends on it."""
     axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
-    """Channels of a head that turn with the image's time, a patch's row and column, and a place in the text; even."""
+    """Rotary channels of a head for the image's time, a patch's row and column, and the text position; even."""
     rope_theta: float = 2000.0
     """Base of the frequencies of the positions."""
     mlp_ratio: float = 3.0
@@ -36,9 +36,9 @@ class Flux2Config(JointConfig):
     timestep_guidance_channels: int = 256
     """Width of the sinusoids of time and guidance; even."""
     guidance_embeds: bool = True
-    """Take the strength of guidance as an input, as networks that are distilled from guided ones do."""
+    """Take the guidance scale as an input, as guidance-distilled networks do."""
     guidance: float = GUIDANCE
-    """With ``guidance_embeds``: that strength, in training and sampling, 0 to 100."""
+    """With ``guidance_embeds``: that scale, in training and sampling, 0 to 100."""
     model_id: str = "flux2"
 
     network = "mindspeed_mm_dit.models.flux2:Flux2"
@@ -52,7 +52,7 @@ class Flux2Config(JointConfig):
         "zero_padding": False, "cut_padding": False, "layers": (9, 18, 27),
         "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     }  # fmt: skip
-    """Of Qwen3, which reads for FLUX.2-klein; Mistral's own defaults are those of FLUX.2-dev."""
+    """For Qwen3, the text encoder of FLUX.2-klein; the defaults of Mistral3Config are those of FLUX.2-dev."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class Flux2Config(JointConfig):
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> Flux2Config | None:
-        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        """Return the architecture that ``shapes`` imply, with the published proportions of rotary axes."""
         if "single_transformer_blocks.0.attn.to_qkv_mlp_proj.weight" not in shapes:
             return None
         D, channels = shape_of(shapes, "x_embedder.weight", 2)

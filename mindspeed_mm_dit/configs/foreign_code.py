@@ -1,4 +1,4 @@
-"""Folders that other libraries read: nothing in them may name code, which would be run or fetched."""
+"""Refuses model folders whose config files name code, which transformers, diffusers or peft would fetch and run."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ _NAMES_CODE = (
 )
 """Keys of config files with which transformers, diffusers or peft run other code, fetch kernels, or read another model
 than the folder's. CVE-2026-4372: transformers 4.56 to 5.2 run the code that ``_attn_implementation_internal`` names."""
-_OWN = ("eager", "sdpa")
-"""Implementations of attention that come with PyTorch."""
+_BUILT_IN_ATTENTION = ("eager", "sdpa")
+"""Attention implementations without external kernels."""
 
 
 def check_names_no_code(setting: str, folder: Path) -> None:
     """Raise ConfigError if a config file in ``folder``, which ``setting`` named, names code to run or to fetch."""
     for file in sorted(folder.glob("*config.json")):
         for key, value in _pairs(read_any_json(file, setting)):
-            if key in _NAMES_CODE and value and value not in _OWN:
+            if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
                 raise ConfigError(
-                    f"{setting} = {file}: {key} = {short_repr(value)}", "names code, and none is run or fetched",
+                    f"{setting} = {file}: {key} = {short_repr(value)}",
+                    "names code, which is never run or fetched",
                     "remove the key if the folder works without it, or name another folder",
-                )  # fmt: skip
+                )
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of an object of JSON, and of those inside it or a list."""
+    """Yield the keys and values of a JSON object, and those of all objects inside it."""
     for key, inside in value.items() if isinstance(value, dict) else ():
         yield key, inside
         yield from _pairs(inside)

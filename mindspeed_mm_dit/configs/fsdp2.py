@@ -52,12 +52,12 @@ class Fsdp2Config:
     num_to_backward_prefetch: int | None = 0
     """Number of units whose weights are gathered ahead in backward, 0 to 1024."""
     ignored_modules: tuple[str, ...] | None = None
-    """Paths of modules that are replicated, never sharded. "ae" and "text_encoder" are always among them, named or
+    """Paths of modules that are replicated, never sharded. "ae" and "text_encoder" are always among them, listed or
     not."""
     recompute_modules: tuple[str, ...] | None = None
     """Paths of modules whose activations are recomputed in backward."""
     use_reentrant: bool = True
-    """Use PyTorch's reentrant implementation of recompute, instead of the other one."""
+    """Use the reentrant variant of torch.utils.checkpoint."""
     align_fsdp_param_groups: bool = False
     """MindSpeed-MM only: one FSDP unit per Linear."""
     expert_parallel_size: int | None = 1
@@ -125,7 +125,7 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
     Raises ConfigError if a path matches no module.
     """
     names = [name for name in module_names if name]
-    found: dict[str, None] = {}
+    matches: dict[str, None] = {}
     for position, path in enumerate(paths):
         where = f"fsdp2.yaml: {setting}[{position}] = {path!r}"
         expanded = _expand(path, names, where)
@@ -136,8 +136,8 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
                 "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}",
                 _known_modules(missing[0] if missing else path, names),
             )
-        found.update(dict.fromkeys(expanded))
-    return list(found)
+        matches.update(dict.fromkeys(expanded))
+    return list(matches)
 
 
 def _expand(path: str, names: list[str], where: str) -> list[str]:

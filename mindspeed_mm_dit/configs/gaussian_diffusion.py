@@ -26,7 +26,7 @@ class GaussianDiffusionConfig:
     """Variance of p(x_{t-1} | x_t): interpolated by the network (needs the predictor's ``learn_sigma``), or one of Ho
     et al.'s two constants."""
     model_id: str = "gaussian_diffusion"
-    """Names this objective."""
+    """Kind of objective."""
 
     def __post_init__(self) -> None:
         cure = "the published DiT has 1000"

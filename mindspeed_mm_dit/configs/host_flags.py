@@ -34,6 +34,6 @@ def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
         value = getattr(args, row.name)
         if host not in row.refused_in or value in (row.default, None) or (resumes and row.name == "init_from"):
             continue
-        said = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        what = row.word if value is True else f"{row.word} = {said}"
-        raise ConfigError(what, f"is not acted on in this host: {NAMES[host]} {row.refusal}", row.cure)
+        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        what = row.word if value is True else f"{row.word} = {text}"
+        raise ConfigError(what, f"is not supported in this host: {NAMES[host]} {row.refusal}", row.cure)

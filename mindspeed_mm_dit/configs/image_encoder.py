@@ -1,4 +1,4 @@
-"""Section ``image_encoder`` of model.json: CLIP's vision half, whose features of given frames Wan 2.1 attends to."""
+"""Section ``image_encoder`` of model.json: CLIP's vision half, whose features of the first frame Wan 2.1 attends to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2757771
 
 @dataclass(frozen=True)
 class ImageEncoderConfig(TransformersVisionConfig):
-    """The ``image_encoder/`` folder of a Wan 2.1 from an image: transformers' CLIPVisionModel."""
+    """The ``image_encoder/`` folder of Wan 2.1's image-to-video: transformers' CLIPVisionModel."""
 
     model_id: Literal["clip_vision"] = "clip_vision"
     """Kind of image encoder."""

@@ -36,7 +36,7 @@ class DatasetParam(SourceParam):
     rectangles), made from scikit-learn's digits. They are written to ``data_folder``, whose path must end in this
     name."""
     folder_repeats: bool | None = None
-    """Whether the number in names of folders such as 10_dog says how often an epoch takes each image, and dog is the
+    """Whether the number in a folder name such as 10_dog is how often an epoch repeats each image, and dog is the
     class, as in kohya's trainers. null: if all folders have such names and are not merely numbered (1_cat, 2_dog)."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
@@ -57,7 +57,7 @@ class DatasetParam(SourceParam):
     label_column: str = "label"
     """For Parquet: column of the labels."""
     captions: str | tuple[str, ...] | None = None
-    """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file beside the image
+    """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file next to the image
     or in the tar, e.g. ".txt", or ".json:caption" for a key of a JSON file. With a list, an image has the captions from
     all of them."""
     caption_dropout_prob: float = 0.1
@@ -86,7 +86,7 @@ class DatasetParam(SourceParam):
         if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
             raise ConfigError(
                 f"dataset_param.dataset_type = {self.dataset_type!r}",
-                "shards say the class of each image themselves",
+                "shards contain the class of each image",
                 "drop index, single_class and source",
             )
         self.check_buckets(2, "image_size")
@@ -94,17 +94,20 @@ class DatasetParam(SourceParam):
             raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
 
     def _check_captions(self) -> None:
-        endings = [place.startswith(".") for place in self.caption_places]
+        endings = [entry.startswith(".") for entry in self.caption_places]
         what = f"dataset_param.captions = {short_repr(self.captions)}"
         if self.captions is not None and not all(self.caption_places or [""]):
             raise ConfigError(what, "names nothing", 'write a column, or an ending such as ".txt"')
-        bare = [place for place in self.caption_places if place.partition(":")[0] == ".json" and place[5:] in ("", ":")]
+        bare = [entry for entry in self.caption_places if entry.partition(":")[0] == ".json" and entry[5:] in ("", ":")]
         if bare:
-            raise ConfigError(what, "does not say which key of the JSON object", 'write ".json:caption"')
-        if any("/" in place for place in self.caption_places if place.startswith(".")):
-            raise ConfigError(what, "is a path, not the ending of a file beside the image", 'write ".txt" or the like')
+            raise ConfigError(what, "does not name a key of the JSON object", 'write ".json:caption"')
+        if any("/" in entry for entry in self.caption_places if entry.startswith(".")):
+            raise ConfigError(what, "is a path, not the ending of a file next to the image", 'write ".txt" or the like')
         if any(endings) and (self.dataset_type == "parquet" or not all(endings)):
-            raise ConfigError(what, "begins with a dot, as the ending of a file does", "name columns alone")
+            reason = (
+                "mixes columns with file endings" if not all(endings) else "is a file ending, but Parquet has columns"
+            )
+            raise ConfigError(what, reason, "name only columns")
         if self.captions is not None and not any(endings) and not self.index and self.dataset_type != "parquet":
             where = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
             raise ConfigError(what, f"names a column, and {where} none", 'write the ending of a file, such as ".txt"')

@@ -1,4 +1,4 @@
-"""What three text encoders make of one caption, joined as in Stable Diffusion 3 (Esser et al. 2024)."""
+"""The outputs of three text encoders for one caption, joined as in Stable Diffusion 3 (Esser et al. 2024)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mindspeed_mm_dit.errors import ConfigError
 ENCODERS = 3
 """CLIP, a larger CLIP, and T5, in the order of model.json."""
 POOLING = (0, 1)
-"""Numbers of those that pool."""
+"""Indices of the encoders that pool."""
 
 
 @dataclass(frozen=True)
 class JoinedText(TextCondition):
     """``text`` (B, L, D) and ``pooled`` (B, P), float32.
 
-    The states of both CLIPs stand side by side, then come those of T5; whichever is narrower is filled up with zeros to
-    width D. The pooled vectors of both CLIPs stand side by side.
+    The states of both CLIPs are concatenated along D, then those of T5 follow along L; whichever is narrower is padded
+    with zeros to width D. The pooled vectors of both CLIPs are concatenated.
     """
 
     length: int
@@ -31,16 +31,16 @@ class JoinedText(TextCondition):
     pooled: int
     """P."""
     encoder_dropout: float = 0.0
-    """Probability that a training sample loses an encoder, whose output becomes zeros; drawn for each of the three."""
+    """Probability that a training sample loses an encoder, whose output becomes zeros; separately for each."""
     name: str = "text"
-    """Name of the states, and of the coin for the whole caption."""
+    """Name of the states, and the dropout key of the whole caption."""
 
     names = ("text", "pooled")
     settings = ("joint_attention_dim", "pooled_projection_dim")
 
     @property
     def parts(self) -> tuple[TextStates | PooledText, ...]:
-        """The states of each encoder, and the pooled vectors, under names of their own, of any width."""
+        """The states of each encoder and the pooled vectors, under separate names; their widths are not checked."""
         states = [TextStates(self.length, 0, encoder=number, name=f"text_{number}") for number in range(ENCODERS)]
         return (*states, *(PooledText(0, encoder=number, name=f"pooled_{number}") for number in POOLING))
 
@@ -54,15 +54,15 @@ class JoinedText(TextCondition):
         return dict(zip(self.settings, (max(sum(clips), t5), None if None in pooled else sum(filter(None, pooled)))))
 
     def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
-        """Raise ConfigError unless the widths are those of the predictor, and both CLIPs read as many tokens."""
+        """Raise ConfigError unless the widths fit the predictor, and both CLIPs have the same number of tokens."""
         super().check_encoders(encoders)
         first, second = (encoders[number].max_length for number in POOLING)
         if first != second:
             raise ConfigError(f"text_encoder[1].max_length = {second}",
-                              f"must be that of the first, {first}: their states stand side by side")  # fmt: skip
+                              f"must be {first}, that of the first: their states are concatenated")  # fmt: skip
 
     @property
-    def _taken(self) -> dict[str, int]:
+    def _expected_widths(self) -> dict[str, int]:
         return dict(zip(self.settings, (self.width, self.pooled)))
 
     @property

@@ -1,4 +1,4 @@
-"""Settings and checks that transformers of joint attention share: text and image attend to each other."""
+"""Settings and checks of the transformers with joint attention: text and image attend to each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 
 def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has none of its values there."""
+    """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has another value than those."""
     for key, values in fixed.items():
         if key in section and section[key] not in values:
             words = " or ".join(map(short_repr, values))
@@ -25,13 +25,13 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
 
 @dataclasses.dataclass(frozen=True)
 class JointConfig(PredictorConfig):
-    """Base of the families, with the keys of a published ``transformer/config.json``; each has its own defaults.
+    """Base of the model families, with the keys of a published ``transformer/config.json``; each has its own defaults.
 
-    ``in_channels`` counts channels of latents, of which a token has four times as many.
+    ``in_channels`` counts channels of latents; a token has four times as many.
     """
 
     num_layers: int = 19
-    """Number of blocks with weights of their own for image and text."""
+    """Number of blocks with separate weights for image and text."""
     num_attention_heads: int = 24
     """Number of attention heads."""
     attention_head_dim: int = 128
@@ -48,14 +48,14 @@ class JointConfig(PredictorConfig):
     fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Further keys of diffusers' config.json -> the values that are supported."""
     published_texts: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the first text encoder that it was published with."""
+    """Published settings of the first text encoder."""
     token_channels: ClassVar[int] = 4
     """Channels of a token in diffusers' config.json for each channel of the latents."""
     data_time = 0
     published_sampler = ("euler", 28)
     patch_size = 2
     adaptable = ("text_length", "latent_size")
-    rope_theta = 10000.0  # a key of some families
+    rope_theta = 10000.0  # a key of some model families
     num_classes = 0  # only texts are conditions
     class_dropout_prob = 0.0
     z_dims = ()
@@ -71,7 +71,7 @@ class JointConfig(PredictorConfig):
             raise ConfigError(what, f"height and width of latents must be positive multiples of {self.patch_size}")
 
     def check_rotary_axes(self, key: str, widths: tuple[int, ...]) -> None:
-        """Raise ConfigError unless ``widths``, the channels of a head that turn with each axis, fill it in pairs."""
+        """Raise ConfigError unless ``widths``, the rotary channels of each axis, are even and add up to a head."""
         if min(widths, default=0) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
             raise ConfigError(
                 f"predictor.{key} = {list(widths)}",
@@ -111,8 +111,8 @@ class JointConfig(PredictorConfig):
 
     @property
     def defaults_for_missing(self) -> tuple[str, ...]:
-        turns = hasattr(self, "axes_dims_rope") and self.head_dim != type(self).attention_head_dim
-        return ("axes_dims_rope",) if turns else ()
+        is_unpublished_width = hasattr(self, "axes_dims_rope") and self.head_dim != type(self).attention_head_dim
+        return ("axes_dims_rope",) if is_unpublished_width else ()
 
     @property
     def hidden_size(self) -> int:
@@ -135,8 +135,9 @@ class JointConfig(PredictorConfig):
     @property
     def texts(self) -> TextStates:
         """The states of the text, from the first text encoder."""
-        return TextStates(self.text_length, self.joint_attention_dim, setting="joint_attention_dim",
-                          as_published=self.published_texts)  # fmt: skip
+        return TextStates(
+            self.text_length, self.joint_attention_dim, setting="joint_attention_dim", as_published=self.published_texts
+        )
 
     @property
     def conditions(self) -> Conditions:
@@ -146,17 +147,18 @@ class JointConfig(PredictorConfig):
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         """Return section ``predictor`` for the config.json of a diffusers folder.
 
-        There ``in_channels`` counts channels of a token. Unknown keys stay, for the reader of the section to refuse.
-        Raises ConfigError for another value of a key that only one is supported of.
+        There ``in_channels`` counts channels of a token. Unknown keys stay, so that reading the section refuses them.
+        Raises ConfigError for an unsupported value of a key in ``fixed``.
         """
-        found = without_fixed({key: value for key, value in section.items() if not key.startswith("_")}, cls.fixed)
-        return {**found, "in_channels": found["in_channels"] // cls.token_channels}
+        settings = without_fixed({key: value for key, value in section.items() if not key.startswith("_")}, cls.fixed)
+        return {**settings, "in_channels": settings["in_channels"] // cls.token_channels}
 
     def to_diffusers(self) -> dict[str, Any]:
         """Return the config.json of a diffusers folder (the inverse of :meth:`of_diffusers`)."""
         ours = (*self.adaptable, "model_id")
         settings = {key: value for key, value in dataclasses.asdict(self).items() if key not in ours}
-        fixed = {key: values[0] for key, values in self.fixed.items() if values[0]}  # (of others the default is meant)
+        # (where the first value is None, diffusers' default applies)
+        fixed = {key: values[0] for key, values in self.fixed.items() if values[0]}
         return {
             "_class_name": self.diffusers_class, **settings, **fixed,
             "in_channels": self.in_channels * self.token_channels,

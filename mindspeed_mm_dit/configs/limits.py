@@ -10,11 +10,11 @@ from typing import Any
 from mindspeed_mm_dit.errors import ConfigError
 
 LARGEST = 2**63 - 1
-"""Largest whole number that tensors, sample indices and NumPy's generators hold."""
+"""Largest whole number that tensors, sample indices and NumPy's generators can hold."""
 BYTES = (bytes, bytearray, memoryview)
-"""Types that Python counts among sequences of whole numbers, and that are no list of anything here."""
+"""Types that Python treats as sequences of whole numbers, but that no setting takes as a list."""
 MOST_LAYERS, DEEP = 1000, "published networks have up to 60"
-"""Most blocks of a network, and what to say of more."""
+"""Most blocks of a network, and a hint for errors about more."""
 MOST_SAMPLES = 2**62
 """Most samples that a run can consume; sample indices from here on are for validation."""
 MOST_THREADS = 1024
@@ -24,16 +24,16 @@ MOST_FRAMES = 100_000
 MOST_PIXELS = 32_768
 """Largest height or width of a clip, in pixels."""
 MOST_GUIDANCE = 1000.0
-"""Largest scale of classifier-free guidance; samples are useless from about 20 on, and not finite far beyond this."""
+"""Largest scale of classifier-free guidance; samples degrade from about 20 on, and overflow far beyond this."""
 MOST_STEPS = 1_000_000
-"""Most steps of a sampling chain; all their times are computed before the first."""
+"""Most sampling steps; all their times are computed before the first."""
 FLOAT32 = (1e-38, 3e38)
 """Smallest and largest magnitude that float32 holds with full precision."""
 _NAME_BYTES, _PATH_BYTES = 255, 4096
 """Longest file name and path on Linux, in bytes."""
 
 
-class _Shown(reprlib.Repr):
+class _ShortRepr(reprlib.Repr):
     """A ``repr`` of limited length."""
 
     def repr_int(self, x: int, level: int) -> str:
@@ -41,13 +41,13 @@ class _Shown(reprlib.Repr):
         return repr(x) if x.bit_length() < 256 else f"about {'-' if x < 0 else ''}10**{int(x.bit_length() * 0.30103)}"
 
 
-_shown = _Shown()
-_shown.maxstring = _shown.maxother = 120
+_short_repr = _ShortRepr()
+_short_repr.maxstring = _short_repr.maxother = 120
 
 
 def short_repr(value: Any) -> str:
     """Return ``value`` as shown in errors: its ``repr``, shortened if it is long or deeply nested."""
-    return _shown.repr(value)
+    return _short_repr.repr(value)
 
 
 def check_between(what: str, value: float, low: float, high: float, cure: str = "") -> None:
@@ -58,34 +58,34 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
 
 
 def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
-    """Return ``value`` as an int, also one of NumPy or a framework.
+    """Return ``value``, perhaps a scalar of NumPy or a framework, as an int.
 
     Raises ConfigError, naming the setting ``what``, unless it is a whole number from ``low`` to ``high``.
     """
     try:
-        found = operator.index(value)
+        result = operator.index(value)
     except TypeError:
-        found = None
-    if found is None or isinstance(value, bool):
+        result = None
+    if result is None or isinstance(value, bool):
         raise ConfigError(f"{what} = {short_repr(value)}", "must be a whole number")
-    check_between(what, found, low, high)
-    return found
+    check_between(what, result, low, high)
+    return result
 
 
 def number(what: str, value: Any, low: float, high: float) -> float:
-    """Return ``value`` as a float, also one of NumPy or a framework; otherwise as :func:`whole_number`."""
+    """Return ``value`` as a float; otherwise like :func:`whole_number`."""
     try:
-        found = float(value)
+        result = float(value)
     except (TypeError, ValueError, RuntimeError):  # (RuntimeError: tensors of several elements)
-        found = None
-    if found is None or isinstance(value, (bool, str, bytes)):
+        result = None
+    if result is None or isinstance(value, (bool, str, bytes)):
         raise ConfigError(f"{what} = {short_repr(value)}", "must be a number")
-    check_between(what, found, low, high)
-    return found
+    check_between(what, result, low, high)
+    return result
 
 
 def switch(what: str, value: Any) -> bool:
-    """Return ``value`` as a bool, also one of NumPy; raise ConfigError, naming ``what``, if it is none."""
+    """Return ``value``, perhaps a bool of NumPy, as a bool; raise ConfigError, naming ``what``, if it is not one."""
     if type(value).__name__ not in ("bool", "bool_"):
         raise ConfigError(f"{what} = {short_repr(value)}", "must be true or false")
     return bool(value)
@@ -99,23 +99,23 @@ def check_path(what: str, path: str) -> None:
     except UnicodeEncodeError:
         names = [b"\0"]
     if not path.strip():
-        reason = "is empty: it would be the working directory"
+        reason = "must not be empty"
     elif any(b"\0" in name for name in names):
-        reason = "has a character that no path can have"
+        reason = "has a character that is not allowed in a path"
     elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
-        reason = "is longer than a path, or a name in it, can be"
+        reason = "is too long, or has a name that is too long"
     if reason:
         raise ConfigError(f"{what} = {short_repr(path)}", reason, "correct the path")
 
 
 def path_of(what: str, path: Any) -> str:
-    """Return a path as text, "~" spelled out; raise ConfigError, naming the setting ``what``, if it is none."""
+    """Return a path as text with "~" expanded; raise ConfigError, naming the setting ``what``, if it is not a path."""
     try:
-        found = os.path.expanduser(os.fsdecode(path))
+        expanded = os.path.expanduser(os.fsdecode(path))
     except TypeError:
-        raise ConfigError(f"{what} = {short_repr(path)}", "is no path") from None
-    check_path(what, found)
-    return found
+        raise ConfigError(f"{what} = {short_repr(path)}", "is not a path") from None
+    check_path(what, expanded)
+    return expanded
 
 
 def require_positive(config: Any, section: str, *names: str) -> None:

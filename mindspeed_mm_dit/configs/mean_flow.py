@@ -37,7 +37,7 @@ class MeanFlowConfig:
     norm_eps: float = 0.01
     """Constant c of that weight, added to the squared error summed over a latent; 1e-12 to 1e6."""
     model_id: str = "mean_flow"
-    """Names this objective."""
+    """Kind of objective."""
 
     saved_tensors = 8
 
@@ -67,22 +67,23 @@ class MeanFlowConfig:
             )
 
     def check_predictor(self, predictor: Any) -> None:
-        """Raise ConfigError for a network that takes a single time, or lacks the null class that guidance needs."""
+        """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
         if predictor.num_time_inputs != 2:
             raise ConfigError(
-                f"predictor {predictor.model_id!r}", "is told one time, and MeanFlow asks for an interval of them",
+                f"predictor {predictor.model_id!r}",
+                "takes one timestep; MeanFlow needs two, r and t",
                 "set predictor.h_embedder to true",
-            )  # fmt: skip
+            )
         if predictor.conditions.items != ("label",):
             raise ConfigError(
                 "diffusion.model_id = 'mean_flow'",
-                f"is for labels alone, and predictor {predictor.model_id!r} is steered by "
+                f"only supports labels, but predictor {predictor.model_id!r} is conditioned on "
                 f"{' and '.join(predictor.conditions.items)}",
                 "use flow_matching",
             )
         if self.is_guided and not predictor.conditions.has_unconditional:
             raise ConfigError(
                 f"diffusion.omega = {self.omega}, kappa = {self.kappa}",
-                "guide with what the network says of the null class, which this one does not learn",
+                "need the prediction for the unconditional class, which this network does not learn",
                 "set predictor.class_dropout_prob to 0.1, or omega to 1 and kappa to 0",
             )

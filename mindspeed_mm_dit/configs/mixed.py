@@ -33,24 +33,29 @@ class MixedParam(SourceParam):
     def __post_init__(self) -> None:
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
             raise ConfigError(
-                f"dataset_param.weights = {list(self.weights)}", f"has {len(self.weights)} numbers for "
-                f"{len(self.sources)} sources", "list two or more sources, and a weight for each",
-            )  # fmt: skip
+                f"dataset_param.weights = {list(self.weights)}",
+                f"has {len(self.weights)} numbers for {len(self.sources)} sources",
+                "list two or more sources, and a weight for each",
+            )
         self.check_common()
         for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
             what = f"dataset_param.sources[{number}]"
             check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)
             if source.cache is not None or isinstance(source, MixedParam):
-                raise ConfigError(what, "is a cache or another mix", "name files: a mix is encoded while it trains")
+                raise ConfigError(
+                    what, "is a cache or a mix itself", "list data sets of files: a mix is encoded during training"
+                )
             if source.valid_fraction:
-                raise ConfigError(f"{what}.valid_fraction", "is of one source", "set dataset_param.valid_fraction")
-        self._check_same("bucket_group", "a group is of one source")
+                raise ConfigError(
+                    f"{what}.valid_fraction", "applies to one source only", "set dataset_param.valid_fraction"
+                )
+        self._check_same("bucket_group", "every source needs the same group size")
         self._check_same("caption_dropout_prob", "captions of all sources are dropped with the same probability")
 
     def _check_same(self, key: str, why: str) -> None:
         values = [getattr(source, key) for source in self.sources]
         if len(set(values)) > 1:
-            raise ConfigError(f"dataset_param.sources: {key} = {values}", f"differ, and {why}", "write one number")
+            raise ConfigError(f"dataset_param.sources: {key} = {values}", f"must be equal: {why}", "write one number")
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -60,14 +65,14 @@ class MixedParam(SourceParam):
 
     @property
     def buckets(self) -> tuple[Shape, ...]:  # type: ignore[override]
-        """All shapes of all sources."""
+        """The shapes of all sources."""
         axes = max(len(source.sample_size) for source in self.sources)
         shapes = [shape for source in self.sources for shape in source.sizes]
         return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
 
     @property
     def beside(self) -> dict[str, str]:  # type: ignore[override]
-        """Images beside the samples of any source."""
+        """Additional images of the samples of any source."""
         return {name: key for source in self.sources for name, key in source.beside.items()}
 
     @property
@@ -82,7 +87,7 @@ class MixedParam(SourceParam):
 
     @property
     def caption_dropout_prob(self) -> float:  # type: ignore[override]
-        """The value that all sources share."""
+        """The common value of all sources."""
         return float(self.sources[0].caption_dropout_prob)
 
     @property
@@ -101,4 +106,4 @@ class MixedParam(SourceParam):
 
     def pixel_cache_key(self) -> str:
         """Raise ConfigError: a cache holds one data set."""
-        raise ConfigError("dataset_param.sources", "are not cached together", "train without a cache")
+        raise ConfigError("dataset_param.sources", "cannot be cached together", "train without a cache")

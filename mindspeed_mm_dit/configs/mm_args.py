@@ -37,9 +37,9 @@ class MultiModalArguments:
     base: str = ""
     """Digest of the weights that adapters belong to; saved in every checkpoint. Empty without adapters."""
     captions: tuple[str, ...] = ()
-    """A few captions of the data, as prompts to begin with; saved in every checkpoint."""
+    """A few captions of the data, as example prompts; saved in every checkpoint."""
     words: tuple[str, ...] = ()
-    """All words of the captions, where others say nothing to the model; saved in every checkpoint."""
+    """All words of the captions, if the model knows no others; saved in every checkpoint."""
 
     @property
     def encodes(self) -> bool:

@@ -43,9 +43,9 @@ class ModelConfig:
     teacher: Any = None
     """Image network whose features the predictor also learns (REPA): one of TEACHER_CONFIGS, or a tuple of them."""
     image_encoder: ImageEncoderConfig | None = None
-    """Encodes the frames that a clip begins and ends with, for a predictor with ``image_dim`` (Wan 2.1)."""
+    """Encodes the first and last frame of a clip, for a predictor with ``image_dim`` (Wan 2.1)."""
     note: str = ""
-    """Free text, e.g. what the configuration is and what it costs."""
+    """Free text, e.g. the purpose of the configuration and its cost."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -53,40 +53,41 @@ class ModelConfig:
         if channels != self.ae.latent_channels:
             raise ConfigError(
                 f"predictor.in_channels = {self.predictor.in_channels}",
-                f"the autoencoder '{self.ae.model_id}' makes latents of {self.ae.latent_channels} channels",
+                f"does not match the latents of autoencoder '{self.ae.model_id}': {self.ae.latent_channels} channels",
                 f"set predictor.in_channels to {self.predictor.in_channels - channels + self.ae.latent_channels}",
             )
         self.diffusion.check_output(channels, self.predictor.out_channels)
         frames = self.predictor.conditions.frames
         if frames is not None and not isinstance(self.diffusion, WanFlowConfig):
             raise ConfigError(
-                f"diffusion.model_id = {self.diffusion.model_id!r}", "does not know frames that are given",
+                f"diffusion.model_id = {self.diffusion.model_id!r}",
+                "does not support conditioning on frames",
                 f"set it to {WanFlowConfig.model_id}",
-            )  # fmt: skip
+            )
         if isinstance(self.diffusion, MeanFlowConfig):
             self.diffusion.check_predictor(self.predictor)
         elif self.predictor.num_time_inputs != 1:
             raise ConfigError(
                 f"diffusion.model_id = {self.diffusion.model_id!r}",
-                f"tells the network one time, and predictor {self.predictor.model_id!r} asks for an interval of them",
+                f"passes one timestep, but predictor {self.predictor.model_id!r} needs two",
                 "set predictor.h_embedder to false, or model_id to mean_flow",
             )
         self._check_direction()
 
     def _check_direction(self) -> None:
-        """Raise ConfigError unless times run, and velocities point, as in the predictor's published weights."""
-        flow, wanted = isinstance(self.diffusion, FlowMatchingConfig), self.predictor.data_time
-        found = self.diffusion.data_time if flow else None
-        if wanted is not None and wanted != found:
+        """Raise ConfigError unless times and velocities have the direction of the predictor's published weights."""
+        flow, expected = isinstance(self.diffusion, FlowMatchingConfig), self.predictor.data_time
+        actual = self.diffusion.data_time if flow else None
+        if expected is not None and expected != actual:
             raise ConfigError(
                 f"diffusion.model_id = {self.diffusion.model_id!r}"
-                + ("" if found is None else f", data_time = {found}"),
-                f"predictor {self.predictor.model_id!r} learns a velocity with data at time {wanted}",
-                f"set model_id to flow_matching and data_time to {wanted}",
+                + ("" if actual is None else f", data_time = {actual}"),
+                f"predictor {self.predictor.model_id!r} learns a velocity with data at time {expected}",
+                f"set model_id to flow_matching and data_time to {expected}",
             )
         if flow and self.diffusion.dynamic_shift is not None and self.predictor.patch_size == 1:
             raise ConfigError(f"diffusion.dynamic_shift = {self.diffusion.dynamic_shift!r}",
-                              f"counts patches of 2 x 2, and those of {self.predictor.model_id!r} are 1 x 1",
+                              f"needs patches of 2x2, but predictor {self.predictor.model_id!r} has patches of 1x1",
                               "set it to null")  # fmt: skip
 
     def _check_kinds(self) -> None:
@@ -96,66 +97,70 @@ class ModelConfig:
             fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
             raise ConfigError(
                 f"ae.model_id = {self.ae.model_id!r}",
-                f"makes no latents of {'images' if axes == 2 else 'videos'}, which predictor "
-                f"{self.predictor.model_id!r} learns",
+                f"does not encode {'images' if axes == 2 else 'videos'}, which predictor "
+                f"{self.predictor.model_id!r} needs",
                 f"use {' or '.join(fitting)}",
             )
         self._check_text_encoders()
         self._check_teachers()
-        wanted = self.predictor.conditions.image_tokens is not None
-        if wanted != (self.image_encoder is not None):
+        needs_image_encoder = self.predictor.conditions.image_tokens is not None
+        if needs_image_encoder != (self.image_encoder is not None):
             raise ConfigError(
                 "image_encoder",
-                "this section is missing: predictor.image_dim asks for CLIP's features of the first frame"
-                if wanted else "predictor.image_dim is null: nothing reads features of a frame",
-                'add {"from_pretrained": "folder"}' if wanted else "drop the section",
-            )  # fmt: skip
+                "this section is missing: predictor.image_dim needs CLIP's features of the first frame"
+                if needs_image_encoder
+                else "is not used: predictor.image_dim is null",
+                'add {"from_pretrained": "folder"}' if needs_image_encoder else "drop the section",
+            )
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
             raise ConfigError(
-                f"predictor.z_dims = {widths}", f"asks for {len(widths)} projectors, and section teacher names {count}",
-                "give the width of each teacher's features, or drop both: weights are read without projectors",
-            )  # fmt: skip
+                f"predictor.z_dims = {widths}",
+                f"needs {len(widths)} teachers, but section teacher lists {count}",
+                "list the width of each teacher's features, or drop both: weights load without projectors",
+            )
         if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.predictor.latent_shape) != 3):
             raise ConfigError(
-                "teacher", f"only works for images and a single time, not for {self.diffusion.model_id} with "
-                f"latents {self.predictor.latent_shape}", "drop the section and predictor.z_dims",
+                "teacher", f"only works for images and a single timestep, not for {self.diffusion.model_id} "
+                f"with latents {self.predictor.latent_shape}", "drop the section and predictor.z_dims",
             )  # fmt: skip
 
     def _check_text_encoders(self) -> None:
-        """Raise ConfigError unless there is exactly one text encoder for each that the conditions refer to."""
-        wanted = [part.encoder for condition in self._texts for part in condition.parts]
-        what, named = "text_encoder", f"predictor {self.predictor.model_id!r}"
-        if wanted and not self.text_encoders:
+        """Raise ConfigError unless the text encoders are exactly those that the conditions refer to."""
+        encoders = [part.encoder for condition in self._texts for part in condition.parts]
+        what, predictor = "text_encoder", f"predictor {self.predictor.model_id!r}"
+        if encoders and not self.text_encoders:
             raise ConfigError(
-                what, f"this section is missing: {named} is steered by texts",
+                what,
+                f"this section is missing: {predictor} is conditioned on text",
                 'add {"model_id": "umt5", "from_pretrained": "folder"}',
-            )  # fmt: skip
-        if self.text_encoders and not wanted:
-            raise ConfigError(what, f"{named} is not steered by texts", "drop the section")
-        if wanted and set(wanted) != set(range(len(self.text_encoders))):
+            )
+        if self.text_encoders and not encoders:
+            raise ConfigError(what, f"{predictor} is not conditioned on text", "drop the section")
+        if encoders and set(encoders) != set(range(len(self.text_encoders))):
             raise ConfigError(
-                what, f"names {len(self.text_encoders)}, and {named} is steered by {max(wanted) + 1}",
+                what,
+                f"has {len(self.text_encoders)} encoders, but {predictor} needs {max(encoders) + 1}",
                 "give one for each, in the order of the predictor's settings",
-            )  # fmt: skip
+            )
 
     def tuned_by(self) -> dict[str, Any]:
-        """Return the flags that restrict what is trained, with their values: none here (see ``configs/tuning.py``)."""
+        """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
         return {}
 
     @property
     def text_encoders(self) -> tuple[TextEncoderConfig, ...]:
         """The text encoders, in the order of model.json; empty without the section.
 
-        What a section leaves open is as published with the predictor.
+        Settings that a section leaves out are those published with the predictor.
         """
-        found = [*_several(self.text_encoder)]
+        encoders = [*_several(self.text_encoder)]
         for number, published in (pair for condition in self._texts for pair in condition.published.items()):
-            found[number : number + 1] = [own.completed(published) for own in found[number : number + 1]]
-        return tuple(found)
+            encoders[number : number + 1] = [encoder.completed(published) for encoder in encoders[number : number + 1]]
+        return tuple(encoders)
 
     @property
     def _texts(self) -> list[TextCondition]:
@@ -179,14 +184,14 @@ class ModelConfig:
         return replace(self, teacher=None, predictor=replace(self.predictor, z_dims=()))
 
     def require_labelled_images(self, what: str) -> ClassLabel:
-        """Return the class label; raise ConfigError, naming ``what``, unless the model is of labelled images only."""
+        """Return the class label; raise ConfigError, naming ``what``, unless the model learns only labelled images."""
         conditions = self.predictor.conditions
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
             learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
             raise ConfigError(
                 what,
-                f"predictor {self.predictor.model_id!r} learns {learns}: this command is for images with labels",
-                "draw samples of it with mm-dit sample",
+                f"predictor {self.predictor.model_id!r} learns {learns}, but this command is for images with labels",
+                "generate samples with mm-dit sample",
             )
         label: ClassLabel = conditions.label
         return label
@@ -203,7 +208,7 @@ class ModelConfig:
 
 
 def load_model_config(path: str | Path) -> ModelConfig:
-    """Read the model.json that --model names; raises ConfigError naming the file, the key and the cure."""
+    """Read the model.json that --model names; raises ConfigError naming the file and the key."""
     return model_config_from_mapping(read_json(path, "--model"), str(path))
 
 
@@ -229,19 +234,20 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
     }
     kind = kinds[AutoencoderKLConfig.diffusers_class]
     if config_file(path).is_file():
-        named = read_json(config_file(path), where).get("_class_name")
-        if named not in [*kinds]:
+        class_name = read_json(config_file(path), where).get("_class_name")
+        if class_name not in [*kinds]:
             raise ConfigError(
-                f"{where} = {path}", f"is no autoencoder that is known here: its config.json says {short_repr(named)}",
+                f"{where} = {path}",
+                f"is not a known autoencoder: _class_name is {short_repr(class_name)}",
                 f"name one of {', '.join(kinds)}",
-            )  # fmt: skip
-        kind = kinds[named]
+            )
+        kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
     try:
         config.check_files()
         if not config_file(path).is_file():
             raise CheckpointError(f"{where} = {path}", "has no config.json, which names the kind of autoencoder",
-                                  "put diffusers' config.json beside the weights")  # fmt: skip
+                                  "copy diffusers' config.json next to the weights")  # fmt: skip
     except CheckpointError as error:
         raise CheckpointError(error.what.replace("ae.from_pretrained", where), error.reason, error.cure) from None
     return config
@@ -263,27 +269,27 @@ def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], w
         raise ConfigError(f"{where}: {name}", "this section is required and missing")
     section = content[name]
     model_id = section.get("model_id") if isinstance(section, dict) else None
-    return _of_kind(section, model_id, kinds, f"{where}: {name}")
+    return _from_registry(section, model_id, kinds, f"{where}: {name}")
 
 
-def _of_kind(section: Any, model_id: Any, kinds: Mapping[str, type], where: str) -> Any:
+def _from_registry(section: Any, model_id: Any, kinds: Mapping[str, type], where: str) -> Any:
     if not isinstance(model_id, str) or model_id not in kinds:
         raise ConfigError(
             f"{where}.model_id = {short_repr(model_id)}",
             "unknown model_id",
-            f"{nearest(str(model_id), kinds)}Known here: {', '.join(kinds)}",
+            f"{nearest(str(model_id), kinds)}Known: {', '.join(kinds)}",
         )
     _check_class(kinds[model_id], f"{where}.model_id = {model_id!r}")
     return from_mapping(kinds[model_id], section, where)
 
 
-def _check_class(kind: type, said: str) -> None:
-    """Raise PlatformError if a plugin's class of sections lacks what it must have."""
+def _check_class(kind: type, setting: str) -> None:
+    """Raise PlatformError if a plugin's config class is not a frozen dataclass, or has abstract methods."""
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
-    lacking = [] if is_frozen else ["@dataclass(frozen=True)"]
-    lacking += sorted(getattr(kind, "__abstractmethods__", ()))
-    if lacking:
-        raise PlatformError(f"{said}, {kind.__module__}.{kind.__qualname__}", f"lacks {', '.join(lacking)}",
+    missing = [] if is_frozen else ["@dataclass(frozen=True)"]
+    missing += sorted(getattr(kind, "__abstractmethods__", ()))
+    if missing:
+        raise PlatformError(f"{setting}, {kind.__module__}.{kind.__qualname__}", f"lacks {', '.join(missing)}",
                             "complete it, or uninstall its package")  # fmt: skip
 
 
@@ -296,7 +302,7 @@ def _teachers(section: Any, where: str) -> Any:
     if isinstance(section, list):
         return tuple(_teachers(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
     model_id = section.get("model_id") if isinstance(section, dict) else None
-    return None if section is None else _of_kind(section, model_id, TEACHER_CONFIGS, where)
+    return None if section is None else _from_registry(section, model_id, TEACHER_CONFIGS, where)
 
 
 def _text_encoders(section: Any, where: str) -> Any:
@@ -305,16 +311,16 @@ def _text_encoders(section: Any, where: str) -> Any:
         return tuple(_text_encoders(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
     if not isinstance(section, dict):
         return None if section is None else from_mapping(UMT5Config, section, where)
-    return _of_kind(section, section.get("model_id", UMT5Config.model_id), TEXT_ENCODER_CONFIGS, where)
+    return _from_registry(section, section.get("model_id", UMT5Config.model_id), TEXT_ENCODER_CONFIGS, where)
 
 
 def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Replace ``predictor.preset`` by its sizes; sizes that are given as well must agree with it."""
+    """Replace ``predictor.preset`` by its sizes; sizes in the section must agree with it."""
     predictor = content.get("predictor")
     if not isinstance(predictor, dict) or "preset" not in predictor:
         return dict(content)
-    given = dict(predictor)
-    name = given.pop("preset")
+    settings = dict(predictor)
+    name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
         raise ConfigError(
             f"{where}: predictor.preset = {short_repr(name)}",
@@ -322,10 +328,10 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}",
         )
     for key, value in PRESETS[name].items():
-        if given.setdefault(key, value) != value:
+        if settings.setdefault(key, value) != value:
             raise ConfigError(
-                f"{where}: predictor.{key} = {short_repr(given[key])}",
-                f"preset {name} means {value}",
+                f"{where}: predictor.{key} = {short_repr(settings[key])}",
+                f"contradicts preset {name}, which has {value}",
                 f"drop either the preset or {key}",
             )
-    return {**content, "predictor": given}
+    return {**content, "predictor": settings}

@@ -23,7 +23,7 @@ UNREADABLE = (
 
 
 class Header(NamedTuple):
-    """What an .npy says of its array."""
+    """The header of an .npy file."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -45,31 +45,31 @@ def read_npy(path: str | Path) -> np.ndarray:
 def read_npz(path: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
     """Read the arrays of an .npz by name, or only ``names``.
 
-    Raises UnusableFile if one is no array of numbers or text, is encrypted, or unpacks to far more than the file has.
+    Raises UnusableFile if one is not an array of numbers or text, is encrypted, or unpacks to far more than the file.
     """
     size = check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-            wanted = {name: members[name] for name in members if names is None or name in names}
-            for info in wanted.values():
+            selected = {name: members[name] for name in members if names is None or name in names}
+            for info in selected.values():
                 with archive.open(info) as member:
                     read_header(member, info.file_size)
-        check_unfolded(size, sum(info.file_size for info in wanted.values()))
+        check_unfolded(size, sum(info.file_size for info in selected.values()))
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in wanted}
+            return {name: file[name] for name in selected}
     except UNREADABLE as error:
         raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
 
 
 def read_header(file: IO[bytes], size: int) -> Header:
-    """Read the header of an .npy of ``size`` bytes; raises UnusableFile unless its array takes the rest of them."""
+    """Read the header of an .npy of ``size`` bytes; raises UnusableFile unless its array fills the rest of them."""
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     header = Header(*read(file))
     if header.dtype.hasobject:
-        raise UnusableFile("cannot be read: its dtype object is never loaded")
-    have, need = size - file.tell(), math.prod(header.shape) * header.dtype.itemsize
-    if have != need:
-        raise UnusableFile(f"holds {have:,} bytes where {need:,} are due")
+        raise UnusableFile("cannot be read: arrays of Python objects are never loaded")
+    num_bytes, expected = size - file.tell(), math.prod(header.shape) * header.dtype.itemsize
+    if num_bytes != expected:
+        raise UnusableFile(f"holds {num_bytes:,} bytes of data, expected {expected:,}")
     return header

@@ -15,13 +15,13 @@ def optimizer_settings(group: Any) -> None:
     Raises ConfigError if a plugin's setting has the name of an existing flag.
     """
     for name, (field, owners) in settings().items():
-        words = f"{', '.join(owners)}: {field.metadata['help']}".replace("%", "%%")
+        text = f"{', '.join(owners)}: {field.metadata['help']}".replace("%", "%%")
         kind = get_type_hints(OPTIMIZERS[owners[0]].config)[name]
-        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
-        how |= field.metadata["how"]
+        options: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        options |= field.metadata["how"]
         try:
-            added = group.add_argument(flag_of(name), default=field.default, **how)
+            action = group.add_argument(flag_of(name), default=field.default, **options)
         except argparse.ArgumentError:
             what = f"setting {name!r} of the optimizer {owners[0]!r}"
             raise ConfigError(what, "is a flag of this command already", "give it another name") from None
-        added.help = words  # (where it is given above, Python 3.10 adds the default of what is on or off)
+        action.help = text  # (in add_argument, Python 3.10 would append a default to BooleanOptionalAction)

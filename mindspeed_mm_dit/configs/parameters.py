@@ -1,7 +1,7 @@
 """The parameters of a network, by name: shape, initial value, and whether each is trained and saved.
 
-A network says all of this beside its layers (``framework/contract.py``). Plans, checkpoints, initial weights and
-adapters read it here, without a framework.
+A network declares them with its layers (``framework/contract.py``). Plans, checkpoints, initial weights and adapters
+read them here, without a framework.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Normal:
 
 
 Rule = Initial | Normal | Callable[[np.random.Generator, Shape], np.ndarray]
-"""How to initialise. A function gets its own generator and the shape, for whatever the others cannot express; of a
-parameter that is not trained, it must not use the generator."""
+"""How to initialise. A function, for anything else, gets a generator and the shape; for a parameter that is not
+trained it must be deterministic."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Parameter:
     trained: bool = True
     """Whether it is trained. If not, it keeps its initial value, and is still saved."""
     saved: bool = True
-    """Whether checkpoints contain it. If not, it belongs to a frozen base, of which they keep a digest."""
+    """Whether checkpoints contain it. If not, it belongs to a frozen base model, of which they store a digest."""
     matrices: int = 0
-    """Number of matrices stacked in it, e.g. 3 for q, k and v in one layer; 0 for a vector, a table, a filter, or the
-    last layer. Some optimizers (Muon) treat matrices specially."""
+    """Number of matrices fused in it, e.g. 3 for q, k and v in one layer; 0 for a vector, a table, a filter, or the
+    last layer. Muon orthogonalises each matrix separately."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Parameters(Mapping[str, Parameter]):
 
     by_name: Mapping[str, Parameter]
     blocks: tuple[str, ...] = ()
-    """Names of the network's blocks, "blocks.0", "blocks.1", ... With sharded weights, one at a time is gathered."""
+    """Names of the network's blocks, "blocks.0", "blocks.1", ... Sharded weights are gathered block by block."""
 
     def __getitem__(self, name: str) -> Parameter:
         return self.by_name[name]
@@ -89,15 +89,15 @@ class Parameters(Mapping[str, Parameter]):
 
     def block_of(self, name: str) -> str:
         """Return the name of the block that parameter ``name`` belongs to; empty if it is in none."""
-        stem = next((stem for stem in self.block_prefixes if name.startswith(f"{stem}.")), None)
-        return f"{stem}.{name[len(stem) + 1 :].partition('.')[0]}" if stem else ""
+        prefix = next((prefix for prefix in self.block_prefixes if name.startswith(f"{prefix}.")), None)
+        return f"{prefix}.{name[len(prefix) + 1 :].partition('.')[0]}" if prefix else ""
 
     def by_block(self) -> dict[str, list[Parameter]]:
         """Return the parameters of each block by its name, and those outside of all blocks under ""."""
-        found: dict[str, list[Parameter]] = {"": [], **{block: [] for block in self.blocks}}
+        parameters: dict[str, list[Parameter]] = {"": [], **{block: [] for block in self.blocks}}
         for name, p in self.items():
-            found[self.block_of(name)].append(p)
-        return found
+            parameters[self.block_of(name)].append(p)
+        return parameters
 
 
 def count(parameters: Iterable[Parameter], shards: int = 1) -> int:

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 
 ComputeMode = Literal["autocast", "fsdp2"]
-"""How a step computes in bfloat16: each matrix product casts its inputs, or FSDP2 gathers the weights in bfloat16."""
+"""How a step computes in bfloat16: autocast casts the inputs of each matrix product, or FSDP2 gathers bf16 weights."""
 Dtype = Literal["fp32", "bf16"]
 
 _WORDS = {"fp32": "float32", "bf16": "bfloat16"}
@@ -26,7 +26,7 @@ class Precision:
     compute: Dtype = "fp32"
     """Precision of the matrix products, forward and backward."""
     way: ComputeMode | None = None
-    """How ``compute`` is achieved; None: it is the precision of the weights."""
+    """How ``compute`` is achieved; None: without casts, in the precision of the weights."""
     reduce: Dtype = "fp32"
     """Precision of the gradients while they are averaged over ranks."""
 
@@ -44,32 +44,32 @@ SHARDED_BF16 = Precision("bf16", "fsdp2")
 """The precision for ``param_dtype: bf16`` with ``reduce_dtype: fp32``."""
 
 
-def decide(bf16: bool, fsdp2: Fsdp2Config | None, offered: Collection[ComputeMode], where: str) -> Precision:
-    """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) ask for.
+def decide(bf16: bool, fsdp2: Fsdp2Config | None, supported: Collection[ComputeMode], where: str) -> Precision:
+    """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) request.
 
-    offered: the ways to bfloat16 that a training step supports here; where: framework and device, for errors.
+    supported: the bfloat16 modes of a training step; where: framework and device, for errors.
 
     Raises:
-        ConfigError: flag and file contradict each other, or ask for float16, which needs loss scaling.
+        ConfigError: flag and file contradict each other, or request float16, which needs loss scaling.
         PlatformError: this framework does not train in bfloat16 on this device.
     """
     _refuse_float16(fsdp2)
     param_dtype = fsdp2.param_dtype if fsdp2 else None
-    if bf16 and (param_dtype == "fp32" or (param_dtype is None and fsdp2 is not None and "autocast" not in offered)):
+    if bf16 and (param_dtype == "fp32" or (param_dtype is None and fsdp2 is not None and "autocast" not in supported)):
         raise ConfigError(
             "--bf16",
             f"contradicts fsdp2.yaml, whose param_dtype is {param_dtype or 'null'}: training would be in float32",
             "set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml, or drop --bf16",
         )
-    wanted: ComputeMode | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
-    if wanted is not None and wanted not in offered:
+    mode: ComputeMode | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
+    if mode is not None and mode not in supported:
         raise PlatformError(
             "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}",
-            f"{where} does not train in bfloat16 here, only in float32",
+            f"{where} does not train in bfloat16, only in float32",
             "drop it, or train with --ai-framework pytorch",
         )
     reduce = (fsdp2.reduce_dtype or param_dtype) if fsdp2 else None
-    return Precision("bf16" if wanted else "fp32", wanted, "bf16" if reduce == "bf16" else "fp32")
+    return Precision("bf16" if mode else "fp32", mode, "bf16" if reduce == "bf16" else "fp32")
 
 
 def _refuse_float16(fsdp2: Fsdp2Config | None) -> None:
@@ -77,6 +77,6 @@ def _refuse_float16(fsdp2: Fsdp2Config | None) -> None:
         if getattr(fsdp2, key) == "fp16":
             raise ConfigError(
                 f"fsdp2.yaml: {key} = 'fp16'",
-                "float16 needs loss scaling, or small gradients become zero, and there is no loss scaling here",
+                "float16 needs loss scaling, which is not supported: small gradients would become zero",
                 "use bf16, which has the range of float32, or fp32",
             )

@@ -1,7 +1,7 @@
-"""The interface of a predictor's config: what a user sets, and what follows from that without the network.
+"""The interface of a predictor's config: its settings, and what follows from them without building the network.
 
 A predictor is a config class with this interface, which needs no framework, and the network that it names. Plans,
-checkpoints and initial weights ask the network itself, on the meta backend (``models/meta.py``).
+checkpoints and initial weights build the network on the meta backend, which has shapes only (``models/meta.py``).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of another network of the same kind, offered to the parameter of the same name in this one."""
+    """A tensor of another network of the same kind, to initialise the parameter of the same name in this one."""
 
     value: np.ndarray
     there: PredictorConfig
     """Config of the other network."""
     shape: Shape
-    """Shape needed here."""
+    """Shape of the parameter here."""
     labels: Mapping[int, int]
-    """Label here -> label there, for the classes that both have, including the null class."""
+    """Label here -> label there, for the classes that both have, including the unconditional class."""
     draw: Callable[[], np.ndarray]
-    """Makes a fresh initial value, float32."""
+    """Returns a random initial value, float32."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class PredictorConfig(ABC):
     """Base of the config classes of section ``predictor``: frozen dataclasses with a field ``model_id``."""
 
     model_id: str
-    """Names this kind of network."""
+    """Kind of network."""
     network: ClassVar[str]
-    """Where its network is, "package.module:Class", a module of ``framework.nn``; it is imported when it is built."""
+    """Class of the network, "package.module:Class", a module of ``framework.nn``; imported when it is built."""
     diffusers_class: ClassVar[str] = ""
-    """Name of the network's class in diffusers, if its settings and tensors have the names there."""
+    """Name of the network's class in diffusers, if settings and tensors have the same names there."""
     in_channels: int
     num_heads = 1  # without attention
     hidden_size: Any = 1  # width of a token; without tokens
-    num_time_inputs = 1  # times that it takes per sample; 2 for the ends of an interval
-    data_time: int | None = None  # time of clean data that it was published with, of flow matching; None: any objective
+    num_time_inputs = 1  # timesteps per sample; 2 for the ends of an interval (MeanFlow)
+    data_time: int | None = None  # time of clean data in its published flow matching; None: any objective
     z_dims: tuple[int, ...] = ()  # widths of the projections for teachers (``forward(..., project=True)``)
     patch_size: Any = (1, 1, 1)  # without patches, for latents of clips
     published_sampler: tuple[str, int] | None = None  # sampler and steps that it was published with
     frame_rate: float | None = None  # frames per second of its videos, if it was published with a rate
-    guidance_embeds: bool = False  # whether it takes the strength of guidance as an input, ``guidance``
-    adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings in which the source of ``begun_from`` may differ
+    guidance_embeds: bool = False  # whether the guidance scale is an input, ``guidance``
+    adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that may differ in ``adapt_weight``
 
     @property
     @abstractmethod
@@ -91,35 +91,37 @@ class PredictorConfig(ABC):
 
     @property
     def defaults_for_missing(self) -> tuple[str, ...]:
-        """Settings for diffusers' config.json that :meth:`of_shapes` takes as published, as no shape shows them."""
+        """Settings of diffusers' config.json that change no shape; :meth:`of_shapes` assumes the published values."""
         return ()
 
     def resized(self, shape: Shape) -> PredictorConfig:
-        """Return the same network for latents of ``shape``; raises ConfigError if it takes only its own shape."""
+        """Return the same network for latents of ``shape``; raises ConfigError if it takes only one shape."""
         if shape != self.latent_shape:
             raise ConfigError(
-                f"latents of shape {shape}", f"predictor {self.model_id!r} takes {self.latent_shape} alone",
-                "keep to the size of its model.json",
-            )  # fmt: skip
+                f"latents of shape {shape}",
+                f"predictor {self.model_id!r} takes only {self.latent_shape}",
+                "use the size in its model.json",
+            )
         return self
 
     def with_guidance(self, guidance: float | None) -> PredictorConfig:
-        """Return the same network, told this strength of ``guidance``; ConfigError if it takes none. None: as it is."""
+        """Return the same network with this ``guidance`` scale as an input; ConfigError if it has no such input."""
         if guidance is None:
             return self
         if not self.guidance_embeds:
             raise ConfigError(
-                f"--guidance = {guidance:g}", f"predictor {self.model_id!r} takes no strength of guidance as an input",
-                "leave it out, and guide with --cfg-scale",
-            )  # fmt: skip
+                f"--guidance = {guidance:g}",
+                f"predictor {self.model_id!r} has no guidance scale as an input",
+                "leave it out, and use --cfg-scale",
+            )
         return replace(self, guidance=guidance)  # type: ignore[type-var]
 
-    def cfg_scale(self, wanted: float) -> float:
-        """Return ``wanted``, the usual scale of classifier-free guidance; 1 for a network that is guided already."""
-        return 1.0 if self.guidance_embeds else wanted
+    def cfg_scale(self, usual: float) -> float:
+        """Return the scale of classifier-free guidance: ``usual``, or 1 for a guidance-distilled network."""
+        return 1.0 if self.guidance_embeds else usual
 
     def reduced_width(self) -> PredictorConfig:
-        """Return a smaller, faster network of the same kind, with fewer and narrower blocks; or itself."""
+        """Return a smaller, faster network of the same kind, with fewer and narrower blocks, for tests; or itself."""
         return self
 
     def check_context_parallel(self, ranks: int) -> None:
@@ -129,26 +131,26 @@ class PredictorConfig(ABC):
                 f"--context-parallel-size = {ranks}", "this predictor cannot split a sample over ranks", "use 1"
             )
 
-    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
+    def adapt_weight(self, name: str, source: SourceTensor) -> AdaptedTensor | None:
         """Return the initial value of parameter ``name``, adapted from another network's; None if impossible."""
-        return AdaptedTensor(offer.value) if offer.value.shape == offer.shape else None
+        return AdaptedTensor(source.value) if source.value.shape == source.shape else None
 
     def is_optional(self, name: str) -> bool:
         """Return whether another network of this kind may lack the parameter ``name``.
 
-        It is then initialised afresh here, or left out there.
+        It is then randomly initialised here, or dropped.
         """
         return False
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings that make a network large, each with the values of an ordinary network."""
+        """Return the settings that decide the size of a network, each with the values of an ordinary network."""
         return {}
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> PredictorConfig | None:
         """Return the architecture that the tensors of a file imply, or None if they are another predictor's.
 
-        Settings that no shape shows, such as the number of heads, get a value that fits. A file without a description
+        Settings that change no shape, such as the number of heads, get a value that fits. A file without a description
         (run.json, model.json) can be converted only if this returns an architecture.
         """
         return None
@@ -157,7 +159,7 @@ class PredictorConfig(ABC):
 def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
     """Raise ConfigError unless ``ranks`` ranks can split each of the ``numbers`` evenly: heads and tokens (Ulysses)."""
     shareable = math.gcd(*numbers.values())
-    cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or samples of another size"
+    cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or another sample size"
     for what, number in numbers.items():
         if number % ranks:
             raise ConfigError(
@@ -170,13 +172,13 @@ def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
     """Return the shape of ``name``; raises CheckpointError if it is missing or does not have ``ndim`` axes."""
     if name not in shapes:
-        raise CheckpointError("SOURCE", f"{name} is missing, without which the architecture is unknown")
+        raise CheckpointError("SOURCE", f"{name} is missing, so the architecture is unknown")
     if len(shapes[name]) != ndim:
         raise CheckpointError("SOURCE", f"{name} is {tuple(shapes[name])}, expected {ndim} dimensions")
     return tuple(shapes[name])
 
 
-def count_of(shapes: Mapping[str, Shape], stem: str) -> int:
-    """Return how many of ``stem.0``, ``stem.1``, ... there are, whatever the largest number is."""
-    numbers = {name[len(stem) + 1 :].split(".")[0] for name in shapes if name.startswith(f"{stem}.")}
+def count_of(shapes: Mapping[str, Shape], prefix: str) -> int:
+    """Return how many of ``prefix.0``, ``prefix.1``, ... there are, whatever the largest number is."""
+    numbers = {name[len(prefix) + 1 :].split(".")[0] for name in shapes if name.startswith(f"{prefix}.")}
     return sum(number.isdecimal() for number in numbers)

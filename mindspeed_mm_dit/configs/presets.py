@@ -60,5 +60,5 @@ JOINT: dict[str, dict[str, Any]] = {
     "Qwen-Image": {"model_id": "qwen_image"},
     "Z-Image": {"model_id": "z_image"},
 }
-"""Networks in which text and image attend to each other; what is not said is their family's default."""
+"""Networks in which text and image attend to each other; other settings have the defaults of their family."""
 PRESETS: dict[str, dict[str, Any]] = {**DIT, **LIGHTNING_DIT, **JIT, **JOINT}

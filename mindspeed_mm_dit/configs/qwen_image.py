@@ -20,7 +20,7 @@ class QwenImageConfig(JointConfig):
     joint_attention_dim: int = 3584
     """Width of the text encoder's states; a state that is all zeros is padding, which nothing attends to."""
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
-    """Channels of a head that turn with the number of the image, and the row and the column of a patch; even."""
+    """Rotary channels of a head for the image index, and the row and column of a patch; even."""
     model_id: str = "qwen_image"
 
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
@@ -37,15 +37,15 @@ class QwenImageConfig(JointConfig):
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().of_diffusers(section)
-        return without_fixed(found, {"out_channels": (found["in_channels"],)})
+        settings = super().of_diffusers(section)
+        return without_fixed(settings, {"out_channels": (settings["in_channels"],)})
 
     def to_diffusers(self) -> dict[str, Any]:
         return super().to_diffusers() | {"out_channels": self.in_channels}
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> QwenImageConfig | None:
-        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        """Return the architecture that ``shapes`` imply, with the published proportions of rotary axes."""
         if "transformer_blocks.0.txt_mod.1.weight" not in shapes:
             return None
         D, channels = shape_of(shapes, "img_in.weight", 2)

@@ -17,10 +17,10 @@ def resize_matrix(before: int, after: int) -> np.ndarray:
         return np.linalg.pinv(resize_matrix(after, before))
     centres = np.clip((np.arange(after) + 0.5) * before / after - 0.5, 0, before - 1)  # half-pixel, edges repeated
     left = np.minimum(centres.astype(int), max(before - 2, 0))
-    share = centres - left
+    fraction = centres - left
     matrix = np.zeros((after, before))
-    matrix[np.arange(after), left] += 1 - share
-    matrix[np.arange(after), np.minimum(left + 1, before - 1)] += share
+    matrix[np.arange(after), left] += 1 - fraction
+    matrix[np.arange(after), np.minimum(left + 1, before - 1)] += fraction
     return matrix
 
 

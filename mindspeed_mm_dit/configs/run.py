@@ -2,8 +2,8 @@
 
 A row (``flag.Flag``) describes each field: its name, the values it takes, and its meaning in each host. Everything that
 lists flags reads the rows: the parsers and ``--help``, the yaml of the native engine, the flags a host ignores, the
-comparison of a resumed run with its checkpoint, and runs that write nothing. The flags of optimizers and metrics loggers are
-fields of their own configs, and callbacks add more; a run keeps all of these in ``parts``.
+comparison of a resumed run with its checkpoint, and runs that write nothing. Flags of optimizers, metrics loggers and
+callbacks are defined by them; a run keeps these in ``parts``.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import DEFAULT, chosen_by
 
 
-def _needed(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
+def _required(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
     return {"required": True, "metavar": metavar, **takes}
 
 
-def _of(kind: Callable[[str], Any] | None, metavar: str | None = None, **takes: Any) -> dict[str, Any]:
+def _typed(kind: Callable[[str], Any] | None, metavar: str | None = None, **takes: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": metavar, **takes}
 
 
-def _one_of(*choices: str) -> dict[str, Any]:
+def _choices(*choices: str) -> dict[str, Any]:
     return {"choices": choices}
 
 
@@ -47,7 +47,7 @@ def _ignored() -> Any:
     return flag("no effect in the standalone host", False)
 
 
-def _one() -> Any:
+def _data_parallel_only() -> Any:
     return flag("a DiT is trained data-parallel only", 1, {"type": int, "choices": (1,)})
 
 
@@ -57,30 +57,30 @@ class ModelArgs:
 
     mm_model: str = flag(
         "model.json: the network, the diffusion and the autoencoder",
-        takes=_needed("JSON"),
+        takes=_required("JSON"),
         native="model.mm_model",
         added_key=True,
     )
     mm_data: str = flag(
         "data.json: the data set and how to read it",
-        takes=_needed("JSON"),
+        takes=_required("JSON"),
         native="data.dataset_param.mm_data",
         added_key=True,
     )
     timestep_window: tuple[float, float] | None = flag(
         "train at these noise levels alone, as one expert of Wan 2.2 does; replaces diffusion.timestep_window",
-        takes=_of(window, "LOW,HIGH"),
+        takes=_typed(window, "LOW,HIGH"),
         refused_in=("native",),
         refusal="comes from model.json",
         cure="set diffusion.timestep_window there",
     )
     mm_tool: str | None = flag(
-        "tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", takes=_of(None, "JSON")
+        "tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", takes=_typed(None, "JSON")
     )
     ai_framework: str = flag(
         "framework to train with",
         "pytorch",
-        _one_of("pytorch", "mindspore"),
+        _choices("pytorch", "mindspore"),
         refused_in=("native",),
         refusal="runs on PyTorch",
         cure="use pytorch, or --host standalone",
@@ -93,35 +93,35 @@ class BatchArgs:
 
     micro_batch_size: int = flag(
         "samples in one forward pass on one rank; default: global batch size / ranks",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native="training.micro_batch_size",
     )
     global_batch_size: int = flag(
         "samples in one optimizer step, over all ranks; default: micro-batch size x ranks. Set at least one of the two",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native_counts="training.gradient_accumulation_steps",
         compared="fact",
     )
     context_parallel_size: int = flag(
         "ranks that split each sample: its tokens, and its heads inside attention (Ulysses)",
         1,
-        _of(positive_int, "N"),
+        _typed(positive_int, "N"),
         native="parallel.ulysses_parallel_size",
     )
     train_iters: int = flag(
-        "optimizer steps to train for", takes=_needed("N", type=positive_int), native="training.train_iters"
+        "optimizer steps to train for", takes=_required("N", type=positive_int), native="training.train_iters"
     )
     seed: int = flag(
-        "seed of the initial weights, the sample order and every random draw",
+        "seed of the initial weights, the sample order and all random numbers of training",
         1234,
-        _of(unsigned_int),
+        _typed(unsigned_int),
         native="training.seed",
         compared="fact",
     )
     num_workers: int = flag(
         "threads that prepare batches ahead; 0: prepare them in the training thread",
         2,
-        _of(threads),
+        _typed(threads),
         native="data.dataset_param.num_workers",
         added_key=True,
     )
@@ -131,29 +131,31 @@ class BatchArgs:
 class Optimization:
     """Learning rate, optimizer and precision; each optimizer adds flags for its own settings."""
 
-    lr: float = flag("peak learning rate", takes=_needed(type=positive_float), native="training.lr", compared="setting")
-    min_lr: float = flag("learning rate at the end of the decay", 0.0, _of(float), native="training.lr_min")
+    lr: float = flag(
+        "peak learning rate", takes=_required(type=positive_float), native="training.lr", compared="setting"
+    )
+    min_lr: float = flag("learning rate at the end of the decay", 0.0, _typed(float), native="training.lr_min")
     lr_decay_style: str = flag(
         "how the learning rate falls from --lr to --min-lr",
         "linear",
-        _one_of("constant", "linear", "cosine", "inverse-square-root"),
+        _choices("constant", "linear", "cosine", "inverse-square-root"),
         native="training.lr_decay_style",
         compared="setting",
     )
     lr_decay_iters: int | None = flag(
         "steps until --min-lr is reached; default: --train-iters",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native_counts="training.lr_decay_ratio",
     )
     lr_warmup_iters: int = flag(
         "steps of linear warm-up",
         0,
-        _of(unsigned_int, "N"),
+        _typed(unsigned_int, "N"),
         native_counts="training.lr_warmup_ratio",
         compared="setting",
     )
     lr_warmup_init: float = flag(
-        "learning rate the warm-up starts from", 0.0, _of(float), native="training.lr_start", compared="setting"
+        "learning rate the warm-up starts from", 0.0, _typed(float), native="training.lr_start", compared="setting"
     )
     optimizer: str = flag(
         "optimizer: adam, muon, or one from a plugin",
@@ -166,14 +168,14 @@ class Optimization:
     weight_decay: float = flag(
         "decoupled weight decay; biases and other vectors have none",
         0.01,
-        _of(float),
+        _typed(float),
         native="training.weight_decay",
         compared="setting",
     )
     clip_grad: float = flag(
         "clip the gradient norm to this; 0: no clipping",
         1.0,
-        _of(float),
+        _typed(float),
         native="training.clip_grad",
         compared="setting",
     )
@@ -186,14 +188,14 @@ class Distribution:
 
     distributed_backend: str | None = flag(
         "communication backend; default: chosen by the device (gloo on CPU, nccl on CUDA, hccl on NPU)",
-        takes=_one_of("gloo", "nccl", "hccl"),
+        takes=_choices("gloo", "nccl", "hccl"),
         idle_in=("native",),
     )
     use_torch_fsdp2: bool = flag(
         "shard the model as --fsdp2-config-path says; without this flag every rank holds the whole model", False
     )
     fsdp2_config_path: str | None = flag(
-        "fsdp2.yaml: how to shard the model; default: MindSpeed-MM's defaults", takes=_of(None, "YAML")
+        "fsdp2.yaml: how to shard the model; default: MindSpeed-MM's defaults", takes=_typed(None, "YAML")
     )
 
 
@@ -202,57 +204,57 @@ class CheckpointArgs:
     """Checkpoints, validation, logging and profiling."""
 
     save: str | None = flag(
-        "folder to write checkpoints to", takes=_of(None, "DIR"), native="training.save", when_quiet=False
+        "folder to write checkpoints to", takes=_typed(None, "DIR"), native="training.save", when_quiet=False
     )
     load: str | None = flag(
         "folder of checkpoints to resume from; if it is empty or missing, the run starts from scratch",
-        takes=_of(None, "DIR"),
+        takes=_typed(None, "DIR"),
         native="training.load",
         when_quiet=False,
     )
-    ckpt_format: str = flag("format of the checkpoints", "torch_dcp", _one_of("torch_dcp"))
+    ckpt_format: str = flag("format of the checkpoints", "torch_dcp", _choices("torch_dcp"))
     save_interval: int | None = flag(
         "steps between checkpoints; default: save only at the end",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native_counts="training.save_interval",
     )
     eval_interval: int | None = flag(
         "steps between validations on the samples that dataset_param.valid_fraction holds out",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native_counts="training.val_interval",
     )
     eval_iters: int = flag(
         "global batches in one validation; 0: none",
         10,
-        _of(batches, "N"),
+        _typed(batches, "N"),
         native="data.dataset_param.eval_iters",
         added_key=True,
     )
     exit_duration_in_mins: int | None = flag(
         "save a checkpoint and exit after this many minutes",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native="training.exit_duration_in_mins",
         added_key=True,
         when_quiet=False,
     )
     save_retain_interval: int | None = flag(
         "also keep the checkpoint of every N-th step forever, in addition to the newest --keep-last",
-        takes=_of(positive_int, "N"),
+        takes=_typed(positive_int, "N"),
         native="training.save_retain_interval",
         added_key=True,
         needs=("save", "save_interval"),
         when_quiet=False,
     )
-    log_interval: int = flag("steps between log lines", 1, _of(positive_int, "N"), native="training.log_interval")
+    log_interval: int = flag("steps between log lines", 1, _typed(positive_int, "N"), native="training.log_interval")
     profile: bool = flag(
         "write a trace of a few steps (torch.profiler, or MindSpore's profiler)",
         False,
         idle_in=("native",),
         when_quiet=False,
     )
-    profile_step_start: int = flag("steps to run before the trace starts", 10, _of(unsigned_int, "N"))
-    profile_step_end: int = flag("number of steps run when the trace ends", 12, _of(positive_int, "N"))
-    profile_ranks: tuple[int, ...] = flag("ranks to trace; default: all", (), _of(unsigned_int, "RANK", nargs="+"))
+    profile_step_start: int = flag("steps to run before the trace starts", 10, _typed(unsigned_int, "N"))
+    profile_step_end: int = flag("number of steps run when the trace ends", 12, _typed(positive_int, "N"))
+    profile_ranks: tuple[int, ...] = flag("ranks to trace; default: all", (), _typed(unsigned_int, "RANK", nargs="+"))
     no_load_optim: bool = flag("do not load the optimizer state", False, native="training.no_load_optim")
     no_save_optim: bool = flag("do not save the optimizer state", False, native="training.no_save_optim")
 
@@ -269,9 +271,9 @@ class IgnoredArgs:
     no_masked_softmax_fusion: bool = _ignored()
     no_bias_gelu_fusion: bool = _ignored()
     no_async_tensor_model_parallel_allreduce: bool = _ignored()
-    tensor_model_parallel_size: int = _one()
-    pipeline_model_parallel_size: int = _one()
-    expert_model_parallel_size: int = _one()
+    tensor_model_parallel_size: int = _data_parallel_only()
+    pipeline_model_parallel_size: int = _data_parallel_only()
+    expert_model_parallel_size: int = _data_parallel_only()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +289,7 @@ class DiTArgs:
     init_from: str | None = flag(
         "fine-tune from these weights, in any format; the network must be of the same kind but may have other classes "
         "or another input size. A checkpoint in --load takes precedence",
-        takes=_of(None, "WEIGHTS"),
+        takes=_typed(None, "WEIGHTS"),
         native="model.init_from",
         added_key=True,
         refused_in=("megatron",),
@@ -297,7 +299,7 @@ class DiTArgs:
     mm_valid_data: str | None = flag(
         "data.json of a separate validation set, used in full; default: validate on the samples that "
         "dataset_param.valid_fraction of --mm-data holds out",
-        takes=_of(None, "JSON"),
+        takes=_typed(None, "JSON"),
         native="data.val_dataset_param.mm_data",
         added_key=True,
         refused_in=("megatron",),
@@ -308,7 +310,7 @@ class DiTArgs:
         "how to average the loss when samples have several shapes (buckets): over samples, or over tokens, so that "
         "larger samples count for more",
         "sample",
-        _one_of("sample", "token"),
+        _choices("sample", "token"),
         native="model.loss_by",
         added_key=True,
         compared="setting",
@@ -318,13 +320,13 @@ class DiTArgs:
         "check everything, print what would be trained, and exit with code 0",
         False,
         refused_in=("native",),
-        refusal="checks while it begins to train",
-        cure="use --host standalone --dry-run, which looks at the same files",
+        refusal="checks only when training starts",
+        cure="use --host standalone --dry-run, which checks the same files",
     )
     ema_decay: float = flag(
         "decay of the EMA of the weights; samples are generated with the EMA",
         0.9999,
-        _of(fraction),
+        _typed(fraction),
         native="model.ema_decay",
         added_key=True,
         compared="fact",
@@ -334,7 +336,7 @@ class DiTArgs:
         "the run; published: 0.05 0.1. mm-dit ema makes any other width from them after training. Each takes as much "
         "memory as the weights",
         (),
-        _of(std, "STD", nargs="+"),
+        _typed(std, "STD", nargs="+"),
         refused_in=BOTH,
         refusal="only keeps the plain EMA",
     )
@@ -351,13 +353,17 @@ class DiTArgs:
     peak_tflops: float | None = flag(
         "peak TFLOP/s of one device, to show the MFU in TensorBoard and the progress bar; default: from a table of "
         "known devices",
-        takes=_of(positive_float, "TFLOPS"),
+        takes=_typed(positive_float, "TFLOPS"),
         idle_in=BOTH,
     )
     keep_last: int | None = flag(
-        "number of newest checkpoints to keep", 2, _of(positive_int, "N"), native="training.keep_last", added_key=True,
+        "number of newest checkpoints to keep",
+        2,
+        _typed(positive_int, "N"),
+        native="training.keep_last",
+        added_key=True,
         idle_in=("megatron",),
-    )  # fmt: skip
+    )
     keep_best: bool = flag(
         "save whenever a validation reaches a new lowest loss, and keep that checkpoint; "
         "mm-dit finds it as DIR/best (--save DIR)",
@@ -369,7 +375,7 @@ class DiTArgs:
         "write checkpoints in the training thread, not in the background", False, idle_in=("megatron",)
     )
     report: str | None = flag(
-        "at the end, write samples.png and, with --tensorboard-dir, loss.png beside the checkpoint folder; skipped if "
+        "at the end, write samples.png and, with --tensorboard-dir, loss.png next to the checkpoint folder; skipped if "
         "it would take longer than the training did. always: never skip it",
         takes={"nargs": "?", "const": "short", "choices": ["short", "always"]},
         when_quiet=False,
@@ -377,27 +383,27 @@ class DiTArgs:
     sample_interval: int = flag(
         "steps between grids of samples, generated with the EMA from the same noise and classes each time; 0: none",
         0,
-        _of(unsigned_int, "N"),
+        _typed(unsigned_int, "N"),
         idle_in=BOTH,
         when_quiet=False,
     )
     sample_prompts: str | None = flag(
         "text file with a prompt a line, for --report and --sample-interval; default: varied captions of the data",
-        takes=_of(None, "FILE"),
+        takes=_typed(None, "FILE"),
     )
     report_sampler: str | None = flag(
-        "sampler of the report; default: the quick one of the objective", takes=_of(None, "NAME")
+        "sampler of the report; default: the quick one of the objective", takes=_typed(None, "NAME")
     )
-    report_steps: int = flag("sampling steps of the report", 50, _of(positive_int))
-    report_cfg_scale: float = flag("guidance scale of the report and of --sample-interval", 2.0, _of(finite_float))
+    report_steps: int = flag("sampling steps of the report", 50, _typed(positive_int))
+    report_cfg_scale: float = flag("guidance scale of the report and of --sample-interval", 2.0, _typed(finite_float))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(ModelArgs, BatchArgs, Optimization, FineTuning, Distribution, CheckpointArgs, IgnoredArgs, DiTArgs):
-    """A run: its typed flags, and what is known about it. Frozen: code that learns more returns a new record."""
+    """A run: its typed flags, and facts found at startup. Frozen: code that adds a fact returns a new record."""
 
     parts: Mapping[str, Any] = field(default_factory=dict)
-    """Flags of optimizers, metrics loggers and callbacks, by name; in MindSpeed-MM also all of its own flags."""
+    """Flags of optimizers, metrics loggers and callbacks, by name; in MindSpeed-MM also all of its flags."""
     mm: MultiModalArguments = None  # type: ignore[assignment]
     """The config files; None until they are read."""
     consumed_train_samples: int = 0
@@ -406,11 +412,11 @@ class RunConfig(ModelArgs, BatchArgs, Optimization, FineTuning, Distribution, Ch
     """Steps completed before this process started."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], **known: Any) -> RunConfig:
-        """Return the run with the flags ``given`` by name, from any host's parser, and the ``known`` other fields."""
+    def of(cls, parsed: Mapping[str, Any], **known: Any) -> RunConfig:
+        """Return the run with the flags ``parsed`` by any host's parser, by name, and other fields in ``known``."""
         names = {each.name for each in fields(cls)}
-        flags = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if name in names}
-        parts = {name: value for name, value in given.items() if name not in names}
+        flags = {name: tuple(v) if isinstance(v, list) else v for name, v in parsed.items() if name in names}
+        parts = {name: value for name, value in parsed.items() if name not in names}
         return cls(**{"parts": parts, **flags, **known})
 
     def chosen_optimizer(self) -> Chosen:

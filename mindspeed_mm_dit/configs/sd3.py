@@ -21,24 +21,24 @@ class SD3Config(JointConfig):
     """Stable Diffusion 3 and 3.5 (Esser et al. 2024); the defaults are those of SD3-medium."""
 
     num_layers: int = 24
-    """Number of blocks; in the last, the text is only attended to."""
+    """Number of blocks; in the last, the text is not updated (``context_pre_only``)."""
     num_attention_heads: int = 24
     attention_head_dim: int = 64
     """Width of a head; times ``num_attention_heads`` it is the width D of a token, a multiple of 4."""
     text_length: int = 333
     pooled_projection_dim: int = 2048
-    """Width of the pooled vectors of the first two text encoders, side by side."""
+    """Width of the pooled vectors of the first two text encoders, concatenated."""
     encoder_dropout_prob: float = 0.0
-    """Probability that a training sample loses a text encoder, whose output becomes zeros; drawn for each of the three.
-    SD3 was trained with 0.464 and reads any of them alone. 0 to below 1."""
+    """Probability that a training sample loses a text encoder, whose output becomes zeros; separately for each.
+    SD3 was trained with 0.464 and works with any of them alone. 0 to below 1."""
     qk_norm: Literal["rms_norm"] | None = None
     """Normalise queries and keys per head, as SD3.5 does; null: not at all."""
     dual_attention_layers: tuple[int, ...] = ()
     """Blocks, counted from 0, in which the image also attends to itself alone (SD3.5-medium)."""
     pos_embed_max_size: int = 192
-    """Side of the table of positions, in patches; latents of other shapes get its middle, and can be no larger."""
+    """Side of the positional table, in patches; latents get a centre crop of it, and cannot be larger."""
     sample_size: int = 128
-    """Side of the latents whose positions are one apart, in latent pixels; of a larger table they are closer."""
+    """Side of the latents at which positions are one apart, in latent pixels; on a larger table they are closer."""
     model_id: str = "sd3"
 
     network = "mindspeed_mm_dit.models.sd3:SD3"
@@ -57,17 +57,17 @@ class SD3Config(JointConfig):
         for number in self.dual_attention_layers:
             if not 0 <= number < self.num_layers:
                 what = f"predictor.dual_attention_layers = {list(self.dual_attention_layers)}"
-                raise ConfigError(what, f"names block {number}, and there are {self.num_layers}, counted from 0")
+                raise ConfigError(what, f"names block {number}, but the {self.num_layers} blocks are counted from 0")
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         super()._check_latents(size, what)
         if max(size) > self.patch_size * self.pos_embed_max_size:
             raise ConfigError(
-                what, f"are more than predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side"
+                what, f"exceed predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side"
             )
 
     def reduced_width(self) -> SD3Config:
-        """Return the same network with at most 4 heads and blocks; of the blocks, the same share has two attentions."""
+        """Return the same network with at most 4 heads and blocks; the same fraction of blocks has dual attention."""
         layers = min(self.num_layers, 4)
         dual = tuple(sorted({number * layers // self.num_layers for number in self.dual_attention_layers}))
         return JointConfig.reduced_width(replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
@@ -78,25 +78,27 @@ class SD3Config(JointConfig):
 
     @property
     def conditions(self) -> Conditions:
-        """What CLIP, a larger CLIP and T5 make of a text, as one condition."""
+        """The outputs of CLIP, a larger CLIP and T5 as one condition."""
         widths = self.joint_attention_dim, self.pooled_projection_dim
         return Conditions(JoinedText(self.text_length, *widths, self.encoder_dropout_prob))
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().of_diffusers(section)
-        width = found.get("num_attention_heads", 0) * found.get("attention_head_dim", 0)
-        repeated = {"out_channels": (found["in_channels"],), "caption_projection_dim": (width,)}
-        side = min(found.get("sample_size", cls.sample_size), cls.patch_size * found.get("pos_embed_max_size", 96))
-        found["latent_size"] = [side, side]
-        return without_fixed(found, repeated)
+        settings = super().of_diffusers(section)
+        width = settings.get("num_attention_heads", 0) * settings.get("attention_head_dim", 0)
+        repeated = {"out_channels": (settings["in_channels"],), "caption_projection_dim": (width,)}
+        side = min(
+            settings.get("sample_size", cls.sample_size), cls.patch_size * settings.get("pos_embed_max_size", 96)
+        )
+        settings["latent_size"] = [side, side]
+        return without_fixed(settings, repeated)
 
     def to_diffusers(self) -> dict[str, Any]:
         return super().to_diffusers() | {"out_channels": self.in_channels, "caption_projection_dim": self.hidden_size}
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> SD3Config | None:
-        """Return the architecture that ``shapes`` imply, with heads of the published width if none has a norm."""
+        """Return the architecture that ``shapes`` imply, with heads of the published width without QK-norm."""
         if "pos_embed.pos_embed" not in shapes or "transformer_blocks.0.norm1_context.linear.weight" not in shapes:
             return None
         D, channels, *_ = shape_of(shapes, "pos_embed.proj.weight", 4)

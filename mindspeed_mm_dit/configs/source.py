@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 ColorProfiles = Literal["convert", "ignore"]
-"""What is done with the colour profile in an image file: see ``SourceParam.color_profiles``."""
+"""How the colour profile in an image file is used: see ``SourceParam.color_profiles``."""
 
 
 class SourceParam(ABC):
@@ -40,14 +40,14 @@ class SourceParam(ABC):
     built_in: ClassVar[str] = ""
     """Kind of the built-in data (``registry.py``) that ``source`` may name."""
     buckets: Buckets | None = None
-    """Shapes that samples are brought to, if there are several; None: all have ``sample_size``."""
+    """Shapes that samples are scaled and cropped to, if there are several; None: all have ``sample_size``."""
     bucket_group: int = 1
     """Number of samples of one shape in a row."""
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
     """Key of ``skip_bad`` in data.json."""
 
     beside: Mapping[str, str] = MappingProxyType({})
-    """Images beside a sample: the name of their array in a batch, and the key of the annotation that names them."""
+    """Additional images of a sample: the name of their array in a batch -> the annotation key that names the file."""
 
     color_profiles: ColorProfiles = "convert"
     """Whether the pixels of an image are converted to sRGB if an embedded profile says that they are not."""
@@ -86,7 +86,7 @@ class SourceParam(ABC):
 
     @property
     def profiles_words(self) -> str:
-        """What becomes of colour profiles, as text for a cache; empty for conversion: older caches say nothing."""
+        """How colour profiles are used, as text for a cache; empty for conversion, as in older caches."""
         return "" if self.color_profiles == "convert" else ", colour profiles ignored"
 
     @property
@@ -106,7 +106,7 @@ class SourceParam(ABC):
 
     @abstractmethod
     def pixel_cache_key(self) -> str:
-        """Return how files become pixels, as text; a cache made in another way is refused.
+        """Return how files become pixels, as text; a cache made otherwise is refused.
 
         Raises ConfigError if a sample's pixels are random, so that it cannot be cached.
         """
@@ -132,10 +132,10 @@ class SourceParam(ABC):
     def _with(self, key: str, value: Any) -> Self:
         return dataclasses.replace(self, **{key.rpartition(".")[2]: value})  # type: ignore[type-var]
 
-    def check_buckets(self, axes: int, *of_one_size: str) -> None:
-        """Raise ConfigError unless there are either buckets with ``axes`` axes, or all the settings ``of_one_size``."""
+    def check_buckets(self, axes: int, *size_keys: str) -> None:
+        """Raise ConfigError unless there are either buckets with ``axes`` axes, or all the settings ``size_keys``."""
         check_between("dataset_param.bucket_group", self.bucket_group, 1, MOST_SAMPLES)
-        for name in of_one_size:
+        for name in size_keys:
             value = getattr(self, name)
             if value is None and self.buckets is None:
                 raise ConfigError(f"dataset_param.{name}", "this key is required and missing", "or name buckets")
@@ -154,21 +154,19 @@ class SourceParam(ABC):
             check_path(self.cache_key, self.cache)
         known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
-            cure = f"{nearest(self.source, known)}Known here: {', '.join(known) or 'none'}"
-            raise ConfigError(
-                f"dataset_param.source = {short_repr(self.source)}", f"is none of the {self.built_in}", cure
-            )
+            cure = f"{nearest(self.source, known)}Known: {', '.join(known) or 'none'}"
+            raise ConfigError(f"dataset_param.source = {short_repr(self.source)}", "is not a built-in data set", cure)
         if not 0.0 <= self.valid_fraction < 1.0:
             raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
         check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)
 
-    def check_gives(self, wanted: Iterable[str]) -> None:
-        """Raise ConfigError unless samples have every item of ``wanted``, the conditions of the predictor."""
-        for item in wanted:
+    def check_gives(self, required: Iterable[str]) -> None:
+        """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""
+        for item in required:
             if item not in self.items:
                 raise ConfigError(
                     f"data.json: dataset_param.dataset_type = {self.dataset_type!r}",
-                    f"its samples have {' and '.join(self.items) or 'no label or caption'}, and the predictor is "
-                    f"steered by its {item}",
-                    "use a data set whose samples have one, or a predictor that is steered otherwise",
+                    f"its samples have {' and '.join(self.items) or 'no label or caption'}, but the predictor is "
+                    f"conditioned on the {item}",
+                    "use a data set whose samples have one, or a predictor with other conditions",
                 )

@@ -28,9 +28,9 @@ _WORDS: dict[Any, str] = {
 """Words for Python types in errors about config files."""
 
 MOST_DEPTH = 64
-"""Deepest nesting of a config file; ours have a handful of levels."""
+"""Deepest nesting of a config file; the examples have a handful of levels."""
 MOST_BYTES = 1 << 20
-"""Most bytes of a config file; ours have a few hundred."""
+"""Most bytes of a config file; the examples have a few hundred."""
 
 
 def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
@@ -59,13 +59,13 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
             raise ConfigError(f"{where}: {field.name}", "this key is required and missing")
     try:
         return cls(**values)
-    except UserError as error:  # raised by the class itself, which knows its section but not the file
+    except UserError as error:  # (raised by the class itself, which does not know the file)
         raise type(error)(f"{where.rpartition(': ')[0] or where}: {error.what}", error.reason, error.cure) from None
 
 
-def _checked(value: Any, wanted: Any, where: str) -> Any:
-    """Return ``value`` as the type ``wanted``; converts lists to tuples, and whole numbers to floats if needed."""
-    kinds = _kinds(wanted)
+def _checked(value: Any, annotation: Any, where: str) -> Any:
+    """Return ``value`` as the type ``annotation``; converts lists to tuples, and whole numbers to floats if needed."""
+    kinds = _kinds(annotation)
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if lists and isinstance(value, (list, tuple)):
         item = get_args(lists[0])[0]
@@ -86,7 +86,7 @@ def _checked(value: Any, wanted: Any, where: str) -> Any:
 def _refuse_extremes(value: Any, where: str) -> None:
     """Raise ConfigError for numbers and characters that are never valid and would fail much later."""
     if type(value) is int and abs(value) > LARGEST:
-        raise ConfigError(f"{where} = {short_repr(value)}", "is too large a number: at most 2**63 - 1")
+        raise ConfigError(f"{where} = {short_repr(value)}", "must have a magnitude of at most 2**63 - 1")
     if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
         raise ConfigError(f"{where} = {short_repr(value)}", "contains a character that is not allowed in names or text")
 
@@ -101,13 +101,13 @@ def _fits(value: Any, kind: Any) -> bool:
     return kind is Any or (get_origin(kind) is None and isinstance(value, kind))
 
 
-def _kinds(wanted: Any) -> tuple[Any, ...]:
-    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+def _kinds(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def words_of_type(wanted: Any) -> str:
-    """Return a description of the type ``wanted`` as in errors, e.g. "a whole number or null"."""
-    return _words(_kinds(wanted))
+def words_of_type(annotation: Any) -> str:
+    """Return a description of the type ``annotation`` as in errors, e.g. "a whole number or null"."""
+    return _words(_kinds(annotation))
 
 
 def _words(kinds: Iterable[Any]) -> str:
@@ -146,11 +146,13 @@ def read_text(path: str | Path, flag: str) -> str:
     """
     what = f"{flag} = {path}"
     try:
-        found = os.stat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(what, "is a folder" if stat.S_ISDIR(found.st_mode) else "is no regular file")
-        if found.st_size > MOST_BYTES:
-            raise ConfigError(what, f"is no config file: it has {found.st_size / 2**20:,.1f} MiB, and 1 is plenty")
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(what, "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
+        if status.st_size > MOST_BYTES:
+            raise ConfigError(
+                what, f"is too large for a config file: {status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
+            )
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(what, f"cannot be read: {error.strerror}") from None
@@ -168,13 +170,13 @@ def read_json(path: str | Path, flag: str) -> dict[str, Any]:
 
 
 def read_any_json(path: str | Path, flag: str) -> Any:
-    """Do the same for a file that may have anything at its top."""
+    """Read JSON of any type from ``path``; ``flag`` is the option that named the file."""
     what = f"{flag} = {path}"
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise ConfigError(what, f"the key {short_repr(key)} stands twice in one object", "drop one of them")
+                raise ConfigError(what, f"the key {short_repr(key)} occurs twice in one object", "drop one of them")
         return dict(pairs)
 
     try:
@@ -194,7 +196,8 @@ def check_depth(what: str, content: Any) -> None:
     """Raise ConfigError if the ``content`` of a config file, named by ``what``, is nested deeper than MOST_DEPTH."""
     level = [content]
     for _ in range(MOST_DEPTH):
-        inside = [own.values() if isinstance(own, dict) else own for own in level if isinstance(own, (dict, list))]
-        level = [*{id(value): value for values in inside for value in values}.values()]  # (YAML can repeat by name)
+        inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
+        # Each node once: YAML aliases can repeat one very often.
+        level = [*{id(value): value for values in inside for value in values}.values()]
     if level:
         raise ConfigError(what, "is nested too deeply to be a config file")

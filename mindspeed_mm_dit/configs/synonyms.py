@@ -1,4 +1,4 @@
-"""What other trainers call our flags and settings: kohya, diffusers, ai-toolkit, SimpleTuner, Lightning, Megatron."""
+"""Names of our flags and settings in other trainers: kohya, diffusers, ai-toolkit, SimpleTuner, Lightning, Megatron."""
 
 from __future__ import annotations
 
@@ -139,9 +139,9 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "--fps": "frame-rate",
     }
 )  # fmt: skip
-"""Flag or key of a config file -> flags of others that mean it, with dashes for underscores.
+"""Flag or key of a config file -> its names in other trainers, with dashes for underscores.
 
-Of several rows for a word, the first applies whose flags the command has.
+If several rows list a name, the first one applies whose flags the command has.
 """
 _FLAG = re.compile(r"--[a-z0-9-]+")
 
@@ -152,7 +152,7 @@ def did_you_mean(word: str, flags: Collection[str]) -> str:
 
 
 def synonym(word: str, flags: Collection[str]) -> str:
-    """Return the same for what others call one of ``flags``, or a key of the config files that the command reads."""
+    """Return the same if ``word`` is another trainer's name of one of ``flags``, or of a key in the config files."""
     name = word.lstrip("-").replace("_", "-").lower()
     if f"--{name}" in flags:
         return f"Did you mean '--{name}'? "

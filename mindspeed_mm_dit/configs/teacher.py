@@ -42,7 +42,7 @@ class TeacherConfig(ABC):
 
     @abstractmethod
     def width(self) -> int:
-        """Return the width of a feature, without reading weights; raises ConfigError if its files do not say it."""
+        """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""
 
     @abstractmethod
     def identity(self) -> str:
@@ -93,7 +93,7 @@ class TransformersVisionConfig:
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
         value, what = self._read().get(key), f"{self.setting} = {self.from_pretrained}"
         if type(value) is not int or value < 1:
-            raise ConfigError(what, f"config.json has {key} = {value}", "copy it again")
+            raise ConfigError(what, f"config.json has {key} = {value}", "copy the folder again")
         return value
 
     def _read(self) -> dict[str, Any]:
@@ -104,18 +104,19 @@ class TransformersVisionConfig:
             if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:
                 return part
         raise ConfigError(
-            f"{self.setting} = {self.from_pretrained}", f"is no {next(iter(self.kinds))}: its config.json says"
-            f" {content.get('model_type')!r}", "name a folder of that kind, or another model_id",
-        )  # fmt: skip
+            f"{self.setting} = {self.from_pretrained}",
+            f"is not a {next(iter(self.kinds))}: its config.json has model_type = {content.get('model_type')!r}",
+            "name a folder of that kind, or another model_id",
+        )
 
     def width(self) -> int:
-        """Return the width of a feature, without reading weights; raises ConfigError if its files do not say it."""
+        """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""
         return self.number("hidden_size")
 
     def weight_bytes(self) -> int:
         """Return the bytes of its weights in memory; 0 if its files do not exist yet."""
-        found = [*self.folder.glob("*.safetensors")] or [*self.folder.glob("*.bin")]
-        return sum(file.stat().st_size for file in found)
+        files = [*self.folder.glob("*.safetensors")] or [*self.folder.glob("*.bin")]
+        return sum(file.stat().st_size for file in files)
 
     def identity(self) -> str:
         """Return everything that decides its output, as text: its files and precision."""
@@ -124,7 +125,7 @@ class TransformersVisionConfig:
 
 @dataclass(frozen=True)
 class TransformersTeacherConfig(TransformersVisionConfig, TeacherConfig):
-    """Base of the teachers that transformers reads."""
+    """Base of the teachers that transformers loads."""
 
     def __post_init__(self) -> None:
         TeacherConfig.__post_init__(self)

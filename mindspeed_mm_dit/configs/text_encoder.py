@@ -39,17 +39,17 @@ class TextEncoderConfig(ABC):
     frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
     """Frameworks that can run it."""
     usual: ClassVar[Mapping[str, Any]] = {}
-    """Settings that are null here, for networks that were published with another encoder."""
+    """Values for settings that are null, if the network was published with another encoder."""
 
     def completed(self, published: Mapping[str, Any]) -> TextEncoderConfig:
-        """Return the same with the settings that are null here as ``published`` with the network that it steers."""
-        offered = {**self.usual, **published}
-        missing = {key: value for key, value in offered.items() if getattr(self, key, value) is None}
+        """Return the same with the ``published`` settings of the network in place of null."""
+        defaults = {**self.usual, **published}
+        missing = {key: value for key, value in defaults.items() if getattr(self, key, value) is None}
         return dataclasses.replace(self, **missing) if missing else self  # type: ignore[type-var]
 
     @abstractmethod
     def states_width(self) -> int:
-        """Return the width D of a state, without reading weights; raises ConfigError if its files do not say it."""
+        """Return the width D of a state, without reading weights; raises ConfigError if its files do not contain it."""
 
     @abstractmethod
     def pooled_width(self) -> int | None:
@@ -68,14 +68,14 @@ class TransformersTextConfig(TextEncoderConfig):
     """Local folder of the encoder as transformers saves it: config.json and weights. Write ``package:NAME/FOLDER`` for
     a folder inside an installed Python package."""
     tokenizer: str | None = None
-    """Local folder of its tokenizer; null: ``from_pretrained`` itself, or the folder ``tokenizer`` beside it, as in
+    """Local folder of its tokenizer; null: ``from_pretrained`` itself, or the folder ``tokenizer`` next to it, as in
     Wan."""
     max_length: int = 512
     """Tokens L of every caption, including the end token; shorter captions are padded. 2 to 32768."""
     truncate: bool = False
     """Cut longer captions, as MindSpeed-MM does; if false, a longer caption is an error."""
     zero_padding: bool = False
-    """Set the states of the padding to zero, as Wan's pipeline does; MindSpeed-MM's tutorial leaves them as they are.
+    """Set the states of the padding to zero, as Wan's pipeline does; MindSpeed-MM's tutorial keeps them.
     Inside the encoder the padding is masked either way."""
     cut_padding: bool = False
     """Encode each micro-batch only up to its longest caption; needs ``zero_padding``. Faster, with the same states up
@@ -87,10 +87,10 @@ class TransformersTextConfig(TextEncoderConfig):
     width_key: ClassVar[str]
     """Key of config.json for the width of a state."""
     padding_side: ClassVar[Literal["left", "right"]] = "right"
-    """Where shorter captions are filled up."""
+    """Side on which shorter captions are padded."""
     cleans_captions: ClassVar[bool] = False
-    """Whether captions are cleaned as in Wan's pipelines (``data/captions.py``); the others clean nothing."""
-    prompt_template, cut_tokens = "{}", 0  # only language models read more than the caption
+    """Whether captions are cleaned as in Wan's pipelines (``data/captions.py``); other encoders read them unchanged."""
+    prompt_template, cut_tokens = "{}", 0  # (only language models add a prompt)
 
     def __post_init__(self) -> None:
         check_path("text_encoder.from_pretrained", self.from_pretrained)
@@ -127,7 +127,7 @@ class TransformersTextConfig(TextEncoderConfig):
         return read_json(self.config_file, "text_encoder.from_pretrained")
 
     def prompt(self, caption: str) -> str:
-        """Return what the encoder reads for a ``caption``."""
+        """Return the encoder's input text for a ``caption``."""
         return caption
 
     def number(self, key: str) -> int:
@@ -135,9 +135,10 @@ class TransformersTextConfig(TextEncoderConfig):
         value = self.read().get(key)
         if type(value) is not int or value < 1:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {self.config_file}", f"has {key} = {value}, not a size of an encoder",
+                f"text_encoder.from_pretrained = {self.config_file}",
+                f"has {key} = {value}, not a size of an encoder",
                 "copy the folder again",
-            )  # fmt: skip
+            )
         return value
 
     def states_width(self) -> int:
@@ -162,13 +163,14 @@ def folder_of(setting: str, path: str) -> Path:
     if not path.startswith(PACKAGE):
         return Path(path)
     name, _, inside = path.removeprefix(PACKAGE).partition("/")
-    found = importlib.util.find_spec(name) if name.isidentifier() else None
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{setting} = {path}", f"there is no package {name!r} in this Python environment",
+            f"{setting} = {path}",
+            f"the package {name!r} is not installed",
             f"pip install {name.replace('_', '-')}, or name a folder",
-        )  # fmt: skip
-    return Path(found.submodule_search_locations[0]) / inside
+        )
+    return Path(spec.submodule_search_locations[0]) / inside
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class UMT5Config(TransformersTextConfig):
     """UMT5 (Chung et al. 2023), the text encoder of Wan, through transformers."""
 
     model_id: Literal["umt5", "UMT5"] = "umt5"
-    """Kind of encoder; MindSpeed-MM writes it in upper case."""
+    """Kind of encoder; upper case in MindSpeed-MM."""
 
     width_key = "d_model"
     cleans_captions = True
@@ -189,19 +191,19 @@ class T5Config(TransformersTextConfig):
     model_id: Literal["t5"] = "t5"
 
     attend_padding: bool | None = None
-    """Let the encoder read the padding as if it were words, as the pipelines of FLUX.1 and SD3 do; null: as the network
-    was published, with others not."""
+    """Let the encoder attend to the padding, as the pipelines of FLUX.1 and SD3 do; null: the published setting of the
+    network, or false."""
 
     width_key = "d_model"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attend_padding and self.cut_padding:
-            raise ConfigError("text_encoder.cut_padding = true", "cuts what the encoder attends to",
+            raise ConfigError("text_encoder.cut_padding = true", "cuts padding that the encoder attends to",
                               "drop it, or set attend_padding to false")  # fmt: skip
 
     def identity(self) -> str:
-        """Return the digests of encoder and tokenizer, the precision, and whether it reads the padding."""
+        """Return the digests of encoder and tokenizer, the precision, and whether it attends to the padding."""
         return super().identity() + (", reads padding" if self.attend_padding else "")
 
 
@@ -230,20 +232,21 @@ class BertConfig(TransformersTextConfig):
         if not path.is_file():
             return "mean", False
         kinds = {str(module.get("type")).rpartition(".")[2]: module.get("path") for module in _modules(path)}
-        said = read_json(self.folder / str(kinds.get("Pooling")) / "config.json", "text_encoder.from_pretrained")
-        ways = [key.removeprefix("pooling_mode_") for key, value in said.items() if value is True]
+        settings = read_json(self.folder / str(kinds.get("Pooling")) / "config.json", "text_encoder.from_pretrained")
+        modes = [key.removeprefix("pooling_mode_") for key, value in settings.items() if value is True]
         known = {"mean_tokens": "mean", "cls_token": "cls"}
-        if len(ways) != 1 or ways[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
+        if len(modes) != 1 or modes[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {path}", f"pools in an unknown way: {ways}, {list(kinds)}",
+                f"text_encoder.from_pretrained = {path}",
+                f"has an unsupported pooling: {modes}, {list(kinds)}",
                 "use an encoder that pools by mean or cls token",
-            )  # fmt: skip
-        return known[ways[0]], "Normalize" in kinds
+            )
+        return known[modes[0]], "Normalize" in kinds
 
     def identity(self) -> str:
         """Return the digests of encoder and tokenizer, the precision, and how it pools."""
-        way, to_length_one = self.pooling()
-        return f"{super().identity()}, {way}{' of length 1' if to_length_one else ''}"
+        pooling, is_normalised = self.pooling()
+        return f"{super().identity()}, {pooling}{' of length 1' if is_normalised else ''}"
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
@@ -266,7 +269,7 @@ class CLIPTextConfig(TransformersTextConfig):
     dtype: Literal["fp32", "bf16"] = "fp32"
     states: Literal["last", "penultimate"] | None = None
     """Which states to use: those of the last layer, normalised, as in Stable Diffusion 1; or the input of the last
-    layer, as in SDXL and Stable Diffusion 3. null: as the network was published, with others the last."""
+    layer, as in SDXL and Stable Diffusion 3. null: the published setting of the network, or the last."""
     model_id: Literal["clip"] = "clip"
 
     width_key = "hidden_size"
@@ -287,22 +290,22 @@ class CLIPTextConfig(TransformersTextConfig):
 
 @dataclass(frozen=True)
 class LanguageModelConfig(TransformersTextConfig):
-    """Base of the language models whose states of a caption, inside a prompt, steer a network."""
+    """Base of the language models whose states of a caption, inside a prompt, are a condition."""
 
     max_length: int = 512
-    """States L of every caption, of which shorter ones fill a part; what is cut does not count."""
+    """States L of every caption, not counting ``cut_tokens``; shorter captions are padded."""
     zero_padding: bool = True
-    """Set the states of the padding to zero: networks take zeros for padding, which they do not attend to."""
+    """Set the states of the padding to zero: networks treat zeros as padding, which they do not attend to."""
     cut_padding: bool = True
     """Encode each micro-batch only up to its longest caption; needs ``zero_padding``."""
     prompt_template: str = "{}"
-    """What the model reads, with {} in place of the caption."""
+    """Prompt of the model, with {} for the caption."""
     cut_tokens: int = 0
     """Tokens at the beginning whose states are left out: none, or those before the caption."""
     layers: tuple[int, ...] = (-1,)
-    """Layers whose states are used, side by side: -1 is the last, normalised, -2 the one before it."""
+    """Layers whose states are used, concatenated: -1 is the last, normalised, -2 the one before it."""
     empty_caption: str = ""
-    """What stands for the empty caption, in the null condition."""
+    """Text in place of the empty caption, for the unconditional value."""
 
     width_key = "hidden_size"
 
@@ -310,13 +313,13 @@ class LanguageModelConfig(TransformersTextConfig):
         super().__post_init__()
         if self.prompt_template is not None and self.prompt_template.count("{}") != 1:
             raise ConfigError(f"text_encoder.prompt_template = {short_repr(self.prompt_template)}",
-                              "must contain {} once, where the caption stands")  # fmt: skip
+                              "must contain {} once, in place of the caption")  # fmt: skip
         check_between("text_encoder.cut_tokens", self.cut_tokens, 0, 4096)
         if self.layers == ():
-            raise ConfigError("text_encoder.layers = []", "names no layer", "leave it out")
+            raise ConfigError("text_encoder.layers = []", "lists no layer", "leave it out")
 
     def prompt(self, caption: str) -> str:
-        """Return what the model reads for a ``caption``."""
+        """Return the model's input text for a ``caption``."""
         return self.prompt_template.replace("{}", caption or self.empty_caption)
 
     def read(self) -> dict[str, Any]:
@@ -326,16 +329,16 @@ class LanguageModelConfig(TransformersTextConfig):
         return {**half, **content} if isinstance(half, dict) else content
 
     def states_width(self) -> int:
-        """Return the width of a state times the number of layers; raises ConfigError for a layer that is not there."""
+        """Return the width of a state times the number of layers; raises ConfigError for a missing layer."""
         width, most = self.number(self.width_key), self.number("num_hidden_layers")
         for layer in self.layers:
             check_between("text_encoder.layers", layer, -most - 1, most, f"the encoder has {most} layers")
         return width * len(self.layers)
 
     def identity(self) -> str:
-        """Return the digests of encoder and tokenizer, the precision, and how it is asked."""
-        asked = f"{self.prompt_template!r}, cut {self.cut_tokens}, empty {self.empty_caption!r}".replace(", ", "; ")
-        return f"{super().identity()}, {asked}, layers {list(self.layers)}"
+        """Return the digests of encoder and tokenizer, the precision, and the prompt."""
+        prompt = f"{self.prompt_template!r}, cut {self.cut_tokens}, empty {self.empty_caption!r}".replace(", ", "; ")
+        return f"{super().identity()}, {prompt}, layers {list(self.layers)}"
 
 
 @dataclass(frozen=True)
@@ -350,17 +353,17 @@ class Qwen25VLConfig(LanguageModelConfig):
     )
     cut_tokens: int = 34
     empty_caption: str = " "
-    """What stands for the empty caption, in the null condition: a blank, as Qwen-Image's authors write."""
+    """Text in place of the empty caption, for the unconditional value: a blank, as in Qwen-Image."""
     model_id: Literal["qwen2_5_vl"] = "qwen2_5_vl"
 
 
 @dataclass(frozen=True)
 class Qwen3Config(LanguageModelConfig):
-    """Qwen3 (Yang et al. 2025), as used by Z-Image and FLUX.2-klein; null is as the network was published, with others
-    as with Z-Image."""
+    """Qwen3 (Yang et al. 2025), as used by Z-Image and FLUX.2-klein; null is the published setting of the network, or
+    that of Z-Image."""
 
     zero_padding: bool | None = None  # type: ignore[assignment]
-    """Set the states of the padding to zero; FLUX.2-klein reads them as they are."""
+    """Set the states of the padding to zero; FLUX.2-klein keeps them."""
     cut_padding: bool | None = None  # type: ignore[assignment]
     prompt_template: str | None = None  # type: ignore[assignment]
     layers: tuple[int, ...] | None = None  # type: ignore[assignment]
@@ -374,17 +377,17 @@ class Qwen3Config(LanguageModelConfig):
 
 @dataclass(frozen=True)
 class Mistral3Config(LanguageModelConfig):
-    """The language half of Mistral Small 3 (Mistral AI 2025), as used by FLUX.2-dev, which reads its padding too."""
+    """The language half of Mistral Small 3 (Mistral AI 2025), as used by FLUX.2-dev, which attends to its padding."""
 
     zero_padding: Literal[False] = False
-    """The states of the padding stay as they are."""
+    """The states of the padding are kept."""
     cut_padding: Literal[False] = False
     """The padding is encoded too."""
     prompt_template: str = (
         "[SYSTEM_PROMPT]You are an AI that reasons about image descriptions. You give structured responses focusing on "
         "object relationships, object\nattribution and actions without speculation.[/SYSTEM_PROMPT][INST]{}[/INST]"
     )
-    """What the model reads, with {} in place of the caption; the tokenizer puts its start token before."""
+    """Prompt of the model, with {} for the caption; the tokenizer prepends its start token."""
     cut_tokens: Literal[0] = 0
     """No states are left out."""
     layers: tuple[int, ...] = (10, 20, 30)
@@ -393,5 +396,5 @@ class Mistral3Config(LanguageModelConfig):
     padding_side = "left"
 
     def prompt(self, caption: str) -> str:
-        """Return what the model reads for a ``caption``, without marks of images, which FLUX.2's pipeline removes."""
+        """Return the model's input text for a ``caption``, without image tokens, which FLUX.2's pipeline removes."""
         return super().prompt(caption.replace("[IMG]", ""))

@@ -15,8 +15,8 @@ from mindspeed_mm_dit.errors import ConfigError
 def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
     """Return the flags and values in the file ``path``; ``setting`` is the option that named it.
 
-    Quotes group words within a line; "#" at the start of a word begins a comment. A backslash at the end of a line, as
-    in a shell script, changes nothing: words go on in the next line in any case.
+    Quotes group words within a line; "#" at the start of a word starts a comment. A backslash at the end of a line, as
+    in a shell script, is ignored.
 
     Raises:
         ConfigError: the file cannot be read, or a quote is not closed; names the line.
@@ -25,7 +25,7 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
     for number, line in enumerate(lines_of(read_text(path, setting)), 1):
         if "\0" in line:
             raise ConfigError(
-                f"{path}, line {number}", "contains a NUL byte: this is not a text file", "write the file again"
+                f"{path}, line {number}", "contains a NUL byte, so it is not a text file", "write the file again"
             )
         try:
             words += _Words(_CONTINUED.sub(r"\1", line))
@@ -35,7 +35,7 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
 
 
 _CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
-"""A backslash that ends a line, itself not after one."""
+"""A backslash that ends a line and is not escaped."""
 
 
 class _Words(shlex.shlex):
@@ -46,7 +46,7 @@ class _Words(shlex.shlex):
         self.whitespace_split = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Track the parser's state: inside a word (state "a") "#" is an ordinary character."""
+        """Follow the parser's state: inside a word (state "a") "#" is an ordinary character."""
         super().__setattr__(name, value)
         if name == "state":
             super().__setattr__("commenters", "" if value == "a" else "#")

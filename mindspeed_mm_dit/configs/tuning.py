@@ -1,7 +1,7 @@
 """Fine-tuning: which weights of a model are trained, and which layers have adapters (LoRA).
 
 A pattern names modules of the predictor, in MindSpeed-MM's syntax: ``to_q`` and ``attn1.to_q`` match every module whose
-name ends with it, ``blocks.{*}.attn1.to_q`` has any text in place of the braces, ``blocks.{0-3,7}`` is blocks 0 to 3
+name ends with it, in ``blocks.{*}.attn1.to_q`` the braces match any text, ``blocks.{0-3,7}`` is blocks 0 to 3
 and 7. The prefix ``predictor.`` is optional. "attention", "mlp" and "all" are sets of layers of any network.
 """
 
@@ -27,7 +27,7 @@ DOWN, UP = "lora_A", "lora_B"
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 LARGEST_RANK = 4096
 SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
-"""Sets of the layers in a network's blocks, by what the first part of their names inside a block has."""
+"""Sets of layers in a network's blocks: a pattern for the first part of their names inside a block."""
 _PREFIX = "predictor."
 _WEIGHT = ".weight"
 
@@ -64,11 +64,11 @@ class Tuning:
         return LoraSpec(self.rank, self.alpha / self.rank)
 
     def spelled_out(self, parameters: Parameters) -> Tuning:
-        """Return this tuning with patterns in place of the names of SETS; raises ConfigError for one without layers."""
+        """Return this tuning with the names in SETS replaced by patterns; raises ConfigError for an empty set."""
 
-        def spelled(flag: str, given: Sequence[str]) -> tuple[str, ...]:
-            found = [_members(flag, own, parameters) if own in SETS else [own] for own in given]
-            return tuple(dict.fromkeys(pattern for some in found for pattern in some))
+        def spelled(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
+            expanded = [_members(flag, name, parameters) if name in SETS else [name] for name in patterns]
+            return tuple(dict.fromkeys(pattern for members in expanded for pattern in members))
 
         return dataclasses.replace(self, targets=spelled(TARGETS, self.targets), freeze=spelled(FREEZE, self.freeze))
 
@@ -78,8 +78,8 @@ class Tuning:
         Raises ConfigError for a pattern that matches none.
         """
         possible = [name.removesuffix(_WEIGHT) for name, p in parameters.items() if _can_have_adapter(name, p)]
-        wanted = set().union(*(_named(TARGETS, pattern, possible, _named_by) for pattern in self.targets))
-        return [name for name in possible if name in wanted]
+        adapted = set().union(*(_matching_names(TARGETS, pattern, possible, _matches_end) for pattern in self.targets))
+        return [name for name in possible if name in adapted]
 
     def applied(self, parameters: Parameters) -> Parameters:
         """Return ``parameters`` under this tuning, with frozen ones marked and adapters added.
@@ -90,14 +90,16 @@ class Tuning:
             return parameters
         layers, names = set(self.layers(parameters)), list(parameters)
         frozen = set(names) if self.targets else set()
-        frozen = frozen.union(*(_named(FREEZE, pattern, names, _lies_in) for pattern in self.freeze))
+        frozen = frozen.union(*(_matching_names(FREEZE, pattern, names, _matches_part) for pattern in self.freeze))
         changed: dict[str, Parameter] = {}
         for name, p in parameters.items():
             changed[name] = dataclasses.replace(p, trained=False, saved=not self.targets) if name in frozen else p
             if (layer := name.removesuffix(_WEIGHT)) in layers and name.endswith(_WEIGHT):
-                changed |= {f"{layer}.{part}": own for part, own in adapter_parameters(p.shape, self.rank).items()}
+                changed |= {
+                    f"{layer}.{part}": adapter for part, adapter in adapter_parameters(p.shape, self.rank).items()
+                }
         if not any(p.trained for p in changed.values()):
-            raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze less")
+            raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze fewer modules")
         return Parameters(changed, parameters.blocks)
 
 
@@ -106,7 +108,7 @@ WHOLE = Tuning()
 
 
 def tuning_in(facts: Mapping[str, Any]) -> Tuning:
-    """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuned_by`; if none is, train the whole model."""
+    """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuned_by`; without one, train the whole model."""
     freeze = tuple(str(facts.get(FREEZE, "")).split())
     if TARGETS not in facts:
         return Tuning(freeze=freeze)
@@ -123,14 +125,14 @@ def is_tuning(facts: Mapping[str, Any]) -> bool:
 
 def without_lists(patterns: Iterable[str]) -> list[str]:
     """Return equivalent patterns with only {*} and ranges like {0-3} in braces: ``blocks.{0-3,7}`` becomes two."""
-    found = []
+    result = []
     for pattern in patterns:
         match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", pattern)
         for part in match[1].replace(" ", "").split(",") if match else ():
-            one = f"{{{part}}}" if "-" in part else part
-            found += without_lists([pattern[: match.start()] + one + pattern[match.end() :]])  # type: ignore[union-attr]
-        found += [] if match else [pattern]
-    return found
+            replacement = f"{{{part}}}" if "-" in part else part
+            result += without_lists([pattern[: match.start()] + replacement + pattern[match.end() :]])  # type: ignore[union-attr]
+        result += [] if match else [pattern]
+    return result
 
 
 def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
@@ -142,14 +144,14 @@ def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
     }
 
 
-def _uniform(draw: np.random.Generator, shape: Shape) -> np.ndarray:
+def _uniform(rng: np.random.Generator, shape: Shape) -> np.ndarray:
     """Draw A as peft does: uniform up to 1 / sqrt(in) (He et al. 2015, with a slope of sqrt(5))."""
-    return (draw.random(shape, np.float32) * 2 - 1) * np.float32(shape[1] ** -0.5)
+    return (rng.random(shape, np.float32) * 2 - 1) * np.float32(shape[1] ** -0.5)
 
 
 @dataclass(frozen=True)
 class TunedModel(ModelConfig):
-    """A model.json and its tuning. (The tuning is not a key of the file; it comes from flags.)"""
+    """A model.json and its tuning. (The tuning comes from flags; it is not a key of the file.)"""
 
     tuning: Tuning = WHOLE
 
@@ -168,35 +170,37 @@ class TunedModel(ModelConfig):
 
 
 def _members(flag: str, name: str, parameters: Parameters) -> list[str]:
-    """Return a pattern for each layer of a set, which takes it in every block; what is frozen is a whole part."""
-    linear = [own.removesuffix(_WEIGHT) for own, p in parameters.items() if _can_have_adapter(own, p)]
-    found = []
+    """Return a pattern for each layer of a set, in all blocks; with --freeze, for each part of a block."""
+    linear = [weight.removesuffix(_WEIGHT) for weight, p in parameters.items() if _can_have_adapter(weight, p)]
+    patterns = []
     for layer in linear if flag == TARGETS else parameters:
         block = parameters.block_of(layer)
         inside = layer.removeprefix(f"{block}.")
         part = inside.partition(".")[0]
         if block and re.search(SETS[name], part):
-            found.append(f"{block.rpartition('.')[0]}.{{*}}.{inside if flag == TARGETS else part}")
-    if not found:
-        reason = "names no linear layer in a block of this model"
+            patterns.append(f"{block.rpartition('.')[0]}.{{*}}.{inside if flag == TARGETS else part}")
+    if not patterns:
+        reason = "matches no linear layer in a block of this model"
         raise ConfigError(f"{flag} = {name}", reason, _there_are(_ends(linear)))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(patterns))
 
 
 def _can_have_adapter(name: str, p: Parameter) -> bool:
     return name.endswith(_WEIGHT) and len(p.shape) == 2 and p.matrices > 0
 
 
-def _named(flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pattern[str], str], bool]) -> set[str]:
+def _matching_names(
+    flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pattern[str], str], bool]
+) -> set[str]:
     expression, names = _expression(flag, pattern), list(names)
-    found = {name for name in names if fits(expression, name)}
-    if not found:
+    matches = {name for name in names if fits(expression, name)}
+    if not matches:
         what = "linear layer" if flag == TARGETS else "module"
         names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
         ends = _ends(names)
         cure = nearest(pattern, [*ends, *names]) + _there_are(ends)
-        raise ConfigError(f"{flag} = {pattern}", f"names no {what} of this model", cure)
-    return found
+        raise ConfigError(f"{flag} = {pattern}", f"matches no {what} of this model", cure)
+    return matches
 
 
 def _ends(names: Iterable[str]) -> list[str]:
@@ -209,14 +213,15 @@ def _there_are(ends: Sequence[str]) -> str:
 
 
 def _expression(flag: str, pattern: str) -> re.Pattern[str]:
-    """Return the regular expression for a pattern; it is matched from any part of a module's name to the name's end."""
+    """Return the regular expression of a pattern; it must match a name from one of its parts to its end."""
     first, *others = (_chunk(chunk, f"{flag} = {pattern}") for chunk in pattern.removeprefix(_PREFIX).split("{*}"))
     if not others:
         return re.compile(first)
     *middle, last = others
-    # Each chunk is taken where it comes first, for good, as fnmatch does: else {*} many times would take for ever.
-    found = [f"(?=(?P<at{number}>.*?{chunk}))(?P=at{number})" for number, chunk in enumerate(filter(None, middle))]
-    return re.compile("".join([first, *found, f".*{last}"]))
+    # Lookaheads match each chunk where it comes first, without backtracking, as fnmatch does; otherwise several {*}
+    # could take exponential time.
+    lookaheads = [f"(?=(?P<at{number}>.*?{chunk}))(?P=at{number})" for number, chunk in enumerate(filter(None, middle))]
+    return re.compile("".join([first, *lookaheads, f".*{last}"]))
 
 
 def _chunk(text: str, where: str) -> str:
@@ -230,21 +235,21 @@ def _numbers(inner: str, where: str) -> str:
 
 
 def names(pattern: str, layer: str) -> bool:
-    """Return whether a pattern of the adapted layers names ``layer``; raises ConfigError for one that is none."""
-    return _named_by(_expression(TARGETS, pattern), layer)
+    """Return whether a pattern of adapted layers matches ``layer``; raises ConfigError for an invalid pattern."""
+    return _matches_end(_expression(TARGETS, pattern), layer)
 
 
-def _named_by(expression: re.Pattern[str], name: str) -> bool:
+def _matches_end(expression: re.Pattern[str], name: str) -> bool:
     """Return whether ``name``, or its end from one of its parts on, matches the pattern."""
     starts = [0, *(match.end() for match in re.finditer(r"\.", name))]
     return any(expression.fullmatch(name, start) for start in starts)
 
 
-def _lies_in(expression: re.Pattern[str], name: str) -> bool:
+def _matches_part(expression: re.Pattern[str], name: str) -> bool:
     """Return whether the pattern matches the parameter ``name`` or a module that contains it.
 
-    The last part of a name alone, "weight", would be parameters all over the network.
+    The last part alone, such as "weight", does not match: it would freeze parameters all over the network.
     """
     ends = [match.start() for match in re.finditer(r"\.", name)]
     is_last = "." in name and expression.fullmatch(name.rpartition(".")[2])
-    return any(_named_by(expression, name[:end]) for end in ends) or (not is_last and _named_by(expression, name))
+    return any(_matches_end(expression, name[:end]) for end in ends) or (not is_last and _matches_end(expression, name))

@@ -1,4 +1,4 @@
-"""Settings and checks that the two video transformers share, ``custom_dit`` and ``wan``."""
+"""Settings and checks of both video transformers, ``custom_dit`` and ``wan``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TEXT_LENGTH = 512
 TUTORIAL_LATENTS = (13, 60, 104)
 """Latents of the tutorial's videos of 49 frames of 480 x 832 pixels."""
 LONGEST_SIDE = 65_536
-"""Most patches along one axis for which tables of positions are made."""
+"""Most patches along one axis of a table of positions."""
 _AXES = ("frames", "height", "width")
 _TEXT, _LABELS = "condition_embedder.text", "condition_embedder.label_embedder.weight"
 _WIDEST_HEAD = 128
-"""Width of a head, assumed if only shapes are known; every published Wan has it."""
+"""Width of a head if only shapes are known; every published Wan has it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class VideoTransformerConfig(PredictorConfig):
-    """Base of the two; each has its own keys for heads and text."""
+    """Base of both; each has its own keys for heads and text."""
 
     num_layers: int = 40
     """Number of transformer blocks."""
@@ -53,7 +53,7 @@ class VideoTransformerConfig(PredictorConfig):
     """Key of the section for the width of a head."""
     affine_norms: ClassVar[tuple[str, ...]]
     """Norms of a block that have weights, besides those of queries and keys."""
-    num_classes = 0  # if only text is a condition
+    num_classes = 0  # (text is the only condition)
     class_dropout_prob = 0.0
 
     if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class VideoTransformerConfig(PredictorConfig):
         """Raise ConfigError unless the network accepts latents of ``shape`` (C, F, H, W)."""
         if len(shape) != 4 or shape[0] != self.latent_channels or min(shape) < 1:
             raise ConfigError(
-                f"latents of shape {shape}", f"the predictor takes ({self.latent_channels}, frames, height, width)"
+                f"latents of shape {shape}",
+                f"do not fit the predictor, which takes ({self.latent_channels}, frames, height, width)",
             )
         for axis, size, patch in zip(_AXES, shape[1:], self.patch_size):
             if size % patch:
@@ -127,7 +128,7 @@ class VideoTransformerConfig(PredictorConfig):
         return dataclasses.replace(self, num_layers=min(self.num_layers, 4), **sizes)
 
     def settings_of_width(self, width: int) -> dict[str, Any]:
-        """Return the other settings that a token of ``width`` has."""
+        """Return the other settings that depend on the width of a token."""
         return {}
 
     def check_context_parallel(self, ranks: int) -> None:
@@ -150,7 +151,7 @@ class VideoTransformerConfig(PredictorConfig):
 
     @property
     def num_embeddings(self) -> int:
-        """Rows of the table of labels: the classes and, if labels are ever dropped, the null class."""
+        """Rows of the table of labels: the classes and, with label dropout, the unconditional one."""
         return self.num_classes + (self.class_dropout_prob > 0)
 
     @property
@@ -158,7 +159,7 @@ class VideoTransformerConfig(PredictorConfig):
         return math.prod(size // patch for size, patch in zip(self.latent_size, self.patch_size))
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the settings that make the network large, each with the value of Wan 1.3B."""
+        """Return the settings that decide the size of the network, each with the value of Wan 1.3B."""
         ordinary = {
             self.heads_key: 12, self.head_dim_key: 128, "num_layers": 30, "ffn_dim": 8960,
             "text_dim": self.text_dim and 4096, "freq_dim": 256, "out_channels": 16,
@@ -175,7 +176,7 @@ class VideoTransformerConfig(PredictorConfig):
         head_dim = _WIDEST_HEAD if D % _WIDEST_HEAD == 0 else D
         sizes: dict[str, Any] = {cls.heads_key: D // head_dim, cls.head_dim_key: head_dim}
         sizes |= {"patch_size": tuple(patch), "latent_size": tuple(patch)}
-        if labels:  # (no shape shows whether the last row is the null class; it nearly always is)
+        if labels:  # (shapes do not show whether the last row is the unconditional class; it nearly always is)
             sizes["num_classes"] = labels[0] - 1
         return cls(
             **sizes, num_layers=count_of(shapes, "blocks"), in_channels=C,

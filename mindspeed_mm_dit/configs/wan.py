@@ -1,4 +1,4 @@
-"""Section ``predictor`` of model.json with ``model_id`` "wan": Wan 2.1 and 2.2, from a text, and from an image."""
+"""Section ``predictor`` of model.json with ``model_id`` "wan": Wan 2.1 and 2.2, text-to-video and image-to-video."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
 from mindspeed_mm_dit.errors import ConfigError
 
 MASK_CHANNELS = 4
-"""Channels of the mask beside the latents of given frames: one for each frame that a latent frame encodes."""
+"""Channels of the mask of conditioning frames: one for each frame that a latent frame encodes."""
 CLIP_TOKENS = 257
-"""Tokens that CLIP (ViT-H/14) makes of an image of 224 x 224 pixels."""
+"""Tokens of CLIP (ViT-H/14) for an image of 224 x 224 pixels."""
 FRAME_DROPOUT = 0.1
-"""Probability of learning a clip without its frame, if a network draws clips from a text alone too."""
+"""Default probability of training without the first frame, for networks that also generate from text alone."""
 OURS = ("latent_size", "expand_timesteps", "last_frame", "frame_dropout_prob", "model_id")
 """Keys that a published config.json does not have."""
 _IMAGE, _EMBEDDER = "condition_embedder.image_embedder", "patch_embedding.weight"
@@ -30,7 +30,7 @@ _IMAGE, _EMBEDDER = "condition_embedder.image_embedder", "patch_embedding.weight
 class WanConfig(VideoTransformerConfig):
     """Wan 2.1 and 2.2 (Wan Team 2025), with the keys of a published ``transformer/config.json``.
 
-    The defaults are those of the 14B models from a text. A network from an image has 2 C + 4 ``in_channels`` for
+    The defaults are those of the 14B text-to-video models. An image-to-video network has 2 C + 4 ``in_channels`` for
     latents of C ``out_channels``, or ``expand_timesteps``.
     """
 
@@ -49,17 +49,17 @@ class WanConfig(VideoTransformerConfig):
     image_dim: int | None = None
     """Width of CLIP's features of the first frame, which Wan 2.1's image-to-video attends to; null: none."""
     added_kv_proj_dim: int | None = None
-    """Width of what the keys and values of the features are made from: that of a token; null without ``image_dim``."""
+    """Input width of the keys and values of these features: that of a token; null without ``image_dim``."""
     pos_embed_seq_len: int | None = None
-    """Number of the features of a sample, if they have learned positions (first and last frame); null: no positions."""
+    """Number of features per sample, if they have learned positions (first and last frame); null: no positions."""
     expand_timesteps: bool = False
-    """Tell each token its time, and give the first frame as it is, at time 0, as Wan 2.2's TI2V-5B does. A key of
+    """Embed a timestep per token, with the clean first frame at time 0, as Wan 2.2's TI2V-5B does. A key of
     diffusers' model_index.json."""
     last_frame: bool = False
-    """Give the last frame too. Our own key; no weight depends on it."""
+    """Condition on the last frame too. Our own key; no weight depends on it."""
     frame_dropout_prob: float | None = None
-    """Probability that a clip is learned without its frame, from its text alone, with ``expand_timesteps``; null: 0.1
-    there. Other networks always take the frame. Our own key."""
+    """With ``expand_timesteps``: probability of training on a clip without its first frame, from text alone; null: 0.1.
+    Other networks always take the frame. Our own key."""
     model_id: str = "wan"
 
     heads_key, head_dim_key = "num_attention_heads", "attention_head_dim"
@@ -79,11 +79,11 @@ class WanConfig(VideoTransformerConfig):
 
     @property
     def frame_rate(self) -> float:  # type: ignore[override]
-        """Frames per second: 24 of Wan 2.2's TI2V-5B, 16 of the others, as published."""
+        """Frames per second as published: 24 for Wan 2.2's TI2V-5B, 16 for the others."""
         return 24.0 if self.expand_timesteps else 16.0
 
     def _check_image(self) -> None:
-        """Raise ConfigError unless the settings are those of one way to begin with an image, or of none."""
+        """Raise ConfigError unless the settings are those of one kind of image-to-video network, or of none."""
         for name in ("image_dim", "pos_embed_seq_len"):
             if (value := getattr(self, name)) is not None:
                 check_between(f"predictor.{name}", value, 1, LARGEST)
@@ -127,39 +127,39 @@ class WanConfig(VideoTransformerConfig):
 
     @property
     def latent_channels(self) -> int:
-        """Channels C of a latent: those of the input without mask and latents of given frames."""
+        """Channels C of a latent: those of the input without mask and latents of conditioning frames."""
         return self.out_channels if self.in_channels == 2 * self.out_channels + MASK_CHANNELS else self.in_channels
 
     @property
     def mask_channels(self) -> int:
-        """Channels of the mask of given frames; 0 if no frame is given."""
+        """Channels of the mask of conditioning frames; 0 for text-to-video."""
         return MASK_CHANNELS if self.latent_channels < self.in_channels else int(self.expand_timesteps)
 
     @property
     def adaptable(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Settings in which the source of ``adapt_weight`` may differ: it may be a network from a text."""
+        """Settings that may differ in ``adapt_weight``, whose source can be a text-to-video network."""
         of_images = ("in_channels", "image_dim", "added_kv_proj_dim", "pos_embed_seq_len", *OURS[1:4])
         return (*VideoTransformerConfig.adaptable, *(of_images if self.mask_channels else ()))
 
     @property
     def conditions(self) -> Conditions:
-        """The text, and for a network that begins with an image, its frames and CLIP's features."""
+        """The text and, for image-to-video, the conditioning frames and CLIP's features of them."""
         shape = (self.latent_channels, *self.latent_size)
         dropout = FRAME_DROPOUT if self.frame_dropout_prob is None else self.frame_dropout_prob
-        lost = dropout if self.expand_timesteps else 0.0
-        frames = (FirstFrame(shape, self.mask_channels, self.last_frame, lost),) if self.mask_channels else ()
+        frame_dropout = dropout if self.expand_timesteps else 0.0
+        frames = (FirstFrame(shape, self.mask_channels, self.last_frame, frame_dropout),) if self.mask_channels else ()
         tokens = self.pos_embed_seq_len or CLIP_TOKENS
         features = (ImageTokens(tokens, self.image_dim, self.last_frame),) if self.image_dim else ()
         return Conditions(*super().conditions, *frames, *features)
 
-    def adapt_weight(self, name: str, offer: SourceTensor) -> AdaptedTensor | None:
-        """Widen the patch embedding of a network from a text with zeros for what an image adds."""
-        missing = offer.shape[1] - offer.value.shape[1] if name == _EMBEDDER else 0
+    def adapt_weight(self, name: str, source: SourceTensor) -> AdaptedTensor | None:
+        """Widen the patch embedding of a text-to-video network with zeros for the channels of an image."""
+        missing = source.shape[1] - source.value.shape[1] if name == _EMBEDDER else 0
         if missing != self.in_channels - self.latent_channels or not missing:
-            return super().adapt_weight(name, offer)
-        zeros = np.zeros((len(offer.value), missing, *offer.shape[2:]), offer.value.dtype)
+            return super().adapt_weight(name, source)
+        zeros = np.zeros((len(source.value), missing, *source.shape[2:]), source.value.dtype)
         return AdaptedTensor(
-            np.concatenate([offer.value, zeros], 1), f"zeros for the {missing} channels of the given frames"
+            np.concatenate([source.value, zeros], 1), f"zeros for the {missing} channels of the conditioning frames"
         )
 
     @property
@@ -169,28 +169,28 @@ class WanConfig(VideoTransformerConfig):
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
         """Return section ``predictor`` for the config.json of a diffusers folder, for the smallest latents."""
-        found = {key: value for key, value in section.items() if not key.startswith("_")}
-        return found | {"latent_size": found.get("patch_size", cls.patch_size)}
+        settings = {key: value for key, value in section.items() if not key.startswith("_")}
+        return settings | {"latent_size": settings.get("patch_size", cls.patch_size)}
 
     def to_diffusers(self) -> dict[str, Any]:
         """Return the config.json of a WanTransformer3DModel."""
-        kept = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OURS}
-        return {"_class_name": self.diffusers_class, **kept}
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in OURS}
+        return {"_class_name": self.diffusers_class, **settings}
 
     def settings_of_width(self, width: int) -> dict[str, Any]:
         return {"added_kv_proj_dim": width} if self.image_dim else {}
 
     def is_optional(self, name: str) -> bool:
-        """Return whether ``name`` belongs to CLIP's features, which a network from a text does not take."""
-        return name.startswith(f"{_IMAGE}.") or any(f".attn2.{own}" in name for own in ("add_", "norm_added"))
+        """Return whether ``name`` belongs to CLIP's features, which a text-to-video network lacks."""
+        return name.startswith(f"{_IMAGE}.") or any(f".attn2.{part}" in name for part in ("add_", "norm_added"))
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> Any:
-        found = super().of_shapes(shapes)
-        if found is None or f"{_IMAGE}.norm1.weight" not in shapes:
-            return found
+        config = super().of_shapes(shapes)
+        if config is None or f"{_IMAGE}.norm1.weight" not in shapes:
+            return config
         positions = shapes.get(f"{_IMAGE}.pos_embed")
         return replace(
-            found, image_dim=shapes[f"{_IMAGE}.norm1.weight"][0], added_kv_proj_dim=found.hidden_size,
+            config, image_dim=shapes[f"{_IMAGE}.norm1.weight"][0], added_kv_proj_dim=config.hidden_size,
             pos_embed_seq_len=positions and positions[1],
         )  # fmt: skip

@@ -20,7 +20,7 @@ class WanFlowConfig:
     """Flow matching as MindSpeed-MM trains Wan, with its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
 
     num_train_timesteps: int = 1000
-    """T, the rows of the table that training times are drawn from, 3 to 1,000,000; the network gets the time
+    """T, the rows of the table that training times are sampled from, 3 to 1,000,000; the network gets the time
     T sigma."""
     shift: float = 3.0
     """Shift of training and sampling times, 0.001 to 1000; above 1 moves them towards noise (Esser et al. 2024,
@@ -39,10 +39,10 @@ class WanFlowConfig:
     """[low, high]: train at noise levels low <= sigma < high, and at 1 if the window ends there; numbers above 1 are
     times, up to T. One expert of Wan 2.2 has [0.875, 1], the other [0, 0.875]. Our own key."""
     timestep_per: Literal["sample", "micro_batch"] = "sample"
-    """Draw a time for each sample, or one for the whole micro-batch as MindSpeed-MM does; then the micro-batch size
-    changes what is trained. Our own key, unknown to MindSpeed-MM."""
+    """Sample a time for each sample, or one for the whole micro-batch as MindSpeed-MM does; then the micro-batch size
+    changes training. Our own key, unknown to MindSpeed-MM."""
     model_id: str = "wan_flow_match_scheduler"
-    """Names this objective."""
+    """Kind of objective."""
 
     saved_tensors = 4
     """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
@@ -68,9 +68,9 @@ class WanFlowConfig:
         if 0 <= low < high <= 1 and first >= end and self.window != (0, 1):
             raise ConfigError(
                 f"diffusion.timestep_window = {list(self.timestep_window)}",
-                f"leaves none of {self.num_train_timesteps} timesteps to train on: none of the table, between its rows "
-                f"{low} and {high}, lies there",
-                "make it wider",
+                f"leaves none of {self.num_train_timesteps} timesteps to train on, between min_timestep_boundary = "
+                f"{low} and max_timestep_boundary = {high}",
+                "widen it",
             )
         if not (0 <= low < high <= 1 and first < end):
             raise ConfigError(
@@ -113,8 +113,8 @@ def table_sigmas(config: WanFlowConfig, rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _trained_rows(config: WanFlowConfig) -> tuple[int, int]:
-    shares = (config.min_timestep_boundary, config.max_timestep_boundary)
-    first, end = (int(share * config.num_train_timesteps) for share in shares)
+    boundaries = (config.min_timestep_boundary, config.max_timestep_boundary)
+    first, end = (int(boundary * config.num_train_timesteps) for boundary in boundaries)
     low, high = config.window
     if (low, high) == (0, 1):
         return first, end

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 
 @dataclass(frozen=True)
 class WordsConfig(TextEncoderConfig):
-    """Words as random vectors. It knows which words a caption has and what stands before each, and no meaning."""
+    """Words as random vectors. They encode which words a caption has and the word before each, but no meaning."""
 
     width: int = 256
     """Width D of a state and of the pooled vector, 8 to 4096."""

@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             text = key.value if isinstance(key.value, str) else short_repr(key.value)
             if text in seen or key.tag == "tag:yaml.org,2002:merge":
-                reason = "stands twice" if text in seen else "is not understood here"
+                reason = "occurs twice" if text in seen else "is not supported"
                 raise yaml.constructor.ConstructorError(None, None, f"key {short_repr(text)} {reason}", key.start_mark)
             seen.add(text)
         return super().construct_mapping(node, deep)

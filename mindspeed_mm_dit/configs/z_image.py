@@ -17,10 +17,10 @@ _OUR_KEYS = {
 }  # fmt: skip
 """Key of diffusers' config.json -> key here."""
 _LONGEST = [1536, 512, 512]
-"""Places on each axis of the published tables of positions in diffusers; here they are as long as they need be."""
+"""Positions on each axis in diffusers' published tables; ours are computed for as many as needed."""
 
 UNIT = 32
-"""Tokens that texts and images are multiples of."""
+"""Texts and images are padded to multiples of this many tokens."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ZImageConfig(JointConfig):
     joint_attention_dim: int = 2560
     """Width of the text encoder's states; states at the end that are all zeros are padding."""
     axes_dims_rope: tuple[int, int, int] = (32, 48, 48)
-    """Channels of a head that turn with the place in the text, and the row and the column of a patch; even."""
+    """Rotary channels of a head for the text position, and the row and column of a patch; even."""
     rope_theta: float = 256.0
     """Base of the frequencies of the positions."""
     model_id: str = "z_image"
@@ -68,25 +68,29 @@ class ZImageConfig(JointConfig):
 
     def check_context_parallel(self, ranks: int) -> None:
         check_shareable(
-            ranks, {"predictor.num_attention_heads": self.num_attention_heads, "the unit of texts and images": UNIT}
+            ranks,
+            {
+                "predictor.num_attention_heads": self.num_attention_heads,
+                "the padding multiple of texts and images": UNIT,
+            },
         )
 
     @classmethod
     def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        found = {_OUR_KEYS.get(key, key): value for key, value in super().of_diffusers(section).items()}
-        heads, width = found["num_attention_heads"], found.pop("dim")
-        rest = without_fixed(found, {"n_kv_heads": (heads,), "axes_lens": (found.get("axes_lens"),)})
+        settings = {_OUR_KEYS.get(key, key): value for key, value in super().of_diffusers(section).items()}
+        heads, width = settings["num_attention_heads"], settings.pop("dim")
+        rest = without_fixed(settings, {"n_kv_heads": (heads,), "axes_lens": (settings.get("axes_lens"),)})
         return {**rest, "attention_head_dim": width // heads}
 
     def to_diffusers(self) -> dict[str, Any]:
-        theirs = {ours: key for key, ours in _OUR_KEYS.items()}
-        found = {theirs.get(key, key): value for key, value in super().to_diffusers().items()}
-        found["dim"] = self.num_attention_heads * found.pop("attention_head_dim")
-        return {**found, "n_kv_heads": self.num_attention_heads, "axes_lens": _LONGEST}
+        diffusers_keys = {ours: key for key, ours in _OUR_KEYS.items()}
+        settings = {diffusers_keys.get(key, key): value for key, value in super().to_diffusers().items()}
+        settings["dim"] = self.num_attention_heads * settings.pop("attention_head_dim")
+        return {**settings, "n_kv_heads": self.num_attention_heads, "axes_lens": _LONGEST}
 
     @classmethod
     def of_shapes(cls, shapes: Mapping[str, Shape]) -> ZImageConfig | None:
-        """Return the architecture that ``shapes`` imply; of a head, each axis turns the published part."""
+        """Return the architecture that ``shapes`` imply, with the published proportions of rotary axes."""
         if "cap_pad_token" not in shapes:
             return None
         D, channels = shape_of(shapes, "all_x_embedder.2-1.weight", 2)

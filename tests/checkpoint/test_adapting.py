@@ -96,7 +96,7 @@ def test_captions_of_another_text_encoder_are_embedded_anew(adapted_starter):
     }}  # fmt: skip
     weights = weights_of(there)
     values, how = adapted_starter(facts=facts, weights=weights, num_classes=0, text_dim=9)
-    assert how == {"text_embedder.linear_1.weight": "drawn anew for texts of width 9"}
+    assert how == {"text_embedder.linear_1.weight": "randomly initialised for texts of width 9"}
     assert all(values[name].tobytes() == weights[name].tobytes() for name in values if name not in how)
 
 
@@ -108,14 +108,19 @@ def test_captions_of_another_text_encoder_are_embedded_anew(adapted_starter):
             "cat dog 2",
             "bird dog cow cat fish",
             [None, 1, None, 0, None, 3],
-            "2 of 5 classes kept, 3 of 5 classes drawn anew, ",
+            "2 of 5 classes kept, 3 of 5 classes randomly initialised, ",
         ),
-        ("cat dog 2", "dog cat cow", [1, 0, None, 3], "2 of 3 classes kept, 1 of 3 classes drawn anew, "),
-        ("cat dog 2 cow", "cow dog bird", [None, 1, None, 3], "1 of 3 classes kept, 2 of 3 classes drawn anew, "),
+        ("cat dog 2", "dog cat cow", [1, 0, None, 3], "2 of 3 classes kept, 1 of 3 classes randomly initialised, "),
+        (
+            "cat dog 2 cow",
+            "cow dog bird",
+            [None, 1, None, 3],
+            "1 of 3 classes kept, 2 of 3 classes randomly initialised, ",
+        ),
         ("cat dog 2", "0 1 2", [0, 1, 2, 3], ""),  # one side has no names: as many classes are the same by number
         ("", "a b c", [0, 1, 2, 3], ""),
         ("0 2 1", "0 1 2", [0, 2, 1, 3], "3 of 3 classes kept, "),
-        ("", "cat dog", [None, None, 3], "2 of 2 classes drawn anew, "),
+        ("", "cat dog", [None, None, 3], "2 of 2 classes randomly initialised, "),
     ],
 )
 def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, names, rows, done):
@@ -124,7 +129,7 @@ def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, 
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=len(names))), 5)[TABLE]
     wanted = [drawn[number] if row is None else WEIGHTS[TABLE][row] for number, row in enumerate(rows)]
     np.testing.assert_array_equal(values[TABLE], np.stack(wanted))
-    assert how == ({TABLE: f"{done}the null class kept"} if done else {})
+    assert how == ({TABLE: f"{done}the unconditional class kept"} if done else {})
     assert_taken(values, {TABLE})
 
 
@@ -134,14 +139,14 @@ def test_model_without_label_dropout_has_no_null_class(adapted_starter):
     never = dataclasses.replace(THERE, class_dropout_prob=0.0)
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"class_dropout_prob": 0.0}}}
     values, how = adapted_starter(("cat", "dog", "2"), facts, weights_of(never))
-    assert how == {TABLE: "3 of 3 classes kept, the null class drawn anew"}
+    assert how == {TABLE: "3 of 3 classes kept, the unconditional class randomly initialised"}
     assert values[TABLE].shape == (4, 16)
 
 
 def test_other_size_has_its_positions_computed(adapted_starter):
     values, how = adapted_starter(input_size=16)
     np.testing.assert_array_equal(values["pos_embed"][0], sincos_positions_2d(16, 8))
-    assert how == {"pos_embed": "computed anew for 8 x 8 patches"}
+    assert how == {"pos_embed": "computed for 8x8 patches"}
     assert_taken(values, {"pos_embed"})
 
 
@@ -150,7 +155,7 @@ LAST = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 def test_another_patch_is_resampled_and_back_again_is_the_same(adapted_starter):
     larger, how = adapted_starter(patch_size=4)
-    assert how.pop("pos_embed") == "computed anew for 2 x 2 patches"
+    assert how.pop("pos_embed") == "computed for 2x2 patches"
     assert how == dict.fromkeys((EMBEDDING, *LAST), "resampled from patches of 2 to 4")
     here = dataclasses.replace(THERE, patch_size=4)
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"patch_size": 4}}}
@@ -189,14 +194,14 @@ def test_variance_is_dropped_or_begins_at_zero(adapted_starter):
     values, how = adapted_starter(learn_sigma=False)
     kept = WEIGHTS[LAST[0]].reshape(2, 2, 2, 3, 16)[:, :, 0]
     np.testing.assert_array_equal(values[LAST[0]], kept.reshape(12, 16))
-    assert how == dict.fromkeys(LAST, "the variance dropped")
+    assert how == dict.fromkeys(LAST, "variance dropped")
     facts = FACTS | {"model": MODEL_JSON | {"predictor": MODEL_JSON["predictor"] | {"learn_sigma": False},
                                             "diffusion": {"model_id": "gaussian_diffusion",
                                                           "variance_type": "fixed_small"}}}  # fmt: skip
     again, how = adapted_starter(("cat", "dog", "2"), facts, values)
     parts = again[LAST[0]].reshape(2, 2, 2, 3, 16)
     np.testing.assert_array_equal(parts[:, :, 0], kept)
-    assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "a variance added, of zeros")
+    assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "variance added, with zeros")
 
 
 def test_grey_is_embedded_as_its_three_equal_colours(adapted_starter):
@@ -219,7 +224,7 @@ def test_grey_is_embedded_as_its_three_equal_colours(adapted_starter):
 def test_latents_of_another_autoencoder_are_embedded_anew(adapted_starter):
     values, how = adapted_starter(in_channels=16)
     assert how[EMBEDDING] == how[LAST[1]] == (
-        "drawn anew: latents of 3 channels there and of 16 here have nothing in common"
+        "randomly initialised: weights for latents of 3 channels do not convert to 16 channels"
     )  # fmt: skip
     assert not values[LAST[0]].any()
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, in_channels=16)), 5)
@@ -336,7 +341,7 @@ def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):
     FORMATS["pt"].write(tmp_path / "odd.pt", State({"model": weights_of(odd)}))
     here = dataclasses.replace(odd, num_classes=9)
     assert [how for _, _, how in begin(read_source(tmp_path / "odd.pt", here), here, (), 0) if how] == [
-        "9 of 9 classes drawn anew, the null class kept"
+        "9 of 9 classes randomly initialised, the unconditional class kept"
     ]
 
 

@@ -61,7 +61,7 @@ def test_text_to_video_network_begins_one_from_an_image(network, tmp_path, setti
     with torch.no_grad():
         torch.testing.assert_close(ours(x, t, text, *given.values()), network(x, t, text).sample, rtol=1e-4, atol=1e-5)
     said = {own.name: own.how for own in adapted_starter if own.how}
-    assert said["patch_embedding.weight"] == "zeros for the 5 channels of the given frames"
+    assert said["patch_embedding.weight"] == "zeros for the 5 channels of the conditioning frames"
 
 
 def test_the_names_of_wan_s_own_code_are_read_as_diffusers_reads_them():

@@ -29,7 +29,7 @@ def npy_of(shape):
         (np.array([[1.0, np.nan]]), r"holds \(1, 2\), not finite vectors"),
         (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
         (np.array([["a"]]), r"holds \(1, 1\), not finite vectors"),
-        (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes where 35,184,372,088,832 are due"),
+        (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes of data, expected 35,184,372,088,832"),
     ],
 )
 def test_file_of_no_vectors_is_refused(tmp_path, content, message):

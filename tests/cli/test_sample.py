@@ -215,7 +215,7 @@ def test_converted_and_published_weights_draw_the_same_images(trained, tmp_path)
         (["--output", "x.gif"], "x.gif"),
         (["--output", "/dev/null/x.png"], "/dev/null"),
         (["--output", "a.mp4"], "--output = a.mp4"),
-        (["--output", "a" * 300 + ".npz"], "longer than a path"),
+        (["--output", "a" * 300 + ".npz"], "too long"),
         (["--seed", "-1"], "--seed = -1"),
         (["--seed", str(2**63)], "9,223,372,036,854,775,807"),
         (["--clip", "0"], "--clip = 0.0"),

@@ -46,7 +46,7 @@ def test_batches_default_to_one_micro_batch_on_every_rank():
         ("--min-lr 1", 1, "--min-lr"),
         ("--lr-warmup-iters 10", 1, "below 10, raise --train-iters"),
         ("--lr-warmup-iters 10 --lr-decay-iters 5", 1, "below 5, raise --lr-decay-iters"),
-        ("--report-cfg-scale nan", 1, "'nan' is not a number"),
+        ("--report-cfg-scale nan", 1, "must be a number, not 'nan'"),
         ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size"),
         ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
         ("--power-ema-stds 0.05 0.05", 1, "--power-ema-stds = 0.05 0.05"),
@@ -128,7 +128,7 @@ def test_every_target_of_a_synonym_exists():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"source": "mnist"}, "is none of the built-in images"),
+        ({"source": "mnist"}, "is not a built-in data set"),
         ({"image_size": 0}, "dataset_param.image_size = 0"),
         ({"valid_fraction": float("nan")}, "valid_fraction = nan"),
         ({"valid_fraction": 1}, "valid_fraction"),
@@ -143,7 +143,7 @@ def test_wrong_setting_of_data_json_is_refused(tmp_path, section, message):
 
 def test_typeset_flag_is_refused_as_it_is_written():
     for word in ("\u2013lr", "\u2014lr=1", "\u2212\u2212lr", "--lr\u00a01e-3", "--lr\u202f=1", "-lr"):
-        with pytest.raises(ConfigError, match=r"is not how a flag is written: .*\n.*write --lr, and an ordinary space"):
+        with pytest.raises(ConfigError, match=r"has the wrong dashes or spaces: .*\n.*write --lr, and an ordinary"):
             parse_flags(["--train-iters", "3", word, "1"])
 
 

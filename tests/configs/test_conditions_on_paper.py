@@ -20,7 +20,7 @@ def test_last_example_of_a_vector_is_its_null_if_dropped():
         assert examples.shape == (3, 4) and examples.dtype == np.float32 and examples[:-1].all()
         assert examples[-1].any() != vector.has_unconditional
         assert not vector.unconditional(2)["vector"].any()
-    with pytest.raises(ConfigError, match="predictor: its text: has a null value that only a text encoder"):
+    with pytest.raises(ConfigError, match="predictor: its text: has an unconditional value that only a text encoder"):
         TextStates(length=3, width=4).unconditional(2)
 
 

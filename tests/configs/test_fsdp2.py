@@ -54,7 +54,7 @@ def test_sharding_size_must_divide_the_ranks():
         ("reshard_after_forward: 0", "reshard_after_forward = 0"),
         ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),
         ("offload_to_cpu: 1", "expected true or false"),
-        ("pin_memory: true\npin_memory: false", "key 'pin_memory' stands twice"),
+        ("pin_memory: true\npin_memory: false", "key 'pin_memory' occurs twice"),
         ("# caf\xe9", "is not UTF-8"),
         ("", "is empty"),
         ("# nothing but this\n", "is empty"),

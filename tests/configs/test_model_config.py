@@ -49,10 +49,10 @@ def test_a_preset_stands_for_its_sizes(model_json):
         ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan"),
         ("predictor", "class_dropout_prob", math.inf, "expected a number"),
         ("predictor", "preset", ["DiT-B/2"], "unknown preset"),
-        ("predictor", "in_channels", 4, "makes latents of 1 channels"),
+        ("predictor", "in_channels", 4, "does not match the latents of autoencoder 'pixel': 1 channels"),
         ("predictor", "learn_sigma", True, "does not fit"),
         ("predictor", "model_id", "dti", "'dit'"),
-        ("predictor", "preset", "DiT-B/2", "preset DiT-B/2 means 12"),
+        ("predictor", "preset", "DiT-B/2", "contradicts preset DiT-B/2, which has 12"),
         ("predictor", "class_dropout_prob", 1.5, "must lie in [0, 1)"),
         ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'"),
         ("ae", "channels", 2, "grey (1) or RGB (3)"),
@@ -74,7 +74,7 @@ def test_wrong_setting_is_refused_with_its_reason(model_json, section, key, valu
 
 def test_unreadable_file_is_refused_and_a_byte_order_mark_is_not(tmp_path):
     for content, message in (
-        (b'{"ae": {}, "ae": {}}', "the key 'ae' stands twice"),
+        (b'{"ae": {}, "ae": {}}', "the key 'ae' occurs twice"),
         (b'{"note": "\xe9"}', "is not UTF-8: byte 0xe9 at position 10"),
         (b"[]", "expected a JSON object"),
         (b"{", "is not JSON: line 1"),
@@ -92,5 +92,5 @@ def test_a_shift_that_counts_other_patches_is_refused(model_json):
     model_json["diffusion"] = {"model_id": "flow_matching", "dynamic_shift": "flux"}
     model_config_from_mapping(model_json, "model.json")
     model_json["predictor"]["patch_size"] = 1
-    with pytest.raises(ConfigError, match="'flux': counts patches of 2 x 2, and those of 'dit' are 1 x 1"):
+    with pytest.raises(ConfigError, match="'flux': needs patches of 2x2, but predictor 'dit' has patches of 1x1"):
         model_config_from_mapping(model_json, "model.json")

@@ -28,11 +28,11 @@ def test_place_of_the_wrong_kind_is_refused(tmp_path):
     (tmp_path / "link.png").symlink_to("/proc/nowhere/x.png")
     for check, name, reason in (
         (check_output_file, "folder", "is a folder"),
-        (check_output_file, "file/x.png", "cannot be made"),
+        (check_output_file, "file/x.png", "cannot be created"),
         (check_output_folder, "file", "is a file"),
-        (check_output_folder, "file/below", "cannot be made"),
-        (partial(check_output_folder, make=False), "file/below", "cannot be made: .*file is a file"),
-        (check_output_file, "link.png", "the folder /proc/nowhere cannot be made"),
+        (check_output_folder, "file/below", "cannot be created"),
+        (partial(check_output_folder, make=False), "file/below", "cannot be created: .*file is a file"),
+        (check_output_file, "link.png", "the folder /proc/nowhere cannot be created"),
     ):
         with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
             check("--flag", tmp_path / name)

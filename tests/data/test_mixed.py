@@ -77,7 +77,7 @@ def opened(place, name="whole", **changed):
 
 def test_images_among_clips_are_videos_of_one_frame(place):
     mixed, of_images = opened(place), 14
-    with pytest.raises(ConfigError, match="are not cached together"):
+    with pytest.raises(ConfigError, match="cannot be cached together"):
         mixed.param.pixel_cache_key()
     assert mixed.rows.shapes.shape == (31, 3) and mixed.rows.classes == ("bright", "dark")
     assert set(map(tuple, mixed.rows.shapes.tolist())) == {(9, 8, 12), (9, 12, 8), (1, 8, 12), (1, 8, 8)}
@@ -135,8 +135,8 @@ def test_held_out_samples_of_all_sources_are_read_once(place):
     [
         ({"weights": (1,)}, r"weights = \[1\]"),
         ({"weights": (1, 0)}, r"weights\[1\] = 0"),
-        ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]: differ"),
-        ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*differ"),
+        ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]: must be equal"),
+        ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*must be equal"),
         ({"of_images": {"latents": "cache"}}, r"sources\[1\]: is a cache"),
         ({"of_images": {"valid_fraction": 0.1}}, r"sources\[1\].valid_fraction"),
         ({"of_images": {"image_sizes": 8}}, r"sources\[1\]: image_sizes = 8: unknown key"),

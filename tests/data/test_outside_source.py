@@ -56,7 +56,7 @@ def test_a_condition_is_dropped_by_a_coin_of_its_own(model, param):
 def test_data_that_does_not_fit_is_refused(model, model_json, param):
     by_label = model_config_from_mapping(model_json, "model.json")
     assert len(open_data(by_label, param).rows) == IMAGES  # an item more than is asked for is no harm
-    with pytest.raises(ConfigError, match="steered by its angle"):
+    with pytest.raises(ConfigError, match="conditioned on the angle"):
         open_data(model, SOURCE_CONFIGS["image_folder"](param.data_folder, 8))
     with pytest.raises(DataError, match=r"turned\.npz: holds no turned images"):
         open_data(model, dataclasses.replace(param, data_folder=param.data_folder + "/none"))

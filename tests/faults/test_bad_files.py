@@ -118,11 +118,11 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 def test_a_header_that_cannot_be_right_is_named(tmp_path):
     for content, message in (
-        (safetensors_bytes({"__metadata__": 5}), "__metadata__ are no strings by name"),
-        (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "its tensors overlap, or leave holes"),
-        (safetensors_bytes('{"a": {}, "a": {}}'), "a name stands twice in its header"),
+        (safetensors_bytes({"__metadata__": 5}), "__metadata__ is not a map of strings"),
+        (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "its tensors overlap or leave gaps"),
+        (safetensors_bytes('{"a": {}, "a": {}}'), "a name occurs twice in its header"),
         (safetensors_bytes({"a": ONE | {"shape": [2]}}) + b"0000", r"takes 4 bytes, which are not those of \[2\]"),
-        (safetensors_bytes({"a": ONE | {"data_offsets": [-4, 0]}}), "a tensor from -4 to 0"),
+        (safetensors_bytes({"a": ONE | {"data_offsets": [-4, 0]}}), "a tensor's offsets are -4 to 0"),
         (safetensors_bytes({}, 2**63 - 1), "its header ends at 9223372036854775815"),
         (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts' of its __metadata__ is not JSON"),
         (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config' of its __metadata__ is no object"),

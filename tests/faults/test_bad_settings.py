@@ -118,12 +118,12 @@ BAD = {
     "seed": (dict(flags=f"--seed {2**70}"), "--seed", "below 2**63"),
     "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "more samples than a run can count"),
     "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "holds 2 training images", "use a smaller batch"),
-    "rate": (dict(flags="--lr 1e308"), "--lr", "that float32 holds"),
+    "rate": (dict(flags="--lr 1e308"), "--lr", "in the range of float32"),
     "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
     "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),
     "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "does not divide the 1 ranks"),
-    "load": (dict(flags="--load " + "a" * 300), "--load", "longer than a path"),
-    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "no regular file"),
+    "load": (dict(flags="--load " + "a" * 300), "--load", "too long"),
+    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "not a regular file"),
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def little_is_free(monkeypatch):
 
 
 def refused(read, path):
-    with pytest.raises(UserError, match=r"has [\d,]+ bytes and asks for [\d,]+ of memory") as caught:
+    with pytest.raises(UserError, match=r"has [\d,]+ bytes but needs [\d,]+ bytes of memory") as caught:
         read(path)
     assert path.name in str(caught.value) and "damaged" not in str(caught.value)
 

@@ -71,7 +71,7 @@ def test_mindspeed_mms_section_is_read_as_it_stands():
         ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4: contradicts"),
         ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
         ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
-        ({"_class_name": "AutoencoderKL"}, "is of 'AutoencoderKL', not of AutoencoderKLWan"),
+        ({"_class_name": "AutoencoderKL"}, "is of class 'AutoencoderKL', not AutoencoderKLWan"),
     ],
 )
 def test_an_autoencoder_that_is_another_than_model_json_says_is_refused(copied, changes, message):

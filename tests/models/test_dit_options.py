@@ -44,7 +44,7 @@ def test_a_swiglu_is_two_thirds_as_wide_cut_off_and_not_rounded_up(width, hidden
 
 def test_ranks_do_not_share_what_meanflow_derives():
     PLAIN.check_context_parallel(4)
-    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: MeanFlow differentiates the network"):
+    with pytest.raises(ConfigError, match=r"--context-parallel-size = 2: is not supported with h_embedder"):
         dataclasses.replace(PLAIN, h_embedder=True).check_context_parallel(2)
     with pytest.raises(ConfigError, match=r"does not divide tokens of an image and in context: 21 % 4 = 1"):
         ALL.check_context_parallel(4)
@@ -103,7 +103,7 @@ def test_projectors_read_the_tokens_of_the_image_after_the_block_that_is_named(d
 
 
 def test_a_model_json_of_projectors_without_a_teacher_is_refused():
-    with pytest.raises(ConfigError, match=r"z_dims = \[768\]: asks for 1 projectors"):
+    with pytest.raises(ConfigError, match=r"z_dims = \[768\]: needs 1 teachers"):
         model_config_from_mapping(CONTENT | {"predictor": PREDICTOR | {"z_dims": [768]}}, "model.json")
 
 
@@ -116,7 +116,7 @@ def test_options_that_cannot_be_are_named():
         ({"z_dims": (8,)}, "encoder_depth = 8: must be a number of at most 3"),
         ({"z_dims": (8, 0), "encoder_depth": 1}, r"z_dims\[1\] = 0"),
         ({"z_dims": (8,), "encoder_depth": 1, "projector_dim": 0}, "projector_dim = 0"),
-        ({"swiglu": True, "mlp_ratio": 1 / 48}, "leaves the MLP's hidden layer without a width"),
+        ({"swiglu": True, "mlp_ratio": 1 / 48}, "gives the MLP's hidden layer no valid width"),
     ):
         with pytest.raises(ConfigError, match=message):
             dataclasses.replace(PLAIN, **settings)
@@ -126,5 +126,5 @@ def test_a_preset_with_another_option_beside_it_is_refused():
     assert {"LightningDiT-XL/1", "JiT-B/16"} < PRESETS.keys()
     predictor = PREDICTOR | {"preset": "JiT-B/16"}
     assert model_config_from_mapping(CONTENT | {"predictor": predictor}, "x").predictor.in_context_start == 4
-    with pytest.raises(ConfigError, match="preset JiT-B/16 means True"):
+    with pytest.raises(ConfigError, match="preset JiT-B/16, which has True"):
         model_config_from_mapping(CONTENT | {"predictor": predictor | {"rope": False}}, "x")

@@ -109,7 +109,7 @@ def test_shapes_that_cannot_be_are_refused():
     for changes, named in (
         ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]"),
         ({"latent_size": (4,)}, "must be two positive whole numbers"),
-        ({"latent_size": (4, 8), "z_dims": (4,), "encoder_depth": 1}, "a teacher's features are of squares"),
+        ({"latent_size": (4, 8), "z_dims": (4,), "encoder_depth": 1}, "a teacher's features need square latents"),
     ):
         with pytest.raises(ConfigError, match=named):
             dataclasses.replace(CONFIG, **changes)

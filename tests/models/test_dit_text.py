@@ -106,12 +106,12 @@ def test_settings_that_make_no_network_are_named():
 def test_a_model_json_wants_a_text_encoder_for_texts_and_none_without(model_json):
     encoder = {"model_id": "bert", "from_pretrained": "nowhere"}
     of = lambda **sections: model_config_from_mapping({**model_json, **sections}, "model.json")  # noqa: E731
-    with pytest.raises(ConfigError, match="predictor 'dit' is not steered by texts"):
+    with pytest.raises(ConfigError, match="predictor 'dit' is not conditioned on text"):
         of(text_encoder=encoder)
     predictor = model_json["predictor"] | {"text_dim": 16}
-    with pytest.raises(ConfigError, match="this section is missing: predictor 'dit' is steered by texts"):
+    with pytest.raises(ConfigError, match="this section is missing: predictor 'dit' is conditioned on text"):
         of(predictor=predictor)
     predictor |= {"pooled_dim": 16, "pooled_encoder": 1}
-    with pytest.raises(ConfigError, match="names 1, and predictor 'dit' is steered by 2"):
+    with pytest.raises(ConfigError, match="has 1 encoders, but predictor 'dit' needs 2"):
         of(predictor=predictor, text_encoder=encoder)
     assert len(of(predictor=predictor, text_encoder=[encoder, encoder]).text_encoders) == 2

@@ -43,7 +43,7 @@ def test_an_autoencoder_answers_everything(name, tmp_path):
         assert latent[-2:] == (64 // config.downsample_factor, 96 // config.downsample_factor)
         assert tuple(config.sample_size(latent)) == size
         if config.downsample_factor > 1:
-            with pytest.raises(ConfigError, match=r"dataset_param.*=.*is no multiple of the autoencoder's factor"):
+            with pytest.raises(ConfigError, match=r"dataset_param.*=.*is not a multiple of the autoencoder's factor"):
                 config.latent_shape((*size[:-1], 97))
         assert config.workspace_bytes(size) >= 0
     assert isinstance(config.scale(), LatentScale) and config.samples_posterior in (True, False)
@@ -75,7 +75,7 @@ def test_model_json_may_list_text_encoders(model_json):
     for wrong, named in (
         ({"model_id": "UMT5", "bad": 1}, r"text_encoder\[1\]: bad = 1"),
         ({"model_id": "brt"}, r"text_encoder\[1\]\.model_id = 'brt'(?s:.*)mean 'bert'"),
-        (bert, "text_encoder: predictor 'dit' is not steered by texts"),
+        (bert, "text_encoder: predictor 'dit' is not conditioned on text"),
     ):
         with pytest.raises(ConfigError, match=named):
             model_config_from_mapping({**model_json, "text_encoder": [bert, wrong]}, "m")

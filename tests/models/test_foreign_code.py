@@ -89,5 +89,5 @@ def test_every_folder_of_a_model_is_looked_at_before_it_is_read(tmp_path, check,
     known = {"model_type": "dinov2", "hidden_size": 8, "_class_name": "AutoencoderKL"}
     for key, value in (("auto_map", {"AutoModel": "own.Model"}), ("_attn_implementation_internal", "someone/code")):
         (tmp_path / file).write_text(json.dumps({**known, key: value}))
-        with pytest.raises(ConfigError, match=f"{file}: {key} = .*: names code, and none is run or fetched"):
+        with pytest.raises(ConfigError, match=f"{file}: {key} = .*: names code, which is never run or fetched"):
             check(str(tmp_path))

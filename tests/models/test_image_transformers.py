@@ -154,7 +154,7 @@ def test_settings_that_no_network_has_are_refused():
         ("flux", {"latent_size": [7, 8]}, "latents must be positive multiples of 2"),
         ("flux", {"guidance": -1}, "predictor.guidance = -1"),
         ("sd3", {"dual_attention_layers": [24]}, "names block 24"),
-        ("sd3", {"latent_size": [400, 8]}, "more than predictor.pos_embed_max_size = 192"),
+        ("sd3", {"latent_size": [400, 8]}, "exceed predictor.pos_embed_max_size = 192"),
         ("sd3", {"num_attention_heads": 1, "attention_head_dim": 6}, "must be a multiple of 4"),
         ("flux2", {"timestep_guidance_channels": 7}, "must be even"),
     ):
@@ -178,7 +178,7 @@ def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, d
 def test_a_table_of_times_that_does_not_exist_or_fit_is_refused():
     with pytest.raises(ConfigError, match="Did you mean 'flux'"):
         FlowMatchingConfig(sample_schedule="flux3")
-    with pytest.raises(ConfigError, match="is of the path 'linear'"):
+    with pytest.raises(ConfigError, match="needs path 'linear'"):
         FlowMatchingConfig(path="gvp", sample_schedule="flux")
 
 

@@ -85,7 +85,7 @@ def test_texts_that_a_cache_does_not_keep_are_named():
 
 def test_files_that_do_not_go_together_are_named(folder, tmp_path):
     for sections, param, message in (
-        ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, {}, "makes no latents of videos, which"),
+        ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, {}, "does not encode videos, which"),
         ({"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}}, {}, "makes latents of 9 x 32 x 32"),
         ({}, {"json_path": "nowhere.json"}, "dataset_param.json_path = nowhere.json"),
         ({}, {"dataset_type": "films"}, "dataset_param.dataset_type = 'films': unknown kind of data set"),

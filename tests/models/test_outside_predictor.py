@@ -130,7 +130,7 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
 def test_latents_of_another_size_are_for_the_predictor_to_take(config):
     own = config.predictor
     assert own.resized((1, 8, 8)) is own
-    with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes \(1, 8, 8\) alone"):
+    with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes only \(1, 8, 8\)"):
         own.resized((1, 4, 8))
 
 

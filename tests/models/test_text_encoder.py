@@ -129,7 +129,7 @@ def test_weights_cut_short_or_lost_are_named_before_they_are_loaded(text, copied
     check, whole = TEXT_ENCODERS["umt5"].check_files, (text / "text_encoder/model.safetensors").read_bytes()
     check(config(copied))
     path = copied / "text_encoder/model.safetensors"
-    for content, reason in ((b"", "cannot be read"), (whole[:-1], "is cut short, or damaged")):
+    for content, reason in ((b"", "cannot be read"), (whole[:-1], "is truncated or damaged")):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*safetensors: {reason}"):
             check(config(copied))

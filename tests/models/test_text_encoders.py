@@ -49,7 +49,7 @@ def test_bert_without_the_files_of_sentence_transformers_has_the_mean_as_it_is(f
 
 def test_a_way_of_pooling_that_is_not_known_is_named(tmp_path):
     config = BertConfig(str(write_bert(tmp_path / "bert", {"pooling_mode_max_tokens": True})), max_length=8)
-    with pytest.raises(ConfigError, match=r"modules\.json: pools in an unknown way: \['max_tokens'\]"):
+    with pytest.raises(ConfigError, match=r"modules\.json: has an unsupported pooling: \['max_tokens'\]"):
         config.pooling()
 
 

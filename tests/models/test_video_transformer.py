@@ -31,7 +31,7 @@ T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).a
 def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
     with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 3 % 2 = 1\n.*use a divisor of 3"):
         CUSTOM.check_context_parallel(2)
-    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or samples of another size"):
+    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or another sample size"):
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
 
 
@@ -199,5 +199,5 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     changed = output(framework, model, text=np.array([0, 3]))
     np.testing.assert_array_equal(found[0], changed[0])
     assert relative_error(changed[1], found[1]) > 1e-3
-    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim is null"):
+    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim = null"):
         dataclasses.replace(alone, num_classes=0)

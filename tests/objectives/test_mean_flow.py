@@ -83,9 +83,9 @@ def model_json(diffusion, **predictor):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (model_json("mean_flow"), "is told one time, and MeanFlow asks for an interval"),
-        (model_json("flow_matching", h_embedder=True), "asks for an interval of them"),
-        (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the null class"),
+        (model_json("mean_flow"), "takes one timestep; MeanFlow needs two"),
+        (model_json("flow_matching", h_embedder=True), "passes one timestep, but predictor .* needs two"),
+        (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the unconditional class"),
         (
             model_json("mean_flow", h_embedder=True, learn_sigma=True),
             "learns only a velocity for each of the 1 channels",

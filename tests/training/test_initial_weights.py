@@ -103,6 +103,8 @@ def test_cat_dog_fine_tunes_published_weights(tmp_path):
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    line = "y_embedder.embedding_table.weight (3, 32): 2 of 2 classes drawn anew, the null class kept"
+    line = (
+        "y_embedder.embedding_table.weight (3, 32): 2 of 2 classes randomly initialised, the unconditional class kept"
+    )
     assert "31 of 32 tensors as they are" in done.stdout and line in done.stdout, done.stdout
     assert (tmp_path / "outputs/cat_dog/samples.png").is_file()

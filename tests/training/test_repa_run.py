@@ -87,7 +87,7 @@ def test_features_are_those_that_transformers_gives_of_the_image_at_the_size_of_
 
 def test_what_does_not_fit_is_named_before_a_step(repa, tmp_path):
     for sections, message in (
-        ({"predictor": {"z_dims": [16]}}, "asks for 1 projectors"),
+        ({"predictor": {"z_dims": [16]}}, "needs 1 teachers"),
         ({"predictor": {"z_dims": [16, 20]}}, "z_dims[1] = 20"),
         ({"teacher": [{"model_id": "dino"}] * 2}, "teacher[0].model_id = 'dino'"),
         ({"diffusion": {"model_id": "mean_flow"}, "predictor": {"h_embedder": True}}, "not for mean_flow"),

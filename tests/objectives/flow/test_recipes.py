@@ -111,7 +111,7 @@ def test_times_are_moved_by_the_size_of_the_latent():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prediction_type": "data", "path": "gvp"}, "is defined on the path 'linear'"),
+        ({"prediction_type": "data", "path": "gvp"}, "needs path 'linear'"),
         ({"prediction_type": "data", "loss_weight": "velocity"}, "has no effect on prediction_type 'data'"),
         ({"prediction_type": "noise", "cosine_loss": True}, "compares velocities"),
         ({"noise_scale": 0.0}, "diffusion.noise_scale = 0.0"),

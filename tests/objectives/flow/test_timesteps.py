@@ -136,8 +136,8 @@ def test_losses_of_velocities_are_weighted_as_in_diffusers(weight, of):
     [
         ({"mode_scale": 2.0}, "diffusion.mode_scale = 2.0"),
         ({"dynamic_shift": "flux", "shift": 3.0}, "diffusion.shift = 3.0: contradicts dynamic_shift = flux"),
-        ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is of predicted velocities"),
-        ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': is of the path 'linear'"),
+        ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is for predicted velocities"),
+        ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': needs path 'linear'"),
         ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
         ({"shift": 0.0}, "diffusion.shift = 0.0"),
         ({"shift": float("inf")}, "diffusion.shift = inf"),

@@ -36,7 +36,7 @@ def test_arrays_that_cannot_be_scored_are_refused(tmp_path):
         ({"arr_0": IMAGES.transpose(0, 3, 1, 2).copy()}, r"shape \(10, 3, 6, 6\)"),
         ({"arr_0": IMAGES[:0]}, r"shape \(0, 6, 6, 3\)"),
         ({"arr_0": np.asfortranarray(IMAGES)}, "Fortran"),
-        ({"arr_0": np.array([None])}, "dtype object"),
+        ({"arr_0": np.array([None])}, "arrays of Python objects"),
         ({"arr_0": IMAGES, "arr_1": np.arange(9)}, r"arr_1: .*\(9,\)"),
         ({"arr_0": IMAGES, "arr_1": np.zeros(10)}, "float64"),
         ({"arr_0": IMAGES, "arr_1": np.arange(10) - 1}, "arr_1: holds -1"),
