@@ -1,4 +1,4 @@
-"""Train a diffusion transformer on images or videos, in MindSpeed-MM or in our standalone host.
+"""Train a diffusion transformer on images or videos, in MindSpeed-MM or in the standalone host.
 
 Run it with examples/dit/pretrain.sh, torchrun or msrun; ``--help`` explains every flag.
 """
@@ -50,7 +50,7 @@ def forward_step(data_iterator: Iterator[dict[str, Any]], model: Any) -> tuple[T
 
 
 def train_valid_test_datasets_provider(train_val_test_num_samples: list[int]) -> tuple[Any, Any, Any]:
-    """Return the micro-batches to train on, starting at the run's next step, those to validate on, and None."""
+    """Return the training micro-batches, starting at the run's next step, the validation micro-batches, and None."""
     return (*train_valid_batches(host.get_args()), None)
 
 

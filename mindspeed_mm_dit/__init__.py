@@ -36,5 +36,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the names of the module, those of the Python API too, which ``help`` then explains."""
+    """Return the names of the module, including the Python API, so that ``help`` documents it."""
     return sorted({*globals(), *__all__})

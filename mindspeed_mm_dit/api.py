@@ -35,7 +35,7 @@ def load(
     file, or a diffusers folder. model: its model.json, if the checkpoint does not contain it. weights: "ema" for the
     EMA, or "model" for the weights being trained. lora: adapters to add to them, each "FILE" or "FILE:STRENGTH".
     low_noise_checkpoint: the second expert of Wan 2.2, if ``checkpoint`` is the first, with its adapters; a diffusers
-    folder with transformer_2 is both. boundary: the noise level that parts them, if the checkpoints do not say it.
+    folder with transformer_2 contains both. boundary: the noise level at which they switch, if not in the checkpoints.
 
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
@@ -47,16 +47,18 @@ def load(
 
     if not isinstance(weights, str) or weights not in ("ema", "model"):
         raise ConfigError(
-            f"weights = {short_repr(weights)}", "is neither 'ema' nor 'model'", "drop it for the moving average"
+            f"weights = {short_repr(weights)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
         )
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    def paths(name: str, given: Any) -> list[str]:
+    def paths(name: str, value: Any) -> list[str]:
         try:
-            return [path_of(name, one) for one in ([given] if isinstance(given, (str, bytes, os.PathLike)) else given)]
+            return [
+                path_of(name, path) for path in ([value] if isinstance(value, (str, bytes, os.PathLike)) else value)
+            ]
         except TypeError:
-            raise ConfigError(f"{name} = {short_repr(given)}", "is neither a path nor a list of paths") from None
+            raise ConfigError(f"{name} = {short_repr(value)}", "is neither a path nor a list of paths") from None
 
     return Pipeline.of_checkpoint(
         path_of("checkpoint", checkpoint),
@@ -71,7 +73,7 @@ def load(
 
 @names_arguments(ai_framework="framework")
 def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
-    """Return an untrained model with initial weights, which depend only on ``seed``.
+    """Return an untrained model; its initial weights depend only on ``seed``.
 
     config: a model.json, a folder with one, or the name of an embedded config.
 
@@ -91,9 +93,9 @@ def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    place = path_of("config", config)
-    there = next((file for file in (Path(place), Path(place) / "model.json") if file.is_file()), None)
-    return Pipeline.untrained(load_model_config(there or config_folder(place) / "model.json"), seed)
+    path = path_of("config", config)
+    model_json = next((file for file in (Path(path), Path(path) / "model.json") if file.is_file()), None)
+    return Pipeline.untrained(load_model_config(model_json or config_folder(path) / "model.json"), seed)
 
 
 def prove(
@@ -108,40 +110,47 @@ def prove(
     their_output: Callable[[Any], Any] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
 ) -> Any:
-    """Compare a network with another program's: outputs, a loss and every gradient, within bounds that are measured.
+    """Compare a network with a third-party one: outputs, a loss and every gradient, within measured bounds.
 
-    Both get the weights of ``theirs``, with random numbers in place of zeros, and their own back at the end. The truth
-    is ``theirs`` in float64, or ``mine`` if that alone is on PyTorch.
+    Both use the weights of ``theirs``, with random numbers in place of zeros; their weights are restored at the end.
+    The reference is ``theirs`` in float64, or ``mine`` if only that is on PyTorch.
 
     mine, theirs: any ``nn.Module`` or MindSpore ``Cell``. inputs: arrays or tensors, as a mapping by keyword or a
     sequence. names: parameter or module of mine -> of theirs, ``*`` for any part of a name; several of theirs are
-    stacked in mine, None has no partner. loss: output -> what is differentiated (default: the mean of the output times
-    random numbers). their_inputs: if they differ. output, their_output: what a network gives -> the tensor that is
-    compared (default: the first). precision: in which mine computes, if its weights do not tell.
+    stacked in mine, None has no counterpart. loss: output -> scalar to differentiate (default: the mean of the output
+    times random numbers). their_inputs: if they differ. output, their_output: result of a network -> the tensor to
+    compare (default: the first). precision: in which mine computes, if that is not the dtype of its weights.
 
-    Returns the report: ``print`` it; ``good``, ``where`` and ``named`` say what is wrong; ``save("port.html")``.
+    Returns the report: ``print`` it; ``good``, ``where`` and ``named`` show what is wrong; ``save("port.html")``.
 
-    Raises ConfigError for parameters that find no partner, which it lists, and names that name nothing.
+    Raises ConfigError, which lists parameters without a counterpart and names that match nothing.
     """
     return Registry[Any]("function")["prove"](
-        mine, theirs, inputs, names=names, loss=loss, their_inputs=their_inputs, output=output,
-        their_output=their_output, precision=precision,
-    )  # fmt: skip
+        mine,
+        theirs,
+        inputs,
+        names=names,
+        loss=loss,
+        their_inputs=their_inputs,
+        output=output,
+        their_output=their_output,
+        precision=precision,
+    )
 
 
 def record_trace(
-    model: Any, optimizer: Any, place: str | Path, *, average: Any = None, repeats: int = 3, steps: int = 2
+    model: Any, optimizer: Any, folder: str | Path, *, average: Any = None, repeats: int = 3, steps: int = 2
 ) -> Any:
-    """Record the first steps of your own training loop, to compare them with the same on another machine.
+    """Record the first steps of your training loop, to compare them with those on another machine.
 
     >>> with dit.record_trace(model, optimizer, "gpu.trace") as w:  # doctest: +SKIP
     ...     for batch in batches:
     ...         loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
     ...         w.step(loss)
 
-    The first ``steps`` in the block are recorded into the folder ``place``; no number of the run changes. Before the
-    optimizer steps, each is repeated ``repeats`` times with every number moved by its rounding, which measures how far
-    two right machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
-    in PyNative mode. ``mm-dit compare gpu.trace npu.trace`` says where two machines part.
+    The first ``steps`` in the block are recorded into ``folder``; the run itself is unchanged. Before the optimizer
+    steps, each is repeated ``repeats`` times with every number perturbed by its rounding error, which measures how far
+    two correct machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
+    in PyNative mode. ``mm-dit compare gpu.trace npu.trace`` shows where two machines diverge.
     """
-    return Registry[Any]("function")["record_trace"](model, optimizer, str(place), average, repeats, steps)
+    return Registry[Any]("function")["record_trace"](model, optimizer, str(folder), average, repeats, steps)

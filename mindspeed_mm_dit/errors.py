@@ -1,7 +1,7 @@
 """Errors for users. Each one names the setting, its value, the reason and the cure.
 
 Anything that a user can cause raises a :class:`UserError`, which the command lines print without a traceback.
-``assert`` is for our own bugs.
+``assert`` is for our bugs.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class UserError(Exception):
         super().__init__(plain(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else "")))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
-        return type(self), (self.what, self.reason, self.cure)  # so that it passes from process to process
+        return type(self), (self.what, self.reason, self.cure)  # so that it can be pickled between processes
 
     @property
     def formatted(self) -> str:
-        """What a command prints: the kind of mistake before the rest, as a traceback has it."""
+        """What a command prints: the class of the error first, as in a traceback."""
         return f"{type(self).__name__}: {self}"
 
 
@@ -79,15 +79,15 @@ def named_step(what: str) -> Iterator[None]:
     except Exception as error:
         raise StepError(
             what,
-            f"failed, and what it left is not saved: {type(error).__name__}: {error}",
-            "the last checkpoint stands; resume from it",
+            f"failed, and its result is not saved: {type(error).__name__}: {error}",
+            "resume from the last checkpoint",
         ) from error
 
 
 def names_arguments(**aliases: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator with which the errors of a function name its arguments instead of the flags that mean them.
+    """Return a decorator that makes a function's errors name its arguments instead of the corresponding flags.
 
-    aliases: argument that means a flag, if its name is another one (``cfg_scale="guidance"``).
+    aliases: flag -> argument, where their names differ (``cfg_scale="guidance"``).
     """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
@@ -111,7 +111,7 @@ def names_arguments(**aliases: str) -> Callable[[Callable[P, T]], Callable[P, T]
 
 
 def not_installed(what: str, package: str, extra: str) -> PlatformError:
-    """Return the error of ``what``, which needs a ``package`` that an ``extra`` of this one brings."""
+    """Return the error of ``what``, which needs a ``package`` that the ``extra`` of this package installs."""
     cure = f"pip install {package}, or install this package with its extra [{extra}]"
     return PlatformError(what, f"needs {package}, which is not installed", cure)
 

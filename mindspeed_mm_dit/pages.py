@@ -1,4 +1,4 @@
-"""Writes HTML pages with their pictures embedded, from the folders ``templates/`` of the core and of each component."""
+"""Write HTML pages with embedded pictures from the ``templates/`` folders of the core and of each component."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     here = Path(__file__).parent
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader([here / "templates", *here.glob("tools/*/templates")]),
         autoescape=lambda name: not str(name).endswith(".md"),
         keep_trailing_newline=True,
@@ -30,9 +30,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["base64"] = lambda content: base64.b64encode(content).decode()
-    found.tests["figure"] = lambda text: bool(_NUMBER.fullmatch(str(text)))
-    return found
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    environment.tests["figure"] = lambda text: bool(_NUMBER.fullmatch(str(text)))
+    return environment
 
 
 def write(path: Path, template: str, **values: Any) -> None:

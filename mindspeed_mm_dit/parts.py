@@ -1,12 +1,12 @@
-"""Our own parts, by kind and name: where the record of each is. Wings and plugins add theirs (``registry.py``)."""
+"""The built-in registry entries: where each record is. Tools, integrations and plugins add theirs (``registry.py``)."""
 
 from __future__ import annotations
 
-_TEXTS = "mindspeed_mm_dit.models.text_encoders"
+_TEXT_ENCODERS = "mindspeed_mm_dit.models.text_encoders"
 _OBJECTIVES = "mindspeed_mm_dit.objectives"
 _SOURCES = "mindspeed_mm_dit.data.sources"
-_TRACKERS = "mindspeed_mm_dit.training.loggers"
-_WATCHERS = "mindspeed_mm_dit.training.callbacks"
+_LOGGERS = "mindspeed_mm_dit.training.loggers"
+_CALLBACKS = "mindspeed_mm_dit.training.callbacks"
 _CONDITION = "mindspeed_mm_dit.configs.condition"
 _CONDITIONS = "mindspeed_mm_dit.data.conditions"
 
@@ -17,12 +17,12 @@ ENTRIES = {
     },
     "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
     "metrics_logger": {
-        "tensorboard": f"{_TRACKERS}.tensorboard:KIND",
-        "wandb": f"{_TRACKERS}.weights_and_biases:KIND",
-        "swanlab": f"{_TRACKERS}.swanlab_board:KIND",
+        "tensorboard": f"{_LOGGERS}.tensorboard:KIND",
+        "wandb": f"{_LOGGERS}.weights_and_biases:KIND",
+        "swanlab": f"{_LOGGERS}.swanlab_board:KIND",
     },
     "callback": {
-        name: f"{_WATCHERS}.{name}:KIND" for name in ("power_ema", "profile", "lines", "validation", "best", "grids")
+        name: f"{_CALLBACKS}.{name}:KIND" for name in ("power_ema", "profile", "lines", "validation", "best", "grids")
     },
     "optimizer": {
         "adam": "mindspeed_mm_dit.optimizers.adam:ADAM",
@@ -57,15 +57,15 @@ ENTRIES = {
         )
     },
     "text_encoder": {
-        "umt5": f"{_TEXTS}:UMT5",
-        "UMT5": f"{_TEXTS}:UMT5",
-        "t5": f"{_TEXTS}:T5",
-        "bert": f"{_TEXTS}:BERT",
-        "clip": f"{_TEXTS}:CLIP_TEXT",
+        "umt5": f"{_TEXT_ENCODERS}:UMT5",
+        "UMT5": f"{_TEXT_ENCODERS}:UMT5",
+        "t5": f"{_TEXT_ENCODERS}:T5",
+        "bert": f"{_TEXT_ENCODERS}:BERT",
+        "clip": f"{_TEXT_ENCODERS}:CLIP_TEXT",
         "words": "mindspeed_mm_dit.models.words_encoder:WORDS",
-        "qwen2_5_vl": f"{_TEXTS}:QWEN2_5_VL",
-        "qwen3": f"{_TEXTS}:QWEN3",
-        "mistral3": f"{_TEXTS}:MISTRAL3",
+        "qwen2_5_vl": f"{_TEXT_ENCODERS}:QWEN2_5_VL",
+        "qwen3": f"{_TEXT_ENCODERS}:QWEN3",
+        "mistral3": f"{_TEXT_ENCODERS}:MISTRAL3",
     },
     "teacher": {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
@@ -93,5 +93,5 @@ ENTRIES = {
     )},
 }  # fmt: skip
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
-class, a section of model.json its ``model_id``; callbacks are called in this order. Of the last kinds only tools and integrations and
-plugins have any."""
+class, a section of model.json its ``model_id``; callbacks are called in this order. The last kinds have no built-in
+entries."""

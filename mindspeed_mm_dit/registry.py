@@ -1,14 +1,14 @@
-"""What is known by name: the parts of this package (``parts.py``), of its tools and integrations, and those that other packages bring.
+"""Registries: entries by kind and name, from this package (``parts.py``), its tools and integrations, and plugins.
 
-:func:`register` adds a part of a kind. In place of its record it may say where that is, "package.module:NAME": that module
-is imported when the part is first asked for. :class:`Registry` holds the parts of a kind.
+:func:`register` adds an entry of a kind: its record, or its location "package.module:NAME", which is imported when the
+entry is first used. :class:`Registry` holds the entries of one kind.
 
 Another package declares a function without arguments under the entry point group ``mindspeed_mm_dit.plugins``::
 
     [project.entry-points."mindspeed_mm_dit.plugins"]
     my_parts = "my_package:join"
 
-The function calls :func:`register`. Training, mm-dit and the processes that they start then all know its parts.
+The function calls :func:`register`. Training, mm-dit and the processes that they start then all have its entries.
 """
 
 from __future__ import annotations
@@ -26,56 +26,56 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, neare
 
 GROUP = "mindspeed_mm_dit.plugins"
 Record = TypeVar("Record")
-_RECORDS: dict[str, dict[str, Any]] = {kind: dict(ours) for kind, ours in parts.ENTRIES.items()}
-"""Kind -> name -> record, or where it is."""
+_RECORDS: dict[str, dict[str, Any]] = {kind: dict(entries) for kind, entries in parts.ENTRIES.items()}
+"""Kind -> name -> record, or its location."""
 
 
 def register(kind: str, name: str, record: Any) -> None:
-    """Add a part: its record, or "package.module:NAME", where that is.
+    """Add an entry: its record, or its location "package.module:NAME".
 
     Raises:
-        ConfigError: there is no such kind, or another part of it has the name.
+        ConfigError: there is no such kind, or another entry of it has the name.
     """
     if kind not in _RECORDS:
         cure = f"{nearest(kind, _RECORDS)}The kinds are {', '.join(_RECORDS)}"
-        raise ConfigError(f"register({kind!r}, {name!r}, ...)", "is of a kind that nobody asks for", cure)
-    if _found(kind, name, record) != record:
+        raise ConfigError(f"register({kind!r}, {name!r}, ...)", "unknown kind of registry entry", cure)
+    if _load_record(kind, name, record) != record:
         cure = "choose another name, or uninstall one of the plugins"
         raise ConfigError(f"{kind} {name!r}", "is registered already", cure)
     _RECORDS[kind][name] = record
 
 
-def imported(place: str, said: str) -> Any:
-    """Return what is at ``place``, "package.module:NAME".
+def import_object(location: str, what: str) -> Any:
+    """Import and return the object at ``location``, "package.module:NAME"; ``what`` describes it in errors.
 
     Raises:
-        PlatformError: another package's fails; ``said`` is what it was asked for.
+        PlatformError: a third-party module cannot be imported.
     """
-    module, _, name = place.partition(":")
+    module, _, name = location.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # (somebody else's code may raise anything)
+    except Exception as error:  # (third-party code may raise anything)
         if isinstance(error, UserError) or module.partition(".")[0] == __package__:
             raise
-        raise _failed(f"{said} ({place})", error) from error
+        raise _load_error(f"{what} ({location})", error) from error
 
 
-def _failed(said: str, error: Exception) -> PlatformError:
+def _load_error(what: str, error: Exception) -> PlatformError:
     reason = f"failed to load: {type(error).__name__}: {error}"
-    return PlatformError(said, reason, "fix it, or uninstall its package")
+    return PlatformError(what, reason, "fix it, or uninstall its package")
 
 
-def _found(kind: str, name: str, other: Any = None) -> Any:
-    """Return the record of ``name``, imported if ``other``, with which it is compared, is no place."""
+def _load_record(kind: str, name: str, other: Any = None) -> Any:
+    """Return the record of ``name``, imported unless ``other``, with which it is compared, is a location."""
     record = _RECORDS[kind].get(name, other)
     if isinstance(record, str) and not isinstance(other, str):
-        record = _RECORDS[kind][name] = imported(record, f"{kind} {name!r}")
+        record = _RECORDS[kind][name] = import_object(record, f"{kind} {name!r}")
     return record
 
 
 @lru_cache(maxsize=1)
 def load_components() -> None:
-    """Let each package below ``tools/`` and ``integrations/`` that is installed register its parts, once per process."""
+    """Let each package in ``tools/`` and ``integrations/`` register its entries, once per process."""
     for folder in ("tools", "integrations"):
         path = [str(Path(__file__).with_name(folder))]
         for component in pkgutil.iter_modules(path, f"{__package__}.{folder}."):
@@ -91,19 +91,19 @@ def load_plugins() -> tuple[str, ...]:
         PlatformError: a plugin cannot be imported, or fails.
     """
     load_components()
-    found = sorted(entry_points(group=GROUP))
-    for point in found:
+    points = sorted(entry_points(group=GROUP))
+    for point in points:
         try:
             point.load()()
         except UserError:
             raise
         except Exception as error:  # (a plugin may raise anything)
-            raise _failed(f"plugin {point.name} ({point.value})", error) from error
-    return tuple(point.name for point in found)
+            raise _load_error(f"plugin {point.name} ({point.value})", error) from error
+    return tuple(point.name for point in points)
 
 
 class Registry(MutableMapping[str, Record]):
-    """The parts of one kind by name: ours, those of tools and integrations, then those of plugins, which are loaded when needed."""
+    """The entries of one kind by name: built-in ones, tools and integrations, then plugins; loaded when needed."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -111,7 +111,7 @@ class Registry(MutableMapping[str, Record]):
     def __getitem__(self, name: str) -> Record:
         if name not in self:
             raise KeyError(name)
-        record: Record = _found(self._kind, name)
+        record: Record = _load_record(self._kind, name)
         return record
 
     def __contains__(self, name: object) -> bool:
@@ -136,12 +136,12 @@ class Registry(MutableMapping[str, Record]):
         return sum(1 for _ in self)
 
     def external(self) -> list[Record]:
-        """Return the parts that are not ours, but of tools and integrations and plugins."""
+        """Return the entries of tools, integrations and plugins."""
         return [self[name] for name in self if name not in parts.ENTRIES[self._kind]]
 
 
 class Configs(Mapping[str, Any]):
-    """The config classes of the parts of one kind, by name: field ``config`` of their records."""
+    """The config classes of the entries of one kind, by name: field ``config`` of their records."""
 
     def __init__(self, kind: str) -> None:
         self._parts = Registry[Any](kind)

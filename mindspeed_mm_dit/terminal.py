@@ -1,4 +1,4 @@
-"""What our processes print: names that strangers gave are shown, not obeyed, and closed streams take everything."""
+"""Terminal output: control characters are escaped, and writing to a closed stream does not fail."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from typing import Any, TextIO, TypeVar
 Text = TypeVar("Text", bound=str)
 
 LONG_SECONDS = 30
-"""After which ``doing`` says what a program is at."""
+"""After this time ``doing`` reports what the program is doing."""
 _CODES = [*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)]
-"""What moves a cursor, changes colours, or turns the direction of a text around; and bytes that are no text."""
-_SHOWN = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\t"}
+"""Characters that move the cursor, change colours or reverse the text direction, and undecodable bytes."""
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in _CODES if chr(code) not in "\n\t"}
 
 
 def plain(text: Text) -> Text:
-    """Return ``text`` with codes that a terminal would obey, and bytes that are no text, written out: ``\\x1b``."""
-    return text.translate(_SHOWN)  # type: ignore[return-value]  # (a Markup stays one)
+    """Return ``text`` with terminal control codes and undecodable bytes escaped: ``\\x1b``."""
+    return text.translate(_ESCAPES)  # type: ignore[return-value]  # (a Markup stays one)
 
 
 def echo(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
-    """Print ``text`` at once, to standard output or ``file``; what a terminal would obey, or lacks, is written out."""
-    shown, stream = plain(str(text)), file or sys.stdout
+    """Print ``text`` unbuffered to standard output or ``file``; control and unencodable characters are escaped."""
+    escaped, stream = plain(str(text)), file or sys.stdout
     try:
-        print(shown, file=stream, end=end, flush=True)
+        print(escaped, file=stream, end=end, flush=True)
     except UnicodeEncodeError:
         print(
-            shown.encode(stream.encoding, "backslashreplace").decode(stream.encoding), file=stream, end=end, flush=True
+            escaped.encode(stream.encoding, "backslashreplace").decode(stream.encoding),
+            file=stream,
+            end=end,
+            flush=True,
         )
 
 
 def echo_if_open(text: Any, file: TextIO | None = None) -> None:
-    """Print as ``echo`` does; if the reader is gone, as of a pipe or a terminal, print nowhere and go on."""
+    """Print as ``echo`` does; if the pipe or terminal was closed, discard the output and continue."""
     try:
         echo(text, file)
     except OSError:
@@ -44,7 +47,7 @@ def echo_if_open(text: Any, file: TextIO | None = None) -> None:
 
 @contextmanager
 def doing(what: str, report: Callable[[str], object] = echo_if_open) -> Iterator[None]:
-    """Report ``what`` once it has taken LONG_SECONDS: a log that stands still looks like a program that hangs."""
+    """Report ``what`` once it has taken LONG_SECONDS: a log without new lines looks like a program that hangs."""
     timer = Timer(LONG_SECONDS, report, [f" {what} ... (for {LONG_SECONDS} s so far)"])
     timer.daemon = True
     timer.start()
@@ -55,12 +58,12 @@ def doing(what: str, report: Callable[[str], object] = echo_if_open) -> Iterator
 
 
 def is_reporting_rank() -> bool:
-    """Return whether this process reports what all of them find: the first of each node, or of all under msrun."""
+    """Return whether this process reports for the others: the first of each node, or of all under msrun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("RANK", os.environ.get("RANK_ID", "0"))) == "0"
 
 
 class _Lines:
-    """A file for tqdm that is no terminal: what would be drawn over becomes a line of a log."""
+    """A file for tqdm without a terminal: each update becomes a log line instead of overwriting the last."""
 
     def write(self, text: str) -> None:
         if text := text.strip():
@@ -77,17 +80,17 @@ def progress(
 
     unit_scale: print large numbers as 1.2M.
 
-    Where standard error is no terminal, a line says every LONG_SECONDS how far the work is.
+    If standard error is not a terminal, the progress is logged every LONG_SECONDS instead.
     """
     from tqdm import tqdm
 
-    usual: dict[str, Any] = {"desc": what, "total": total, "unit": unit, "disable": not is_reporting_rank()}
-    usual["unit_scale"] = unit_scale
+    settings: dict[str, Any] = {"desc": what, "total": total, "unit": unit, "disable": not is_reporting_rank()}
+    settings["unit_scale"] = unit_scale
     if sys.stderr.isatty():
-        return tqdm(items, **usual, delay=delay)
-    form = "{desc}: {n_fmt} of {total_fmt} {unit}s in {elapsed}, {remaining} left"
-    rarely = dict.fromkeys(("delay", "mininterval", "maxinterval"), LONG_SECONDS)
-    return tqdm(items, **usual, **rarely, bar_format=form, file=_Lines(), leave=False)
+        return tqdm(items, **settings, delay=delay)
+    bar_format = "{desc}: {n_fmt} of {total_fmt} {unit}s in {elapsed}, {remaining} left"
+    intervals = dict.fromkeys(("delay", "mininterval", "maxinterval"), LONG_SECONDS)
+    return tqdm(items, **settings, **intervals, bar_format=bar_format, file=_Lines(), leave=False)
 
 
 def print_nowhere(*streams: int) -> None:
@@ -101,7 +104,7 @@ def print_nowhere(*streams: int) -> None:
 def open_streams() -> None:
     """Make standard input, output and error usable, whatever started this process.
 
-    A closed one is opened to nowhere: the next file would get its number, and what is printed.
+    A closed stream is opened to the null device; otherwise the next file opened would get its descriptor and output.
     """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:

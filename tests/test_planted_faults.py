@@ -109,7 +109,7 @@ FAULTS = {
         "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
-        "sampling/ranks.py", "asked.at(numbers)", "Asked(asked.at(numbers).values)",
+        "sampling/ranks.py", "request.at(numbers)", "SampleRequest(request.at(numbers).values)",
         "tests/cli/test_sample.py -k two_ranks",
     ),
 }  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_name_is_taken_once_and_the_same_part_may_join_again(colours):
 
 def test_a_kind_that_nobody_asks_for_is_refused():
     with pytest.raises(
-        ConfigError, match=r"(?s)register\('predictr', 'mine', ...\): is of a kind .*Did you mean 'predictor'"
+        ConfigError, match=r"(?s)register\('predictr', 'mine', ...\): unknown kind .*Did you mean 'predictor'"
     ):
         register("predictr", "mine", "my_package:MineConfig")
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.outputs import check_output_folder
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.models.data import check_sizes, made_by, open_data, with_budget
+from mindspeed_mm_dit.models.data import cache_identity, check_sizes, open_data, with_budget
 from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.terminal import echo, progress
 from mindspeed_mm_dit.training.classes import log_notes
@@ -31,9 +31,9 @@ Then add "latents": "data/imagenet256-latents" (for clips "features") to dataset
 Each rank first decodes every sample. A sample that cannot be decoded stops the command, or is left out with
 skip_bad_images or skip_bad_clips. If the command is interrupted, run it again: finished shards are kept.
 
-The cache keeps mean and standard deviation of each posterior, of an image as it is and mirrored, so training draws new
-latents every epoch and loses nothing. It keeps captions as the states of model.json's text encoders. Size on disk at
-256 pixels: 64 KiB an image with fp32, half of that with fp16."""
+The cache keeps mean and standard deviation of each posterior, for each image and its mirror image, so training samples
+new latents every epoch as without a cache. Captions are kept as the states of model.json's text encoders. Size on disk
+at 256 pixels: 64 KiB an image with fp32, half of that with fp16."""
 
 SHARD_IMAGES, SHARD_CAPTIONED, SHARD_VIDEOS = 4096, 512, 64
 BATCH_IMAGES, BATCH_VIDEOS = 16, 1
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - started
     echo(
         f"{args.output}: {count} of {len(opened.rows)} {opened.param.noun}s encoded in {seconds:.1f} s, "
-        f"{count / seconds:.2f} a second; " + ("complete" if complete else "other ranks are still at work")
+        f"{count / seconds:.2f} a second; " + ("complete" if complete else "other ranks are still encoding")
     )
     return 0
 
@@ -107,16 +107,14 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
-    """Check everything that can be checked, and return the samples, read from their files and not from a cache."""
+    """Check everything that can be checked, and return the samples, read from files and not from a cache."""
     param = with_budget(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
     if folder in (output, *output.parents):
-        raise ConfigError(
-            f"--output = {args.output}", f"lies among the {param.noun}s, in {param.data_folder}",
-            "name a folder elsewhere",
-        )  # fmt: skip
+        reason = f"lies among the {param.noun}s, in {param.data_folder}"
+        raise ConfigError(f"--output = {args.output}", reason, "name another folder")
     check_output_folder("--output", args.output)
     check_encoders(model)
-    made_by(model, param)
+    cache_identity(model, param)
     check_sizes(model, param)
     return open_data(model, param, decode_all=True)

@@ -16,11 +16,11 @@ class Command(NamedTuple):
     summary: str
     """Its line in ``mm-dit --help``."""
     module: str
-    """Has DESCRIPTION, ``add_arguments(parser)`` and ``run(args)``, which returns the exit code."""
+    """Module with DESCRIPTION, ``add_arguments(parser)`` and ``run(args)``, which returns the exit code."""
     extra: str = ""
-    """Extra of setup.py that brings what it needs beside the core's packages; empty: nothing."""
+    """Extra of setup.py with the packages it needs besides the core's; empty: none."""
     packages: Mapping[str, str] = {}
-    """What it needs: name of a module -> of the package to install."""
+    """Those packages: module name -> name of the package to install."""
 
     def check(self, name: str) -> None:
         """Raise PlatformError unless the packages of the command, which is called ``name``, are installed."""

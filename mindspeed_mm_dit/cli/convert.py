@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--boundary",
         type=float,
         metavar="LEVEL",
-        help="noise level that parts the experts (default: as trained)",
+        help="noise level at which the experts switch (default: as trained)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace TARGET if it is a checkpoint")
 
@@ -78,32 +78,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what was done."""
     started = time.perf_counter()
-    aloud = lambda line: echo(line, file=sys.stderr)  # noqa: E731
+    log = lambda line: echo(line, file=sys.stderr)  # noqa: E731
     if args.low_noise_checkpoint is not None:
-        done = _convert_both(args, aloud)
+        summary = _convert_both(args, log)
     else:
         description = read_json(args.model, "--model") if args.model else None
-        done = convert(
-            args.source, args.target, args.to, args.weights, description, args.overwrite, aloud, args.merge_lora
+        summary = convert(
+            args.source, args.target, args.to, args.weights, description, args.overwrite, log, args.merge_lora
         )
-    for note in done.notes:
+    for note in summary.notes:
         echo(f"note: {note}")
+    source, target = f"{summary.source} ({summary.source_format})", f"{summary.target} ({summary.target_format})"
     echo(
-        f"{done.source} ({done.source_format}) -> {done.target} ({done.target_format}): {', '.join(done.trees)}; "
-        f"{done.num_tensors} tensors, {done.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
+        f"{source} -> {target}: {', '.join(summary.trees)}; {summary.num_tensors} tensors, "
+        f"{summary.num_bytes / 1e6:.1f} MB in {time.perf_counter() - started:.1f} s"
     )
     return 0
 
 
-def _convert_both(args: argparse.Namespace, aloud: Callable[[str], object]) -> Summary:
+def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Summary:
     """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
     from mindspeed_mm_dit.sampling.load import describe_both
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
-            raise ConfigError(f"{flag} = {short_repr(value)}", "does not go with --low-noise-checkpoint",
-                              "drop it, or convert one after the other")  # fmt: skip
+            cure = "drop it, or convert the experts one by one"
+            raise ConfigError(f"{flag} = {short_repr(value)}", "does not go with --low-noise-checkpoint", cure)
     *_, boundary = describe_both(args.source, args.low_noise_checkpoint, args.model, args.boundary)
     return convert_experts(
-        args.source, args.low_noise_checkpoint, args.target, boundary, args.weights, args.overwrite, aloud
+        args.source, args.low_noise_checkpoint, args.target, boundary, args.weights, args.overwrite, log
     )

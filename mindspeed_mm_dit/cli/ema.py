@@ -17,8 +17,8 @@ you can try many widths after one run.
   mm-dit ema --checkpoint outputs/digits/checkpoints --std 0.15 --output ema_0.15.safetensors
   mm-dit sample --checkpoint ema_0.15.safetensors --model examples/dit/model.json ...
 
-The run keeps EMAs of two widths in every checkpoint; this command combines them into an EMA of any width. The more
-checkpoints there are, the closer it comes, and the command prints how close. A width is the standard deviation of the
+The run keeps EMAs of two widths in every checkpoint; this command combines them into an EMA of any width. More
+checkpoints give a closer fit, and the command prints the error of the fit. A width is the standard deviation of the
 averaged steps as a fraction of the run: 0.05 looks back over about 10 % of the run, 0.1 over 20 %."""
 
 
@@ -43,19 +43,23 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--std = {args.std:g}", str(error)) from None
 
-    made = make(
-        args.checkpoint, args.std, args.output, args.to, args.overwrite,
-        progress=lambda used: progress("averaging", used, total=len(used), unit="checkpoint"),
-    )  # fmt: skip
-    for note in made.notes:
-        echo(f"note: {note}")
-    steps = sorted({one.profile.step for one in made.kept})
-    echo(
-        f"width {args.std:g} at iteration {made.wanted.step}, of {len(made.kept)} averages at iterations "
-        f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}: what the steps count is met "
-        f"to {made.error:.2%}"
+    result = make(
+        args.checkpoint,
+        args.std,
+        args.output,
+        args.to,
+        args.overwrite,
+        progress=lambda checkpoints: progress("averaging", checkpoints, total=len(checkpoints), unit="checkpoint"),
     )
-    if made.error > 0.05:
-        echo("note: more checkpoints would come closer; --save-retain-interval N keeps those of every N-th iteration")
-    echo(f"{args.output}: {made.num_tensors} tensors, {made.num_bytes / 1e6:.1f} MB")
+    for note in result.notes:
+        echo(f"note: {note}")
+    steps = sorted({average.profile.step for average in result.kept})
+    echo(
+        f"width {args.std:g} at iteration {result.wanted.step}, of {len(result.kept)} averages at iterations "
+        f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}; "
+        f"EMA profile fit error: {result.error:.2%}"
+    )
+    if result.error > 0.05:
+        echo("note: more checkpoints give a closer fit; --save-retain-interval N keeps those of every N-th iteration")
+    echo(f"{args.output}: {result.num_tensors} tensors, {result.num_bytes / 1e6:.1f} MB")
     return 0

@@ -58,18 +58,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     chosen = argv[0] if argv else None
     if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
         raise ConfigError(
-            f"mm-dit {chosen[:100]}", "is no command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
+            f"mm-dit {chosen[:100]}", "unknown command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
         )
-    own = parser
+    command_parser = parser
     if chosen is not None and chosen in COMMANDS:
-        own = _add_command(commands, chosen)
+        command_parser = _add_command(commands, chosen)
     else:
         for name, command in COMMANDS.items():
             commands.add_parser(name, help=command.summary, add_help=False)
     if not argv:
         parser.print_help()
     args, unknown = parser.parse_known_args(argv)
-    own.refuse(unknown)
+    command_parser.refuse(unknown)
     return args
 
 

@@ -57,7 +57,7 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--negative-prompt", metavar="TEXT", help="text that guidance leads away from (default: the empty caption)"
     )
-    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model steered by vectors")
+    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model conditioned on them")
     add_size(parser)
     video = parser.add_argument_group("videos")
     video.add_argument("--image", metavar="FILE", help="the first frame, for a model that begins with an image")
@@ -71,10 +71,10 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: from model.json)")
 
 
-def asked_of(
+def parse_request(
     args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str] = ()
 ) -> SampleRequest:
-    """Return the request that the flags make; ``names``, ``captions``: those that the checkpoint knows.
+    """Return the request that the flags describe; ``names``, ``captions``: those stored with the checkpoint.
 
     Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
     """
@@ -93,13 +93,13 @@ def asked_of(
         values["vector"] = _vectors(args)
     if frames:
         values["image"] = requested_images(config, args.image, args.last_image)
-    instead = {"caption": args.negative_prompt} if args.negative_prompt else {}
+    negative = {"caption": args.negative_prompt} if args.negative_prompt else {}
     check_prompts(config, values.get("caption", []), args.negative_prompt)
-    asked = SampleRequest(together(values), instead)
-    check_request(asked, config)
+    request = SampleRequest(together(values), negative)
+    check_request(request, config)
     flag = "--num-per-prompt" if "caption" in items else "--num-per-class"
-    check_amount(f"{flag} = {each}", len(asked) * each, config, Path(args.output))
-    return asked.each(each)
+    check_amount(f"{flag} = {each}", len(request) * each, config, Path(args.output))
+    return request.each(each)
 
 
 def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
@@ -107,11 +107,11 @@ def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequenc
     for item, others in FLAGS.items():
         for flag in others:
             if item not in items and getattr(args, flag.strip("-").replace("-", "_")) is not None:
-                by = " and ".join(_WORDS.get(asked, asked) for asked in items)
+                inputs = " and ".join(_WORDS.get(name, name) for name in items)
                 cure = f"use {flags[0]}" if flags else "leave it out"
-                raise ConfigError(flag, f"this model is steered by {by}, not by {_WORDS[item]}", cure)
+                raise ConfigError(flag, f"this model is conditioned on {inputs}, not on {_WORDS[item]}", cure)
     if args.fps is not None and len(config.sample_size) == 2:
-        raise ConfigError(f"--fps = {args.fps}", "this model draws images, not videos", "leave it out")
+        raise ConfigError(f"--fps = {args.fps}", "this model generates images, not videos", "leave it out")
 
 
 # --- classes -----------------------------------------------------------------------------------------------------
@@ -128,20 +128,20 @@ def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]
 
 
 def prompts_of(
-    given: Sequence[str], file: str | None, flag: str = "--prompt", captions: Sequence[str] = ()
+    inline: Sequence[str], file: str | None, flag: str = "--prompt", captions: Sequence[str] = ()
 ) -> list[str]:
-    """Return the prompts that were ``given`` and those of a text ``file``, one per line.
+    """Return the ``inline`` prompts and those of a text ``file``, one per line.
 
     Raises ConfigError if the file cannot be read, or if there are no prompts; the error then names ``flag``, and the
     first of ``captions`` as an example.
     """
-    prompts = list(given)
+    prompts = list(inline)
     if file is not None:
         prompts += read_prompts("--prompts", file)
     if not prompts:
-        own = f"add {shlex.join(['--prompt', [*captions, 'a seven moves left'][0]])}"
-        cure = own if flag == "--prompt" else "name a text file with a prompt a line"
-        raise ConfigError(flag, "is missing: this model is steered by texts", cure)
+        example = f"add {shlex.join(['--prompt', [*captions, 'a seven moves left'][0]])}"
+        cure = example if flag == "--prompt" else "name a text file with one prompt per line"
+        raise ConfigError(flag, "is missing: this model is conditioned on text", cure)
     return prompts
 
 
@@ -154,11 +154,11 @@ def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | N
 
 def _vectors(args: argparse.Namespace) -> list[Any]:
     if args.vectors is None:
-        raise ConfigError("--vectors", "is missing: this model is steered by vectors", "name an .npy of (N, P)")
+        raise ConfigError("--vectors", "is missing: this model is conditioned on vectors", "name an .npy of (N, P)")
     try:
-        found = read_npy(args.vectors)
+        vectors = read_npy(args.vectors)
     except UnusableFile as problem:
         raise ConfigError(f"--vectors = {args.vectors}", str(problem), "name an .npy") from None
-    if found.ndim != 2 or found.dtype.kind not in "iuf" or not np.isfinite(found).all():
-        raise ConfigError(f"--vectors = {args.vectors}", f"holds {found.shape}, not finite vectors (N, P)")
-    return list(found.astype(np.float32))
+    if vectors.ndim != 2 or vectors.dtype.kind not in "iuf" or not np.isfinite(vectors).all():
+        raise ConfigError(f"--vectors = {args.vectors}", f"has shape {vectors.shape}; must be finite vectors (N, P)")
+    return list(vectors.astype(np.float32))

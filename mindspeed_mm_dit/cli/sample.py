@@ -15,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
-from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, asked_of
+from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, parse_request
 from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -58,7 +58,7 @@ settings, not on --batch-size or the number of ranks."""
 
 
 USUAL_SCALE = 20
-"""A note asks about a larger --cfg-scale."""
+"""A larger --cfg-scale logs a note."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--low-noise-cfg-scale",
         type=float,
         metavar="S",
-        help="guidance of the expert of low noise (default: --cfg-scale)",
+        help="guidance of the low-noise expert (default: --cfg-scale)",
     )
     add_drawing(parser)
     parser.add_argument(
@@ -89,12 +89,12 @@ def add_model(parser: argparse.ArgumentParser, required: bool) -> None:
         "--checkpoint",
         required=required,
         metavar="PATH",
-        help="folder of checkpoints (the newest is taken), published .pt, or .safetensors",
+        help="folder of checkpoints (the newest is used), published .pt, or .safetensors",
     )
     parser.add_argument(
         "--model",
         metavar="JSON",
-        help="model.json; not needed if the checkpoint holds its own, as a run or mm-dit convert may have saved it",
+        help="model.json; not needed if the checkpoint contains it, as those of a run or mm-dit convert do",
     )
     parser.add_argument(
         "--lora",
@@ -169,19 +169,21 @@ def add_sampler_flags(parser: argparse.ArgumentParser, cfg_scale: float = 4.0) -
 
 
 def add_experts(parser: argparse.ArgumentParser) -> Any:
-    """Declare the flags that name the expert of low noise; return their group."""
+    """Declare the flags that name the low-noise expert; return their group."""
     experts = parser.add_argument_group("two experts (Wan 2.2)")
     experts.add_argument(
         "--low-noise-checkpoint",
         metavar="PATH",
-        help="the expert of low noise; --checkpoint is that of high noise, or a diffusers folder of both",
+        help="the low-noise expert; --checkpoint is the high-noise expert, or a diffusers folder of both",
     )
     experts.add_argument(
-        "--boundary", type=float, metavar="LEVEL", help="noise level from which on the expert of high noise answers "
-        "(default: where the windows meet that they were trained on)",
-    )  # fmt: skip
+        "--boundary",
+        type=float,
+        metavar="LEVEL",
+        help="noise level from which on the high-noise expert is used (default: where their training windows meet)",
+    )
     experts.add_argument(
-        "--low-noise-lora", action="append", default=[], metavar="FILE[:S]", help="adapters of the expert of low noise"
+        "--low-noise-lora", action="append", default=[], metavar="FILE[:S]", help="adapters of the low-noise expert"
     )
     return experts
 
@@ -194,17 +196,17 @@ def run(args: argparse.Namespace) -> int:
         activate(args.ai_framework)
         from mindspeed_mm_dit.sampling.load import describe
 
-        found = describe(args.checkpoint, args.model)
-        work = _Work.of(args, found._replace(config=resized(found.config, args.frames, args.size)))
+        described = describe(args.checkpoint, args.model)
+        work = _Work.from_args(args, described._replace(config=resized(described.config, args.frames, args.size)))
     samples, seconds = _draw(args, work)
     if samples is None:  # only the first rank has them
         return 0
-    written = work.output.save(samples, work.asked.labels, work.titles, args.seed, _said(args, work))
+    written = work.output.save(samples, work.request.labels, work.titles, args.seed, _settings_in_words(args, work))
     ranks = f", on {work.ranks} rank(s)" if work.ranks > 1 else ""
     size = " x ".join(map(str, work.config.sample_size))
     noun = "images" if samples.ndim == 4 else "videos"
     rate = f"{len(samples) / seconds:.2f} {noun}/s"
-    default = "; the size is that of model.json (--size draws others)" if args.size is None else ""
+    default = "; the size is that of model.json (--size changes it)" if args.size is None else ""
     echo(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{ranks}{default}")
     return 0
 
@@ -215,7 +217,7 @@ class _Work:
 
     config: ModelConfig
     settings: SampleSettings
-    asked: SampleRequest
+    request: SampleRequest
     titles: Sequence[str]
     """What each sample should show."""
     output: Output
@@ -223,25 +225,24 @@ class _Work:
     adapters: Sequence[ScaledLora]
 
     @classmethod
-    def of(cls, args: argparse.Namespace, found: Described) -> _Work:
-        """Check everything the flags ask for, before weights are read."""
+    def from_args(cls, args: argparse.Namespace, described: Described) -> _Work:
+        """Check all flags before weights are read."""
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.sampling.load import load_adapters
 
-        _, config, names, captions, words = found
-        settings = settings_of(args, config, _experts_of(args), args.low_noise_cfg_scale)
+        _, config, names, captions, words = described
+        settings = settings_of(args, config, _parse_experts(args), args.low_noise_cfg_scale)
         if settings.guidance.scale > USUAL_SCALE:
-            echo(
-                f"note: --cfg-scale {settings.guidance.scale:g} overdrives samples; 1 to 10 are usual", file=sys.stderr
-            )
+            note = f"note: --cfg-scale {settings.guidance.scale:g} oversaturates samples; 1 to 10 are usual"
+            echo(note, file=sys.stderr)
         output = Output(args.output, FPS if args.fps is None else args.fps)
-        asked = asked_of(args, config, names, captions)
-        titles = asked.titles(names)
+        request = parse_request(args, config, names, captions)
+        titles = request.titles(names)
         output.check(titles, config.sample_size)
         adapters = load_adapters(args.lora, config)
-        if note := note_of_words(config, words, asked.values.get("caption", ())):
+        if note := note_of_words(config, words, request.values.get("caption", ())):
             echo(note, file=sys.stderr)
-        return cls(config, settings, asked, titles, output, runtime.world_size(), adapters)
+        return cls(config, settings, request, titles, output, runtime.world_size(), adapters)
 
 
 def load_asked(
@@ -251,9 +252,14 @@ def load_asked(
     from mindspeed_mm_dit.sampling.load import load_model
 
     return load_model(
-        checkpoint or args.checkpoint, args.model, args.weights == "ema", adapters, bf16=args.bf16,
-        torch_compile=args.torch_compile, guidance=args.guidance,
-    )  # fmt: skip
+        checkpoint or args.checkpoint,
+        args.model,
+        args.weights == "ema",
+        adapters,
+        bf16=args.bf16,
+        torch_compile=args.torch_compile,
+        guidance=args.guidance,
+    )
 
 
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
@@ -267,17 +273,17 @@ def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, flo
     started = time.perf_counter()
     output = Path(os.path.realpath(args.output))
     parts = output.with_name(f".{output.name}.parts")
-    samples = generate_spread(parts, (model, work.config), work.asked, work.settings)
+    samples = generate_spread(parts, (model, work.config), work.request, work.settings)
     seconds = time.perf_counter() - started
     if work.ranks > 1:
         runtime.shutdown()
     return samples, seconds
 
 
-def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
+def _settings_in_words(args: argparse.Namespace, work: _Work) -> dict[str, str]:
     """Return the settings that determine the samples, in words."""
     guidance = work.settings.guidance
-    which = "average" if args.weights == "ema" else "weights being trained"
+    which = "EMA" if args.weights == "ema" else "weights being trained"
     return {
         "checkpoint": f"{without_places(args.checkpoint)} ({which})",
         **({"adapters": ", ".join(map(without_places, args.lora))} if args.lora else {}),
@@ -286,14 +292,14 @@ def _said(args: argparse.Namespace, work: _Work) -> dict[str, str]:
         "sampler": f"{work.settings.sampler}, {work.settings.steps} steps",
         "guidance": f"{guidance.scale:g} on channels: {guidance.channels}, interval {args.cfg_interval}"
         + (f", rescaled by {guidance.rescale}" if guidance.rescale else ""),
-        **({"told guidance": f"{args.guidance:g}"} if args.guidance is not None else {}),
+        **({"guidance input": f"{args.guidance:g}"} if args.guidance is not None else {}),
         "precision": "bfloat16" if args.bf16 else "float32",
     }
 
 
 def _low_noise(settings: SampleSettings, experts: Experts) -> dict[str, str]:
-    there = without_places(experts.low)
-    return {"low noise": f"{there}, below {experts.boundary:g}, guidance {settings.scale_of_low:g}"}
+    checkpoint = without_places(experts.low)
+    return {"low noise": f"{checkpoint}, below {experts.boundary:g}, guidance {settings.low_noise_scale:g}"}
 
 
 def settings_of(
@@ -333,8 +339,8 @@ def settings_of(
     )
 
 
-def _experts_of(args: argparse.Namespace) -> Experts | None:
-    """Return the two experts that the flags name; raises ConfigError for flags of experts if there is one network."""
+def _parse_experts(args: argparse.Namespace) -> Experts | None:
+    """Return the two experts that the flags name; raises ConfigError for flags of experts if there is only one."""
     from mindspeed_mm_dit.sampling.experts import ONE_NETWORK
     from mindspeed_mm_dit.sampling.load import experts, other_expert
 

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES
 
 OPTIONS = "sampler_options"
-"""Attribute of the parsed flags that holds the sampler options that were given, by name."""
+"""Attribute of the parsed flags with the sampler options on the command line, by name."""
 
 
 class _Option(NamedTuple):
@@ -22,14 +22,14 @@ class _Option(NamedTuple):
     """Samplers that have the option."""
 
 
-class _Keep(argparse.Action):
-    """Collects the options that were given in one dictionary."""
+class _StoreOption(argparse.Action):
+    """Collects the options on the command line in one dictionary."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Keep ``values``; the word None stands for None."""
+        """Store ``values``; the word None stands for None."""
         name = self.dest.removeprefix(f"{OPTIONS}.")
-        given = {**getattr(namespace, OPTIONS), name: None if values == "None" else values}
-        setattr(namespace, OPTIONS, given)
+        options = {**getattr(namespace, OPTIONS), name: None if values == "None" else values}
+        setattr(namespace, OPTIONS, options)
 
 
 def add_sampler(parser: argparse.ArgumentParser) -> None:
@@ -47,17 +47,17 @@ def add_sampler_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(**{OPTIONS: {}})
     for name, option in _options().items():
         flag, words = flag_of(name), option.field.metadata.get("help", "")
-        usual = option.field.default
-        usual = f"{usual:g}" if isinstance(usual, float) else usual
+        default = option.field.default
+        default = f"{default:g}" if isinstance(default, float) else default
         try:
             group.add_argument(
                 flag,
-                action=_Keep,
+                action=_StoreOption,
                 dest=f"{OPTIONS}.{name}",
                 default=argparse.SUPPRESS,
                 type=_type(option.kind),
                 metavar=name.rpartition("_")[2].upper(),
-                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {usual})"),
+                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {default})"),
             )
         except argparse.ArgumentError:
             raise ConfigError(
@@ -87,7 +87,7 @@ def _type(kind: Any) -> Callable[[str], Any]:
     """Return the function that turns a flag's text into a value of ``kind``; the sampler checks the value."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     known: tuple[type, ...] = (float, int)
-    return next((one for one in known if one in kinds), _boolean if bool in kinds else str)
+    return next((candidate for candidate in known if candidate in kinds), _boolean if bool in kinds else str)
 
 
 def _boolean(text: str) -> bool | str:

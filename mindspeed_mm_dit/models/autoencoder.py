@@ -24,7 +24,7 @@ class AutoencoderKind:
     config: type[AutoencoderConfig]
     """Frozen dataclass of the section."""
     build: Callable[[Any], Autoencoder]
-    """(config) -> the autoencoder with its weights loaded; imports the framework, nothing before does."""
+    """(config) -> the autoencoder with its weights loaded; imports the framework only when called."""
 
 
 class Autoencoder(ABC):
@@ -36,7 +36,7 @@ class Autoencoder(ABC):
     def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
         """Images or videos (B, 3 or 1, ...) in [-1, 1] -> scaled latents (B, C, ...).
 
-        Draws from the posterior with ``posterior_noise``, of the latents' shape; without it, takes the mean.
+        Samples the posterior with ``posterior_noise``, of the latents' shape; without it, uses the mean.
         """
         mean, std = self.moments(images)
         return draw_latents(mean, std, posterior_noise, self.scaled)
@@ -53,7 +53,7 @@ class Autoencoder(ABC):
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """Images or videos (B, 3 or 1, ...) in [-1, 1] -> mean and std of their raw latents, (B, C, ...) float32.
 
-        The std is None if latents are not drawn.
+        The std is None if there is no posterior to sample from.
         """
 
     @abstractmethod
@@ -73,8 +73,8 @@ class Scaling:
             axes = (1,) * max(config.pixel_axes)
             return (tensor or ops.tensor)(np.array(numbers, np.float32).reshape(1, -1, *axes))
 
-        said = config.scale()
-        self._shift, self._scale, self._std = (prepared(numbers) for numbers in (said.shift, said.scale, said.std))
+        scale = config.scale()
+        self._shift, self._scale, self._std = (prepared(numbers) for numbers in (scale.shift, scale.scale, scale.std))
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Raw latents (B, C, ...) -> scaled ones."""
@@ -97,7 +97,7 @@ def _is(numbers: Any, neutral: float) -> bool:
 def draw_latents(
     mean: Tensor, std: Tensor | None, posterior_noise: Tensor | None, scaled: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return scaled latents (B, C, ...): a draw from the posterior, or its mean without ``posterior_noise``."""
+    """Return scaled latents (B, C, ...): a sample of the posterior, or its mean without ``posterior_noise``."""
     if posterior_noise is None:
         return scaled(mean)
     return scaled(mean + std * posterior_noise)

@@ -15,14 +15,14 @@ from mindspeed_mm_dit.framework.lazy_imports import later
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, PixelAutoencoder
 
 _DIFFUSERS = later("mindspeed_mm_dit.models.diffusers_autoencoders")
-_OWN = later("mindspeed_mm_dit.models.autoencoder_kl.autoencoder")
+_PORTABLE = later("mindspeed_mm_dit.models.autoencoder_kl.autoencoder")
 
 
 PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)
 AUTOENCODER_KL = AutoencoderKind(
-    AutoencoderKLConfig, lambda config: (_DIFFUSERS if active() == "pytorch" else _OWN).AutoencoderKL(config)
+    AutoencoderKLConfig, lambda config: (_DIFFUSERS if active() == "pytorch" else _PORTABLE).AutoencoderKL(config)
 )
-FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, lambda config: _OWN.AutoencoderKLFlux2(config))
+FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, lambda config: _PORTABLE.AutoencoderKLFlux2(config))
 WAN_VIDEO_VAE = AutoencoderKind(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
 QWEN_IMAGE_VAE = AutoencoderKind(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
 AUTOENCODER_TINY = AutoencoderKind(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))

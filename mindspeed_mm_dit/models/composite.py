@@ -1,4 +1,4 @@
-"""The composite that trains: encoders, diffusion and predictor. It takes a batch and returns the loss per sample."""
+"""The training model: encoders, diffusion and predictor. It takes a batch and returns the loss per sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.data.conditions.registry import encoded
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents
-from mindspeed_mm_dit.models.frames import features_of_frames, frame_conditions
+from mindspeed_mm_dit.models.frames import frame_conditions, frame_features
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.pixels import to_images
@@ -29,11 +29,11 @@ Tensor = Any
 class DiTModel(nn.Module):
     """Holds ae, text encoders, diffusion and predictor, as MindSpeed-MM's SoRAModel does.
 
-    Only the predictor has weights that are trained and saved. Nothing here is random: the objective's draws,
-    dropped labels and posterior noise come with the batch. Arguments are passed by their names in the batch.
+    Only the predictor has weights that are trained and saved. Nothing here is random: timesteps, noise, dropped labels
+    and posterior noise come with the batch. Arguments are passed by their names in the batch.
 
     ``autoencoder``, ``text_encoders``: from ``registry.load_encoders``, or a NoAutoencoder and no text encoders for a
-    model that only reads from a cache. Without an autoencoder both are loaded.
+    model that only reads from a cache. If ``autoencoder`` is None, both are loaded.
     """
 
     def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoders: Sequence[TextEncoder] = ()) -> None:
@@ -45,7 +45,8 @@ class DiTModel(nn.Module):
         objective = objective_of(config.diffusion)
         self.diffusion = objective.build(config.diffusion)
         self.calls_model = objective.calls_model
-        self._null = int(config.predictor.conditions.unconditional(1)["labels"][0]) if objective.calls_model else None
+        unconditional = config.predictor.conditions.unconditional(1) if objective.calls_model else None
+        self._unconditional_label = None if unconditional is None else int(unconditional["labels"][0])
         self.predictor = build_predictor(config)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
@@ -62,12 +63,12 @@ class DiTModel(nn.Module):
 
     @functools.cached_property
     def _teachers(self) -> tuple[Any, ...]:
-        """Loaded when they are first asked: a cache may hold their features."""
+        """Loaded on first use: a cache may contain their features."""
         return load_teachers(self._config)
 
     @functools.cached_property
     def _image_encoder(self) -> Any:
-        """Loaded when it is first asked, like teachers."""
+        """Loaded on first use, like teachers."""
         return load_image_encoder(self._config.image_encoder)
 
     def initial_weights(self, seed: int) -> dict[str, np.ndarray]:
@@ -112,28 +113,28 @@ class DiTModel(nn.Module):
         return tuple(teacher(images) for teacher in self._teachers)
 
     def frames(self, condition: FirstFrame, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives; see ``frames.frame_conditions``."""
+        """Return mask and latents (B, M + C, F, H, W) of conditioning frames; see ``frames.frame_conditions``."""
         return frame_conditions(condition, batch, self)
 
     def image_features(self, condition: ImageTokens, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return CLIP's features (B, L, width) of the frames that a batch gives, computed now or from a cache."""
-        return features_of_frames(condition, batch, lambda: self._image_encoder)
+        """Return CLIP's features (B, L, width) of the conditioning frames, computed now or from a cache."""
+        return frame_features(condition, batch, lambda: self._image_encoder)
 
     def encode(self, pixels: Tensor, posterior_noise: Tensor | None) -> Tensor:
-        """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32; nothing here is trained."""
+        """Turn pixels (B, 3 or 1, ...) uint8 into scaled latents (B, C, ...) float32, without gradients."""
         return ops.to_float32(self.ae.encode(to_images(pixels), posterior_noise))
 
-    def losses(self, latents: Tensor, *given: Tensor) -> Tensor:
+    def losses(self, latents: Tensor, *inputs: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, from scaled latents (B, C, ...).
 
-        given: the result of :meth:`loss_inputs`, in the order of ``loss_names``.
+        inputs: the result of :meth:`loss_inputs`, in the order of ``loss_names``.
         """
-        condition, rest = given[: self._condition_arrays], given[self._condition_arrays :]
+        condition, rest = inputs[: self._condition_arrays], inputs[self._condition_arrays :]
         draws, features = rest[: self._draws], rest[self._draws :]
-        if self._null is not None:
-            return self.diffusion.losses(self.predictor, self._null, latents, *condition, *draws)  # (B,)
+        if self._unconditional_label is not None:
+            return self.diffusion.losses(self.predictor, self._unconditional_label, latents, *condition, *draws)  # (B,)
         noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
-        if self._frames is not None:  # what is given is not learned
+        if self._frames is not None:  # conditioning frames do not count in the loss
             draws = (*draws, condition[self._frames][:, :1])  # (B, 1, F, H, W)
         if not self._features:
             output = ops.to_float32(self.predictor(noised, draws[0], *condition))  # (B, C or 2C, ...)

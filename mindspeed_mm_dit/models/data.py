@@ -31,7 +31,7 @@ def open_data(
 ) -> Opened:
     """Open the samples of data.json for ``model`` and check each one; or open the cache that data.json names.
 
-    classes: class names of a run that goes on.
+    classes: class names of a resumed run.
 
     Raises:
         ConfigError: sizes, items, text encoders or the cache do not fit model.json.
@@ -52,7 +52,7 @@ def open_data(
     check_feature_widths(model)
     rate = model.predictor.frame_rate
     rows = source.open(param, SourceRequest(conditions.items, num_classes, problems, decode_all, classes, rate))
-    return _checked(Opened(model, param, rows, tokenizers))
+    return _check_opened(Opened(model, param, rows, tokenizers))
 
 
 def check_sizes(model: ModelConfig, param: SourceParam) -> None:
@@ -68,22 +68,23 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
     if param.buckets is not None:
         _check_buckets(model, param)
         return
-    made = model.ae.latent_shape(size)
-    if made != model.latent_shape:
-        wanted = " x ".join(map(str, model.ae.sample_size(model.latent_shape)))
+    latent_shape = model.ae.latent_shape(size)
+    if latent_shape != model.latent_shape:
+        expected = " x ".join(map(str, model.ae.sample_size(model.latent_shape)))
+        takes = f"{_sides(model.latent_shape)}: {has} of {expected} pixels"
+        image_cure = f"set image_size to {expected.split(' x ')[0]}, or change predictor.input_size"
+        video_cure = "make the two agree; no weight of wan or custom_dit depends on latent_size"
         raise ConfigError(
             f"data.json: {param.size_setting}",
-            f"makes latents of {_sides(made)}, and the predictor takes {_sides(model.latent_shape)}: {has} of {wanted} "
-            "pixels",
-            "make the two agree; no weight of wan or custom_dit depends on latent_size"
-            if has == "videos" else f"set image_size to {wanted.split(' x ')[0]}, or change predictor.input_size",
-        )  # fmt: skip
+            f"makes latents of {_sides(latent_shape)}, and the predictor takes {takes}",
+            video_cure if has == "videos" else image_cure,
+        )
 
 
 def with_budget(model: ModelConfig, param: SourceParam) -> SourceParam:
-    """Return ``param`` with a budget of videos whose sides are multiples of what ``model`` takes too.
+    """Return ``param`` with a budget of videos whose sides are also multiples of what ``model`` accepts.
 
-    MindSpeed-MM's data.json has one for all its Wan, and the autoencoder of TI2V-5B divides sides by twice as much.
+    MindSpeed-MM uses one data.json for all Wan models, but the autoencoder of TI2V-5B downsamples twice as much.
     """
     if not (isinstance(param, ClipsParam) and isinstance(param.buckets, Budget)) or len(model.latent_shape) != 4:
         return param
@@ -116,14 +117,15 @@ def most_expensive_shape(model: ModelConfig, param: SourceParam) -> ModelConfig:
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
     """Raise ConfigError unless autoencoder and predictor accept every possible sample shape."""
     if model.teachers:
-        raise ConfigError(param.size_setting, "make latents of several shapes, but a teacher's features have one shape",
-                          "drop section teacher and predictor.z_dims, or use image_size")  # fmt: skip
+        reason = "make latents of several shapes, but a teacher's features have one shape"
+        cure = "drop section teacher and predictor.z_dims, or use image_size"
+        raise ConfigError(param.size_setting, reason, cure)
     for size in param.sizes:
         try:
             with_size(model, size)
         except ConfigError as error:
-            raise ConfigError(f"data.json: {param.size_setting}: {' x '.join(map(str, size))}",
-                              f"{error.what}: {error.reason}", error.cure) from None  # fmt: skip
+            what = f"data.json: {param.size_setting}: {' x '.join(map(str, size))}"
+            raise ConfigError(what, f"{error.what}: {error.reason}", error.cure) from None
 
 
 def _sides(latent_shape: tuple[int, ...]) -> str:
@@ -141,90 +143,88 @@ def check_feature_widths(model: ModelConfig) -> None:
     """Raise ConfigError unless each teacher's features, by its config.json, have the width of its projector."""
     for number, (teacher, width) in enumerate(zip(model.teachers, model.predictor.z_dims)):
         if teacher.width() != width:
-            raise ConfigError(
-                f"predictor.z_dims[{number}] = {width}",
-                f"the teacher's features have width {teacher.width()} (by its config.json)", f"write {teacher.width()}",
-            )  # fmt: skip
+            reason = f"the teacher's features have width {teacher.width()} (by its config.json)"
+            raise ConfigError(f"predictor.z_dims[{number}] = {width}", reason, f"write {teacher.width()}")
 
 
-def made_by(model: ModelConfig, param: SourceParam) -> dict[str, str]:
-    """Return what a cache for model.json and data.json must have been made with, except the rows.
+def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
+    """Return what identifies a cache for model.json and data.json, except its samples.
 
-    Raises ConfigError if there is nothing to cache: images that are their own latents, without captions or teachers.
+    Raises ConfigError if there is nothing to cache: images without an autoencoder, captions or teachers.
     """
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
             f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
-            "there is nothing to cache: this autoencoder has no latents, a model trains on the images themselves",
+            "there is nothing to cache: this autoencoder has no latents, so a model trains on the images themselves",
             f"train without a cache, and without {param.cache_key} in data.json",
         )
-    found = {"pixels": param.pixel_cache_key(), "autoencoder": model.ae.identity()}
+    identity = {"pixels": param.pixel_cache_key(), "autoencoder": model.ae.identity()}
     for number, section in enumerate(model.text_encoders if texts else ()):
         suffix = f"[{number}]" if number else ""
-        found[f"text_encoder{suffix}"] = section.identity()
-        found[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
+        identity[f"text_encoder{suffix}"] = section.identity()
+        identity[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
     if model.predictor.conditions.cached_names(param.beside):
-        last, own = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
-        words = [f"beside clips ({param.beside[n]})" if n in param.beside else "their own" for n in own[: 1 + last]]
-        found["frames"] = ", ".join(words)
+        last, names = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
+        words = [f"beside clips ({param.beside[n]})" if n in param.beside else "their own" for n in names[: 1 + last]]
+        identity["frames"] = ", ".join(words)
     if model.image_encoder is not None:
-        found["image_encoder"] = model.image_encoder.identity()
+        identity["image_encoder"] = model.image_encoder.identity()
     for name, teacher in zip(model.feature_shapes, model.teachers):
-        found[name] = f"{model.predictor.num_tokens} tokens of {teacher.identity()}"
-    return found
+        identity[name] = f"{model.predictor.num_tokens} tokens of {teacher.identity()}"
+    return identity
 
 
 def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
-    """Open the cache that data.json names, after checking that model.json and data.json would make the same one."""
+    """Open the cache that data.json names, after checking that it was made with this model.json and data.json."""
     assert param.cache is not None
-    wanted, cache = made_by(model, param), Cache(param.cache, param.cache_key)
+    expected, cache = cache_identity(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
-    check_same(what, cache.index.made_by, wanted)
-    taken = {each.latent_shape for each in models_of(model, param)}
+    check_same(what, cache.index.made_by, expected)
+    shapes = {each.latent_shape for each in models_of(model, param)}
     for shape in cache.latent_shapes:
-        if shape not in taken:
+        if shape not in shapes:
             raise ConfigError(
-                what, f"holds latents of {shape}, and model.json makes {model.latent_shape} of a sample",
+                what,
+                f"contains latents of {shape}, and model.json makes {model.latent_shape} of a sample",
                 "correct ae.latent_channels, ae.downsample_factor or the predictor's size of latents",
-            )  # fmt: skip
+            )
     if model.ae.samples_posterior and not cache.index.with_std:
-        raise ConfigError(what, "keeps the mean of the posterior alone, and model.json draws from it",
-                          "make a cache of its own, or do not sample the posterior")  # fmt: skip
+        reason = "contains only the mean of the posterior, and model.json samples from it"
+        raise ConfigError(what, reason, "make another cache, or do not sample the posterior")
     cache.check_features(model.feature_shapes, what)
     for condition in model.predictor.conditions:
         for part in condition.parts if isinstance(condition, TextCondition) else ():
-            _check_kept(what, cache, part)
+            _check_cached_text(what, cache, part)
     check_text_widths(model)
     rows = cache.rows(param.data_folder)
     if cache.index.lists_files:
         rows = source_of(param).as_listed(param, rows)
     notes = check_sources(cache.folder, param.cache_key, param.data_folder, rows.files)
-    return _checked(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
+    return _check_opened(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
 
 
-def _check_kept(what: str, cache: Cache, condition: Any) -> None:
+def _check_cached_text(what: str, cache: Cache, condition: Any) -> None:
     if condition.name not in cache.index.texts:
-        raise ConfigError(what, f"keeps no {condition.name}, which the predictor is steered by",
-                          "make a cache of its own, in another folder: mm-dit cache-latents")  # fmt: skip
+        reason = f"contains no {condition.name}, which the predictor is conditioned on"
+        raise ConfigError(what, reason, "make another cache in another folder: mm-dit cache-latents")
     for width in cache.widths(condition.name):
-        if width != condition.width and condition.width:  # (0: any, of parts that are joined)
-            raise ConfigError(
-                what, f"holds {condition.name} of width {width}, and the predictor takes {condition.width}",
-                f"correct predictor.{condition.setting}",
-            )  # fmt: skip
+        if width != condition.width and condition.width:  # (0: any width, for parts that are concatenated)
+            reason = f"contains {condition.name} of width {width}, and the predictor takes {condition.width}"
+            raise ConfigError(what, reason, f"correct predictor.{condition.setting}")
 
 
-def _checked(opened: Opened) -> Opened:
+def _check_opened(opened: Opened) -> Opened:
     """Return ``opened`` after checking that every condition has its items and every label is a class of the model."""
     for item in opened.model.predictor.conditions.items:
         if item not in opened.rows.items:
             where = f"{opened.param.cache_key} = {opened.param.cache}" if opened.cache else opened.param.where
+            cache_cure = "make the cache again, in an empty folder: mm-dit cache-latents"
             raise ConfigError(
-                where, f"its samples have no {item}, and the predictor is steered by it",
-                "make the cache again, in an empty folder: mm-dit cache-latents"
-                if opened.cache else "use a data set whose samples have one",
-            )  # fmt: skip
+                where,
+                f"its samples have no {item}, and the predictor is conditioned on it",
+                cache_cure if opened.cache else "use a data set whose samples have one",
+            )
     opened.collators(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:

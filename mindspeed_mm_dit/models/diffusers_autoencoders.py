@@ -43,7 +43,7 @@ class DiffusersAutoencoder(Autoencoder):
 
     @torch.no_grad()
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        with self._own_precision():
+        with self._without_autocast():
             encoded = self.module.encode(images.to(self._dtype, memory_format=self.memory_format), return_dict=False)[0]
         if isinstance(encoded, Tensor):
             return encoded.float(), None
@@ -52,13 +52,13 @@ class DiffusersAutoencoder(Autoencoder):
     @torch.no_grad()
     def decode(self, scaled_latents: Tensor) -> Tensor:
         latents = self.raw(scaled_latents.float()).to(self._dtype)
-        with self._own_precision():
+        with self._without_autocast():
             return self._decoded(latents).float()
 
     def _decoded(self, latents: Tensor) -> Tensor:
         return self.module.decode(latents).sample
 
-    def _own_precision(self) -> torch.autocast:
+    def _without_autocast(self) -> torch.autocast:
         """Turn autocast off, so that ``ae.dtype`` applies inside a bf16 training step too."""
         return torch.autocast(runtime.device_type(), enabled=False)
 

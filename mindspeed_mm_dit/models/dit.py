@@ -39,13 +39,13 @@ def added_positions(width: int, base: int, rows: int, columns: int) -> Any:
     return sincos_positions_2d(width, base, (rows, columns))
 
 
-@ops.from_host(lambda head_dim, base, unturned, rows, columns: (2, unturned + rows * columns, head_dim // 2))
-def rotary_positions(head_dim: int, base: int, unturned: int, rows: int, columns: int) -> Any:
-    """Return rotary cosines, then sines, for the tokens of a rectangle, (2, unturned + N, head_dim / 2)."""
-    return np.stack(rotary_tables_2d(head_dim, base, unturned, (rows, columns)))
+@ops.from_host(lambda head_dim, base, num_prefix, rows, columns: (2, num_prefix + rows * columns, head_dim // 2))
+def rotary_positions(head_dim: int, base: int, num_prefix: int, rows: int, columns: int) -> Any:
+    """Return rotary cosines, then sines, for the tokens of a rectangle, (2, num_prefix + N, head_dim / 2)."""
+    return np.stack(rotary_tables_2d(head_dim, base, num_prefix, (rows, columns)))
 
 
-def sincos_of_square(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
+def sincos_square(draw: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the frozen position embedding of a square, (1, N, D)."""
     return sincos_positions_2d(shape[2], math.isqrt(shape[1]))[None]
 
@@ -78,7 +78,7 @@ class BottleneckPatchEmbed(nn.Module):
 
 
 class LabelEmbedder(nn.Module):
-    """Embed class labels; the last row is the null class. Label dropout happens in the data, not here."""
+    """Embed class labels; the last row is the unconditional class. Label dropout happens in the data, not here."""
 
     def __init__(self, num_embeddings: int, hidden_size: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class DiTBlock(nn.Module):
         self.norm1 = token_norm(config)
         self.attn = Attention(config)
         if config.text_dim:
-            # Zero at the start, so that adding captions does not change a DiT of classes.
+            # Zero at init, so that adding captions to a trained class-conditional DiT does not change its output.
             self.cross_attn = WholeAttention(D, config.num_heads, eps=1e-6, init_out=ZEROS)
         self.norm2 = token_norm(config)
         self.mlp = mlp(D, config.mlp_hidden_size)
@@ -200,13 +200,13 @@ class DiT(nn.Module):
         self.config = config
         D, P = config.hidden_size, config.patch_size
         self.base = config.input_size // P
-        self.pos_embed = nn.parameter((1, self.base**2, D), sincos_of_square, trained=False)
+        self.pos_embed = nn.parameter((1, self.base**2, D), sincos_square, trained=False)
         narrow = config.bottleneck_dim
         self.x_embedder = BottleneckPatchEmbed(config, narrow) if narrow else PatchEmbed(config.in_channels, P, D)
         self.t_embedder = TimestepEmbedder(D)
         if config.h_embedder:
             self.h_embedder = TimestepEmbedder(D)
-        self._place = {name: place for place, name in enumerate(config.conditions.names)}
+        self._condition_index = {name: index for index, name in enumerate(config.conditions.names)}
         if config.num_classes:
             self.y_embedder = LabelEmbedder(config.num_embeddings, D)
         if config.text_dim:
@@ -225,30 +225,30 @@ class DiT(nn.Module):
             self.projectors = nn.ModuleList([make_projector(config, width) for width in config.z_dims])
         self.final_layer = FinalLayer(config)
 
-    def forward(self, x: Tensor, t: Tensor, *given: Tensor, project: bool = False) -> Any:
+    def forward(self, x: Tensor, t: Tensor, *conditions: Tensor, project: bool = False) -> Any:
         """Predict.
 
         x: (B, C, H, W) noised latents, of any height and width that the patch size divides; t: (B,) training timestep,
-        0 ... T-1, or a real time of flow matching, or (B, 2) the ends of an interval, the later first; given: the
-        conditions, in the order of ``config.conditions``: labels (B,) int, the null class being
-        ``config.num_classes``; text (B, L, text_dim), with attention to all states; pooled (B, pooled_dim). Returns
-        (B, out_channels, H, W) in the dtype of the weights. With ``project``, also returns each projector's output for
-        the tokens after block ``encoder_depth``, a tuple of (B, N, z_dim).
+        0 ... T-1, or a real time of flow matching, or (B, 2) the ends of an interval, the later first; conditions: in
+        the order of ``config.conditions``: labels (B,) int, the unconditional class being ``config.num_classes``; text
+        (B, L, text_dim), with attention to all states; pooled (B, pooled_dim). Returns (B, out_channels, H, W) in the
+        dtype of the weights. With ``project``, also returns each projector's output for the tokens after block
+        ``encoder_depth``, a tuple of (B, N, z_dim).
         """
         grid = (x.shape[2] // self.config.patch_size, x.shape[3] // self.config.patch_size)
         x = self.x_embedder(x)  # (B, N, D)
-        # (if ranks share a sample, each has its part of the N tokens from here on)
+        # (with context parallelism, each rank has its part of the N tokens from here on)
         x = ops.split_tokens(x + ops.cast_like(self._added(grid), x))  # (B, N, D)
         c: Tensor = self._times(t)  # (B, D)
         label: Tensor = None
         text: Tensor = None
         if self.config.num_classes:
-            label = self.y_embedder(given[self._place["labels"]])  # (B, D)
+            label = self.y_embedder(conditions[self._condition_index["labels"]])  # (B, D)
             c = c + label  # (B, D)
         if self.config.pooled_dim:
-            c = c + self.pooled_embedder(given[self._place["pooled"]])  # (B, D)
+            c = c + self.pooled_embedder(conditions[self._condition_index["pooled"]])  # (B, D)
         if self.config.text_dim:
-            text = self.text_embedder(given[self._place["text"]])  # (B, L, D)
+            text = self.text_embedder(conditions[self._condition_index["text"]])  # (B, L, D)
         joined, first, projected = 0, self.config.in_context_start, ()
         cos, sin = self._positions(joined, grid)
         for number, block in enumerate(self.blocks):

@@ -1,7 +1,7 @@
-"""Fills a cache: encodes each view of every sample once, and every caption once per shard, even if samples share it.
+"""Fill a cache: encode each view of every sample once, and every distinct caption of a shard once.
 
-The ranks take shards in turn. A shard gets its name only when it is complete, and an existing shard is not made again.
-The rank that finds all shards present writes the index.
+The ranks write shards in turn. A shard gets its final name only when it is complete; existing shards are kept. The rank
+that sees that all shards exist writes the index.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from mindspeed_mm_dit.data.rows import Visuals
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.data import made_by
-from mindspeed_mm_dit.models.frames import features_of_frames, mean_of_frames
+from mindspeed_mm_dit.models.data import cache_identity
+from mindspeed_mm_dit.models.frames import frame_features, frame_latents
 from mindspeed_mm_dit.models.pixels import to_images
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
@@ -52,15 +52,15 @@ class EncodeSettings:
 
 @dataclass(frozen=True)
 class _Pixels:
-    """Reads batches of pixels by row, in all views, with the interface of ``load_batches``."""
+    """Reads batches of pixels by sample index, in all views, with the interface of ``load_batches``."""
 
     visuals: Visuals
     views: int
 
     def batch(self, positions: np.ndarray) -> Arrays:
-        """Return pixels (views * B, C, ...) of the rows ``positions`` (B,): all of view 0, then of view 1.
+        """Return pixels (views * B, C, ...) of the samples ``positions`` (B,): all of view 0, then of view 1.
 
-        And the images beside them, likewise.
+        Conditioning images are returned likewise.
         """
         each = [self.visuals.read(positions, np.full(len(positions), view)).arrays for view in range(self.views)]
         return {name: np.concatenate([arrays[name] for arrays in each]) for name in each[0]}
@@ -73,25 +73,36 @@ class CacheWriter:
         """``opened``: samples that are read from their files; raises ConfigError if there is nothing to cache."""
         self.folder, self.settings, self._opened, rows = folder, settings, opened, opened.rows
         self._visuals = opened.visuals(rows)
-        assert self._visuals.views is not None, "made_by refuses samples whose pixels differ each time"
+        assert self._visuals.views is not None, "cache_identity refuses samples whose pixels differ each time"
         sections = opened.model.text_encoders
         conditions = opened.model.predictor.conditions
-        self._texts = [part for own in conditions if isinstance(own, TextCondition) for part in own.parts]
-        kept = {c.name: _kept_text(c, sections[c.encoder]) for c in self._texts}
+        self._texts = [part for text in conditions if isinstance(text, TextCondition) for part in text.parts]
+        texts = {c.name: _cached_text(c, sections[c.encoder]) for c in self._texts}
         self._sources = source_files(rows, opened.param.data_folder)
         sources = digest_of_sources(self._sources)
-        found = {**made_by(opened.model, opened.param), "rows": rows.digest, "sources": sources}
+        made_by = {**cache_identity(opened.model, opened.param), "rows": rows.digest, "sources": sources}
         self._conditions = opened.model.predictor.conditions
         names = self._conditions.cached_names(opened.param.beside)
-        frames, tokens = ([name for name in names if (name == "frame_mean") is of] for of in (True, False))
+        tokens = [name for name in names if name != "frame_mean"]
         self.index = CacheIndex(
-            found, len(rows), settings.shard_rows, self._visuals.views, opened.model.ae.samples_posterior, kept,
-            rows.skipped, rows.classes, rows.digest, features=(*opened.model.feature_shapes, *tokens),
-            ragged=rows.shapes is not None, with_frames=frames == ["frame_mean"],
-        )  # fmt: skip
+            made_by,
+            len(rows),
+            settings.shard_rows,
+            self._visuals.views,
+            opened.model.ae.samples_posterior,
+            texts,
+            rows.skipped,
+            rows.classes,
+            rows.digest,
+            features=(*opened.model.feature_shapes, *tokens),
+            ragged=rows.shapes is not None,
+            with_frames="frame_mean" in names,
+        )
         self._metadata = {
-            "made_by": json.dumps(found), "shard_rows": str(settings.shard_rows), "dtype": settings.dtype,
-        }  # fmt: skip
+            "made_by": json.dumps(made_by),
+            "shard_rows": str(settings.shard_rows),
+            "dtype": settings.dtype,
+        }
         folder.mkdir(parents=True, exist_ok=True)
 
     def missing(self, rank: int, world_size: int) -> list[int]:
@@ -109,16 +120,14 @@ class CacheWriter:
             return False
         metadata = metadata_of(path)
         try:
-            found = json.loads(metadata["made_by"])
+            made_by = json.loads(metadata["made_by"])
         except (KeyError, ValueError):
             raise DataError(str(path), "does not record what it was made from", "remove it") from None
-        check_same(str(path), found, self.index.made_by)
+        check_same(str(path), made_by, self.index.made_by)
         for key in ("shard_rows", "dtype"):
             if metadata.get(key) != self._metadata[key]:
-                raise DataError(
-                    str(path), f"was made with {key} {metadata.get(key)}, and this run asks for {self._metadata[key]}",
-                    "use the same settings, or another --output",
-                )  # fmt: skip
+                reason = f"was made with {key} {metadata.get(key)}, and this run uses {self._metadata[key]}"
+                raise DataError(str(path), reason, "use the same settings, or another --output")
         return True
 
     def write(
@@ -157,34 +166,34 @@ class CacheWriter:
 
     def _batches(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return ``rows`` as batches, each of one shape."""
-        shapes, size, found = self._opened.rows.shapes, self.settings.batch_size, list[np.ndarray]()
+        shapes, size, batches = self._opened.rows.shapes, self.settings.batch_size, list[np.ndarray]()
         buckets = np.zeros(len(rows)) if shapes is None else np.unique(shapes[rows], axis=0, return_inverse=True)[1]
         for bucket in np.unique(buckets):
-            of_bucket = rows[buckets.reshape(-1) == bucket]
-            found += np.array_split(of_bucket, range(size, len(of_bucket), size))
-        return found
+            bucket_rows = rows[buckets.reshape(-1) == bucket]
+            batches += np.array_split(bucket_rows, range(size, len(bucket_rows), size))
+        return batches
 
     def _latents(self, autoencoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
-        """Return the moments that are kept of some rows, each (B, views, C, ...)."""
+        """Return the moments to store of some rows, each (B, views, C, ...)."""
         moments = encode_moments(autoencoder, batch["pixels"])
         if self.index.with_frames:
             moments["frame_mean"] = self._frame_mean(autoencoder, batch, moments["mean"].shape[2])
-        return self._of_views({name: moments[name] for name in self.index.moments}, rows, "latents are")
+        return self._by_view({name: moments[name] for name in self.index.moments}, rows, "latents are")
 
     def _frame_mean(self, autoencoder: Any, batch: Arrays, frames: int) -> np.ndarray:
-        """Return the raw latents (B, C, F, H, W) of given frames; zeros after them if they are of one frame alone."""
+        """Return the raw latents (B, C, F, H, W) of the conditioning frames, padded with zeros to ``frames``."""
         with ops.no_grad():
             tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
-            found = ops.numpy(mean_of_frames(self._conditions.frames, tensors, autoencoder))
-        return np.pad(found, ((0, 0), (0, 0), (0, frames - found.shape[2]), (0, 0), (0, 0)))
+            mean = ops.numpy(frame_latents(self._conditions.frames, tensors, autoencoder))
+        return np.pad(mean, ((0, 0), (0, 0), (0, frames - mean.shape[2]), (0, 0), (0, 0)))
 
     def _image_features(self, image_encoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
-        """Return an image encoder's features of the frames given to some rows, (B, views, L, width)."""
+        """Return the image encoder's features of some rows' conditioning frames, (B, views, L, width)."""
         if (tokens := self._conditions.image_tokens) is None:
             return {}
         tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
-        found = ops.numpy(features_of_frames(tokens, tensors, lambda: image_encoder))
-        return self._of_views({"image_embeds": found}, rows, "features by the image encoder are")
+        features = ops.numpy(frame_features(tokens, tensors, lambda: image_encoder))
+        return self._by_view({"image_embeds": features}, rows, "features by the image encoder are")
 
     def _features(self, teachers: Sequence[Any], pixels: np.ndarray, rows: np.ndarray) -> Arrays:
         """Return each teacher's features of some rows, each (B, views, N, width)."""
@@ -192,65 +201,70 @@ class CacheWriter:
             return {}
         images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
         arrays = [ops.numpy(teacher(images)) for teacher in teachers]
-        return self._of_views(dict(zip(self.index.features, arrays)), rows, "features by a teacher are")
+        return self._by_view(dict(zip(self.index.features, arrays)), rows, "features by a teacher are")
 
-    def _of_views(self, arrays: Arrays, rows: np.ndarray, what: str) -> Arrays:
-        """Return ``arrays``, which hold all rows of view 0, then of view 1, as (B, views, ...), rounded."""
-        found = {name: self._rounded(np.stack(np.split(array, self.index.views), 1)) for name, array in arrays.items()}
-        bad = first_not_finite(*found.values())
+    def _by_view(self, arrays: Arrays, rows: np.ndarray, what: str) -> Arrays:
+        """Return ``arrays``, which have all rows of view 0, then of view 1, as (B, views, ...), rounded."""
+        rounded = {
+            name: self._rounded(np.stack(np.split(array, self.index.views), 1)) for name, array in arrays.items()
+        }
+        bad = first_not_finite(*rounded.values())
         if bad is not None:
             raise self._not_finite(int(rows[bad]), what)
-        return found
+        return rounded
 
     def _vectors(self, rows: np.ndarray) -> Arrays:
         vectors = self._opened.rows.items.get("vector")
         return {} if vectors is None else {"vector": np.asarray(vectors[rows], np.float32)}
 
     def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
-        """Return the encoded captions of ``rows``; a caption that several rows share is encoded once."""
-        of_rows = [self._opened.rows.captions[row] for row in rows.tolist()]
-        captions = [caption for some in of_rows for caption in some]
-        places = {caption: place for place, caption in enumerate(dict.fromkeys(captions))}
-        encoded = self._encoded(list(places), text_encoders)
+        """Return the encoded captions of ``rows``; a caption of several rows is encoded once."""
+        row_captions = [self._opened.rows.captions[row] for row in rows.tolist()]
+        captions = [caption for texts in row_captions for caption in texts]
+        numbers = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
+        encoded = self._encoded(list(numbers), text_encoders)
         for name, array in encoded.items():
             if first_not_finite(array) is not None:
                 raise self._not_finite(int(rows[0]), f"{name}, or those of a sample after it, are")
-        chosen = np.array([places[caption] for caption in captions])
-        return {"captions": np.array([len(some) for some in of_rows]), **self._repeated(encoded, chosen)}
+        chosen = np.array([numbers[caption] for caption in captions])
+        return {"captions": np.array([len(texts) for texts in row_captions]), **self._repeated(encoded, chosen)}
 
     def _repeated(self, encoded: Arrays, chosen: np.ndarray) -> Arrays:
         """Return the arrays of the captions ``chosen`` (n,) from ``encoded``."""
-        found: Arrays = {}
+        repeated: Arrays = {}
         for condition in self._texts:
             name = condition.name
             if name in encoded:
-                found[name] = encoded[name][chosen]
+                repeated[name] = encoded[name][chosen]
                 continue
             tokens = encoded[f"{name}.tokens"]
             ends = np.cumsum(self.index.texts[name].num_states(tokens))
             states = np.split(encoded[f"{name}.states"], ends[:-1])
-            found |= {f"{name}.tokens": tokens[chosen], f"{name}.states": np.concatenate([states[n] for n in chosen])}
-        return found
+            repeated |= {
+                f"{name}.tokens": tokens[chosen],
+                f"{name}.states": np.concatenate([states[n] for n in chosen]),
+            }
+        return repeated
 
     def _encoded(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
-        """Return the arrays to keep of each caption for each condition, one caption after another."""
+        """Return the arrays to store of each caption for each condition, one caption after another."""
         size = self.settings.batch_size
         parts = [self._batch(captions[n : n + size], text_encoders) for n in range(0, len(captions), size)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _batch(self, captions: Sequence[str], text_encoders: Sequence[Any]) -> Arrays:
-        found: Arrays = {}
+        arrays: Arrays = {}
         for condition in self._texts:
             encoded = text_encoders[condition.encoder].encode(captions)
             if not isinstance(condition, TextStates):
-                found[condition.name] = self._rounded(ops.numpy(encoded.pooled))
+                arrays[condition.name] = self._rounded(ops.numpy(encoded.pooled))
                 continue
             states, tokens = ops.numpy(encoded.states), ops.numpy(encoded.mask).sum(1).astype(np.int64)
             counts = self.index.texts[condition.name].num_states(tokens).tolist()
-            found[f"{condition.name}.tokens"] = tokens
-            kept = [state[:count] for state, count in zip(states, counts)]
-            found[f"{condition.name}.states"] = self._rounded(np.concatenate(kept))
-        return found
+            arrays[f"{condition.name}.tokens"] = tokens
+            real_states = [state[:count] for state, count in zip(states, counts)]
+            arrays[f"{condition.name}.states"] = self._rounded(np.concatenate(real_states))
+        return arrays
 
     def _rounded(self, array: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):  # overflow of fp16 is detected afterwards
@@ -264,9 +278,9 @@ class CacheWriter:
         )
 
     def finish(self, text_encoders: Callable[[], Sequence[Any]]) -> bool:
-        """Write the empty caption, the rows and the index if every shard exists; return whether that is so.
+        """Write the empty caption, the rows and the index if every shard exists; return whether it does.
 
-        text_encoders: loads them, called if the empty caption does not exist yet.
+        text_encoders: loads them; called if the empty caption does not exist yet.
         """
         if not all(self.index.shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
@@ -299,15 +313,15 @@ def _ragged(parts: dict[str, list[np.ndarray]], order: np.ndarray) -> Arrays:
     Features of an image encoder have one shape, and are only put in order.
     """
     rows = {name: [row for array in arrays for row in array] for name, arrays in parts.items()}
-    found = {
-        name: np.stack([own[n] for n in order.tolist()]) if name == "image_embeds"
-        else np.concatenate([own[n].reshape(-1) for n in order.tolist()])
-        for name, own in rows.items()
-    }  # fmt: skip
-    return {**found, "latent_shape": np.array([rows["mean"][n].shape[1:] for n in order.tolist()], np.int64)}
+    ordered = {name: [samples[n] for n in order.tolist()] for name, samples in rows.items()}
+    flat = {
+        name: np.stack(samples) if name == "image_embeds" else np.concatenate([x.reshape(-1) for x in samples])
+        for name, samples in ordered.items()
+    }
+    return {**flat, "latent_shape": np.array([mean.shape[1:] for mean in ordered["mean"]], np.int64)}
 
 
-def _kept_text(condition: Any, section: Any) -> CachedText:
+def _cached_text(condition: Any, section: Any) -> CachedText:
     return CachedText(section.max_length, section.zero_padding) if isinstance(condition, TextStates) else CachedText()
 
 

@@ -1,6 +1,6 @@
 """FLUX.1 (Black Forest Labs 2024), which loads the weights of diffusers' FluxTransformer2DModel by name.
 
-Blocks of joint attention with weights of its own for image and text, then blocks in which both share one set.
+Blocks of joint attention with separate weights for image and text, then blocks in which both use the same weights.
 Letters: B batch, C channels, H W height and width of latents, h w the same in patches of 2 x 2, N = h w tokens of the
 image, L of the text, D width of a token, d of a head, c the condition (B, D).
 """
@@ -28,18 +28,18 @@ from mindspeed_mm_dit.models.joint import (
     padding_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 
 
 @ops.from_host(lambda i, j, k, L, h, w: (2, L + h * w, (i + j + k) // 2))
 def rotary_positions(i: int, j: int, k: int, L: int, h: int, w: int) -> np.ndarray:
-    """Return rotary cosines, then sines, of a text, all at 0, and of an image, (2, L + N, d / 2).
+    """Return rotary cosines, then sines, of a text, all at position 0, and of an image, (2, L + N, d / 2).
 
-    Of a head, ``i`` channels turn with a constant 0, ``j`` with the row and ``k`` with the column.
+    Of a head, ``i`` channels rotate with a constant 0, ``j`` with the row and ``k`` with the column.
     """
-    return rotary_of_places(np.concatenate([np.zeros((L, 3)), grid_places(h, w)]), (i, j, k))
+    return rotary_of_places(np.concatenate([np.zeros((L, 3)), grid_positions(h, w)]), (i, j, k))
 
 
 class SingleBlock(nn.Module):

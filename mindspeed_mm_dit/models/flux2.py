@@ -28,26 +28,26 @@ from mindspeed_mm_dit.models.joint import (
     plain_norm,
 )
 from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
-from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 
 
-def places(L: int, h: int, w: int) -> np.ndarray:
-    """Return the place of each token of a text, (0, 0, 0, number), and of an image, (0, row, column, 0): (L + N, 4)."""
+def token_positions(L: int, h: int, w: int) -> np.ndarray:
+    """Return the position of each token of a text, (0, 0, 0, index), and an image, (0, row, column, 0): (L + N, 4)."""
     text, image = np.zeros((L, 4)), np.zeros((h * w, 4))
-    text[:, 3], image[:, :3] = np.arange(L), grid_places(h, w)
+    text[:, 3], image[:, :3] = np.arange(L), grid_positions(h, w)
     return np.concatenate([text, image])
 
 
 @ops.from_host(lambda i, j, k, m, theta, L, h, w: (2, L + h * w, (i + j + k + m) // 2))
 def rotary_positions(i: int, j: int, k: int, m: int, theta: float, L: int, h: int, w: int) -> np.ndarray:
     """Return rotary cosines, then sines, of text and image, (2, L + N, d / 2); i, j, k, m: channels of the axes."""
-    return rotary_of_places(places(L, h, w), (i, j, k, m), theta)
+    return rotary_of_places(token_positions(L, h, w), (i, j, k, m), theta)
 
 
 class Modulation(nn.Module):
-    """Shifts, scales and gates of all blocks of a kind."""
+    """Shifts, scales and gates that all blocks of a kind share."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -87,22 +87,24 @@ class Flux2Block(nn.Module):
         self,
         text: Tensor,
         x: Tensor,
-        of_text: Tensor,
-        of_image: Tensor,
+        text_modulation: Tensor,
+        image_modulation: Tensor,
         cos: Tensor,
         sin: Tensor,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return text (B, L, D) and image (B, N, D); of_text, of_image: modulation (B, 6 D)."""
-        image, words = ops.chunk(of_image, 6, 1), ops.chunk(of_text, 6, 1)  # 6 x (B, D): shift, scale, gate, ...
-        normed = modulate(self.norm1(x), image[0], image[1])  # (B, N, D)
-        attended, read = self.attn(normed, modulate(self.norm1_context(text), words[0], words[1]), cos, sin, mask)
-        x = add_residual(x, attended, image, self.norm2, self.ff)  # (B, N, D)
-        return add_residual(text, read, words, self.norm2_context, self.ff_context), x
+        """Return text (B, L, D) and image (B, N, D); text_modulation, image_modulation: (B, 6 D) each."""
+        image_parts = ops.chunk(image_modulation, 6, 1)  # 6 x (B, D): shift, scale, gate, ...
+        text_parts = ops.chunk(text_modulation, 6, 1)  # 6 x (B, D)
+        normed = modulate(self.norm1(x), image_parts[0], image_parts[1])  # (B, N, D)
+        text_normed = modulate(self.norm1_context(text), text_parts[0], text_parts[1])  # (B, L, D)
+        attended, text_attended = self.attn(normed, text_normed, cos, sin, mask)  # (B, N, D), (B, L, D)
+        x = add_residual(x, attended, image_parts, self.norm2, self.ff)  # (B, N, D)
+        return add_residual(text, text_attended, text_parts, self.norm2_context, self.ff_context), x
 
 
 class ParallelAttention(nn.Module):
-    """Self-attention and a gated MLP side by side, whose first layers are one, and whose last are."""
+    """Self-attention and a gated MLP in parallel, with a fused first layer and a fused last layer."""
 
     def __init__(self, config: Flux2Config) -> None:
         super().__init__()
@@ -183,13 +185,14 @@ class Flux2(nn.Module):
         """Do the same for tokens (B, N, C) at any positions; mask: (1, 1, 1, L + N), false for tokens to leave out."""
         L = text.shape[1]
         c = self.time_guidance_embed(t, None, self.guidance if guidance is None else guidance)  # (B, D)
-        of_image, of_text = self.double_stream_modulation_img(c), self.double_stream_modulation_txt(c)  # 2 x (B, 6 D)
-        of_both = self.single_stream_modulation(c)  # (B, 3 D)
+        image_modulation = self.double_stream_modulation_img(c)  # (B, 6 D)
+        text_modulation = self.double_stream_modulation_txt(c)  # (B, 6 D)
+        single_modulation = self.single_stream_modulation(c)  # (B, 3 D)
         x = ops.split_tokens(self.x_embedder(ops.cast_like(x, self.x_embedder.weight)))  # (B, N, D)
         text = ops.split_tokens(self.context_embedder(ops.cast_like(text, self.context_embedder.weight)))  # (B, L, D)
         for block in self.transformer_blocks:
-            text, x = block(text, x, of_text, of_image, cos, sin, mask)  # (B, L, D), (B, N, D)
+            text, x = block(text, x, text_modulation, image_modulation, cos, sin, mask)  # (B, L, D), (B, N, D)
         x = concat_tokens(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
-            x = block(x, of_both, cos, sin, mask)  # (B, L + N, D)
+            x = block(x, single_modulation, cos, sin, mask)  # (B, L + N, D)
         return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, C)

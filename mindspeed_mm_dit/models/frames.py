@@ -1,4 +1,4 @@
-"""The frames that a clip begins and ends with, as a network takes them: their mask and their latents."""
+"""Conditioning frames: the first and last frame of a clip as a network takes them, as a mask and latents."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Tensor = Any
 
 
 def grey_between(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Tensor:
-    """Return the raw latents (B, C, f, h, w) of a clip of ``frames`` frames that is grey but for the given ones.
+    """Return the raw latents (B, C, f, h, w) of a clip of ``frames`` frames that is grey except for ``images``.
 
-    images: the first frame and perhaps the last, each (B, 3, H, W) in [-1, 1].
+    images: the first frame and optionally the last, each (B, 3, H, W) in [-1, 1].
     """
     first, *last = (image[:, :, None] for image in images)
     (B, C, _, H, W), missing = first.shape, frames - len(images)
@@ -28,9 +28,9 @@ def grey_between(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Ten
 
 
 def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
-    """Return mask and latents (B, M + C, F, H, W) of given frames; latents (B, C, f, H, W), zeros after the f-th.
+    """Return mask and latents (B, M + C, F, H, W) of frames with ``latents`` (B, C, f, H, W); zeros after the f-th.
 
-    All are zeros if there is a single frame: an image among clips is learned, not given.
+    All are zeros if there is a single frame: an image in a data set of clips is the target, not a condition.
     """
     B, C, f, H, W = latents.shape
     if frames == 1:
@@ -42,17 +42,17 @@ def with_mask(condition: FirstFrame, latents: Tensor, frames: int) -> Tensor:
 
 
 def frame_conditions(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
-    """Return mask and latents (B, M + C, F, H, W) of the frames that a batch gives, zeros where it keeps none.
+    """Return mask and latents (B, M + C, F, H, W) of a batch's conditioning frames, zeros where they are dropped.
 
-    batch: images that were asked for or lie beside clips, ``first_image`` and perhaps ``last_image`` (B, 3 or 1, H, W);
-    clips, as pixels; or from a cache ``frame_mean`` (B, C, F, H, W), or the moments of clips that begin with a frame
-    of their own.
+    batch: requested images or those of the data set, ``first_image`` and optionally ``last_image`` (B, 3 or 1, H, W);
+    clips, as pixels; or from a cache ``frame_mean`` (B, C, F, H, W), or the moments of clips whose first frame is the
+    condition.
     """
-    found = batch["frames"] if "frames" in batch else _given_frames(condition, batch, model)
-    return ops.reshape(batch[KEPT], (-1, 1, 1, 1, 1)) * found if KEPT in batch else found
+    frames = batch["frames"] if "frames" in batch else _encode_frames(condition, batch, model)
+    return ops.reshape(batch[KEPT], (-1, 1, 1, 1, 1)) * frames if KEPT in batch else frames
 
 
-def _given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
+def _encode_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
     alone, named = condition.mask_channels == 1, [name for name in IMAGES if name in batch]
     if "frame_mean" in batch:
         mean = batch["frame_mean"]
@@ -63,11 +63,11 @@ def _given_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any
         moments = ("pixels", "latent_mean", "latent_std", "posterior_noise")
         latents = model.latents({name: batch[name][:, :, :1] for name in moments if name in batch})
         return with_mask(condition, latents, batch["latent_mean"].shape[2] if "latent_mean" in batch else size[0])
-    return with_mask(condition, model.ae.scaled(mean_of_frames(condition, batch, model.ae)), size[0])
+    return with_mask(condition, model.ae.scaled(frame_latents(condition, batch, model.ae)), size[0])
 
 
-def mean_of_frames(condition: FirstFrame, batch: Mapping[str, Tensor], autoencoder: Any) -> Tensor:
-    """Return the raw latents (B, C, f, h, w) of given frames: in a clip that is grey else, or of one alone.
+def frame_latents(condition: FirstFrame, batch: Mapping[str, Tensor], autoencoder: Any) -> Tensor:
+    """Return the raw latents (B, C, f, h, w) of conditioning frames: in an otherwise grey clip, or of one frame alone.
 
     batch: as in :func:`frame_conditions`, images or clips.
     """
@@ -80,21 +80,21 @@ def mean_of_frames(condition: FirstFrame, batch: Mapping[str, Tensor], autoencod
 
 
 def images_in(batch: Mapping[str, Tensor], with_last: bool) -> list[Tensor]:
-    """Return the given frames of a batch, each (B, 3 or 1, H, W) in [-1, 1]: images by name, or those of the clips."""
-    places = {name: place for name, place in zip(IMAGES, (0, -1) if with_last else (0,))}
-    return [to_images(batch[n] if n in batch else batch["pixels"][:, :, place]) for n, place in places.items()]
+    """Return a batch's conditioning frames, each (B, 3 or 1, H, W) in [-1, 1]: images by name, or frames of clips."""
+    positions = {name: position for name, position in zip(IMAGES, (0, -1) if with_last else (0,))}
+    return [to_images(batch[n] if n in batch else batch["pixels"][:, :, position]) for n, position in positions.items()]
 
 
-def features_of_frames(condition: ImageTokens, batch: Mapping[str, Tensor], encoder: Callable[[], Any]) -> Tensor:
-    """Return CLIP's features (B, L, width) of the given frames, from a cache or by the ``encoder``, which is loaded."""
-    found = batch.get("image_embeds")
-    if found is None:
-        found = ops.cat([encoder()(image) for image in images_in(batch, condition.with_last)], 1)
+def frame_features(condition: ImageTokens, batch: Mapping[str, Tensor], encoder: Callable[[], Any]) -> Tensor:
+    """Return CLIP's features (B, L, width) of the conditioning frames, from a cache or by ``encoder()``."""
+    features = batch.get("image_embeds")
+    if features is None:
+        features = ops.cat([encoder()(image) for image in images_in(batch, condition.with_last)], 1)
     clips = next((batch[name] for name in ("pixels", "latent_mean") if name in batch), None)
-    return found if clips is None or clips.shape[2] > 1 else found * 0
+    return features if clips is None or clips.shape[2] > 1 else features * 0
 
 
-def in_place(x: Tensor, frames: Tensor) -> Tensor:
-    """Return latents ``x`` (B, C, F, H, W) with given ``frames`` (B, 1 + C, F, H, W) in their place."""
+def insert_frames(x: Tensor, frames: Tensor) -> Tensor:
+    """Return latents ``x`` (B, C, F, H, W) with the conditioning ``frames`` (B, 1 + C, F, H, W) inserted."""
     mask = frames[:, :1]  # (B, 1, F, H, W)
     return mask * frames[:, 1:] + (1 - mask) * x

@@ -1,4 +1,4 @@
-"""Initial weights as a pure function of (seed, parameter name), drawn with NumPy.
+"""Initial weights as a pure function of (seed, parameter name), generated with NumPy.
 
 So every rank, framework and sharding starts from the same numbers. A network declares how each of its parameters is
 initialised (``configs/parameters.py``).

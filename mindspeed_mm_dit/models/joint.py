@@ -49,25 +49,25 @@ def nonzero_mask(text: Tensor) -> Tensor:
     return ops.reshape(ops.mean_per_sample(ops.reshape(squares, (B * L, D))), (B, L)) > 0
 
 
-@ops.from_host(lambda count, of: (1, of))
-def first_of(count: int, of: int) -> np.ndarray:
-    """Return which of ``of`` tokens are among the first ``count``, (1, of) bool."""
-    return (np.arange(of) < count)[None]
+@ops.from_host(lambda count, length: (1, length))
+def prefix_mask(count: int, length: int) -> np.ndarray:
+    """Return a mask of the first ``count`` of ``length`` tokens, (1, length) bool."""
+    return (np.arange(length) < count)[None]
 
 
 def pad_to_multiple(text: Tensor) -> Tensor:
-    """Add zeros to a text (B, L, D) until its tokens can be split over the ranks that share a sample."""
-    spare = -text.shape[1] % ops.sample_ranks()
-    return ops.pad(text, (0, 0, 0, spare)) if spare else text
+    """Pad a text (B, L, D) with zeros to a multiple of the context-parallel ranks."""
+    padding = -text.shape[1] % ops.sample_ranks()
+    return ops.pad(text, (0, 0, 0, padding)) if padding else text
 
 
 def padding_mask(L: int, whole: int, N: int) -> Tensor | None:
-    """Return the mask (1, 1, 1, whole + N) of a text of L tokens, evened to ``whole``, then an image; or None."""
-    return None if whole == L else ops.cat([first_of(L, whole), first_of(N, N)], 1)[:, None, None]
+    """Return the mask (1, 1, 1, whole + N) of L tokens of text padded to ``whole``, then an image; None if unneeded."""
+    return None if whole == L else ops.cat([prefix_mask(L, whole), prefix_mask(N, N)], 1)[:, None, None]
 
 
 def concat_tokens(first: Tensor, second: Tensor) -> Tensor:
-    """Return a rank's tokens (B, L, D) and (B, N, D), of text and image, as those of one sequence (B, L + N, D)."""
+    """Concatenate a rank's tokens of text (B, L, D) and image (B, N, D) to its part of one sequence (B, L + N, D)."""
     return ops.split_tokens(ops.cat([ops.gather_tokens(first), ops.gather_tokens(second)], 1))
 
 
@@ -82,7 +82,7 @@ def gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
 
 
 def add_residual(x: Tensor, attended: Tensor, parts: tuple[Tensor, ...], norm: Any, mlp: Any) -> Tensor:
-    """Add to tokens (B, N, D) what they ``attended`` to, then an MLP of both; parts: six (B, D), the last four are
+    """Add the output of attention to tokens (B, N, D), then an MLP of the sum; parts: six (B, D), the last four are
     gate, shift, scale, gate."""
     x = gated(x, parts[2], attended)  # (B, N, D)
     return gated(x, parts[5], mlp(modulate(norm(x), parts[3], parts[4])))  # (B, N, D)
@@ -97,9 +97,13 @@ class Conditions(nn.Module):
     """The condition of a sample: its time and, if there are any, its pooled text and the strength of guidance."""
 
     def __init__(
-        self, width: int, pooled: int | None = None, guidance: bool = False, codes: int = FREQUENCY_WIDTH,
+        self,
+        width: int,
+        pooled: int | None = None,
+        guidance: bool = False,
+        codes: int = FREQUENCY_WIDTH,
         bias: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.timestep_embedder = TwoLayers(codes, width, nn.SiLU(), Normal(0.02), bias)
         self.is_guided, self.is_pooled = guidance, pooled is not None
@@ -118,7 +122,7 @@ class Conditions(nn.Module):
 
 
 class ModulatedNorm(nn.Module):
-    """A norm of tokens, shifted and scaled by a condition, which also gives what comes later: gates, shifts, scales."""
+    """A norm of tokens, shifted and scaled by a condition; also returns further gates, shifts and scales."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -129,8 +133,8 @@ class ModulatedNorm(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, ...]:
         """Return the tokens (B, N, D), then the other parts (B, D)."""
-        given = ops.chunk(self.linear(self.act(c)), self.parts, 1)  # parts x (B, D)
-        return (modulate(self.norm(x), given[0], given[1]), *given[2:])
+        parts = ops.chunk(self.linear(self.act(c)), self.parts, 1)  # parts x (B, D)
+        return (modulate(self.norm(x), parts[0], parts[1]), *parts[2:])
 
 
 class ScaledNorm(nn.Module):
@@ -178,7 +182,7 @@ class Attention(nn.Module):
 
 
 class JointAttention(Attention):
-    """Attention over a text and an image, each with weights of its own; a last one leaves the text unanswered."""
+    """Attention over a text and an image with separate weights; the last one returns no text (context_pre_only)."""
 
     def __init__(
         self, width: int, num_heads: int, qk_norm: bool = True, is_last: bool = False, bias: bool = True
@@ -196,15 +200,15 @@ class JointAttention(Attention):
             self.to_add_out = nn.Linear(width, width, bias=bias)
 
     def end_text(self) -> None:
-        """Declare that what the text asks leads nowhere."""
+        """Freeze the text's queries, whose output is not used after the last block."""
         nn.untrained(self.add_q_proj)
         if self.qk_norm:
             nn.untrained(self.norm_added_q)
 
-    def heads_of_text(self, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def text_heads(self, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of a text (B, L, D), each (B, heads, L, d)."""
-        given = (self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text))
-        q, k, v = (split_heads(each, self.num_heads) for each in given)
+        projected = (self.add_q_proj(text), self.add_k_proj(text), self.add_v_proj(text))
+        q, k, v = (split_heads(each, self.num_heads) for each in projected)
         return (self.norm_added_q(q), self.norm_added_k(k), v) if self.qk_norm else (q, k, v)
 
     def forward(  # type: ignore[override]
@@ -215,23 +219,23 @@ class JointAttention(Attention):
         sin: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return image (B, N, D) and text (B, L, D); a last one None for the text.
+        """Return image (B, N, D) and text (B, L, D), which is None if ``is_last``.
 
         cos, sin: rotary positions of text, then image (L + N, d / 2), if used; mask: (B, 1, 1, L + N), if used.
         """
-        L, pairs = text.shape[1] * ops.sample_ranks(), zip(self.heads_of_text(text), self.heads(x))
+        L, pairs = text.shape[1] * ops.sample_ranks(), zip(self.text_heads(text), self.heads(x))
         q, k, v = (ops.cat([ops.tokens_to_heads(part) for part in pair], 2) for pair in pairs)  # (B, heads, L + N, d)
         both = attend(q, k, v, cos, sin, mask)  # (B, heads, L + N, d)
-        of_image = merge_heads(ops.heads_to_tokens(both[:, :, L:]))  # (B, N, D)
+        attended = merge_heads(ops.heads_to_tokens(both[:, :, L:]))  # (B, N, D)
         if self.is_last:
-            return self.to_out(of_image), None
-        return self.to_out(of_image), self.to_add_out(merge_heads(ops.heads_to_tokens(both[:, :, :L])))
+            return self.to_out(attended), None
+        return self.to_out(attended), self.to_add_out(merge_heads(ops.heads_to_tokens(both[:, :, :L])))
 
 
 class JointBlock(nn.Module):
     """Attention of image and text to both, then an MLP for each; the condition sets shift, scale and gate of all.
 
-    is_last: the text is only attended to, and goes no further. is_dual: the image also attends to itself alone.
+    is_last: the text is only attended to, and not updated. is_dual: the image also attends to itself alone.
     """
 
     def __init__(
@@ -259,19 +263,19 @@ class JointBlock(nn.Module):
         sin: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return text (B, L, D), as it was in a last block, and image (B, N, D); see :class:`JointAttention`."""
+        """Return text (B, L, D), unchanged if ``is_last``, and image (B, N, D); see :class:`JointAttention`."""
         image: Any = self.norm1(x, c)  # (B, N, D), then 4 or 7 x (B, D): gate, shift, scale, gate, ...
         words: Any = (self.norm1_context(text, c),) if self.is_last else self.norm1_context(text, c)
-        attended, of_text = self.attn(image[0], words[0], cos, sin, mask)  # (B, N, D), (B, L, D)
+        attended, text_attended = self.attn(image[0], words[0], cos, sin, mask)  # (B, N, D), (B, L, D)
         alone = self._alone(x, image) if self.is_dual else 0
         x = gated(x, image[1], attended) + alone  # (B, N, D)
         x = gated(x, image[4], self.ff(modulate(self.norm2(x), image[2], image[3])))  # (B, N, D)
         if not self.is_last:
-            text = gated(text, words[1], of_text)  # (B, L, D)
+            text = gated(text, words[1], text_attended)  # (B, L, D)
             text = gated(text, words[4], self.ff_context(modulate(self.norm2_context(text), words[2], words[3])))
         return text, x
 
     def _alone(self, x: Tensor, image: tuple[Tensor, ...]) -> Tensor:
-        """Return what attention of the image to itself adds, (B, N, D)."""
+        """Return the gated self-attention of the image, (B, N, D)."""
         shift, scale, gate = image[5], image[6], image[7]
         return gate[:, None] * self.attn2(modulate(self.norm1.norm(x), shift, scale))  # (B, N, D)

@@ -50,7 +50,7 @@ def merge_heads(x: Tensor) -> Tensor:
 def self_attention(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None = None
 ) -> Tensor:
-    """Self-attention among the tokens of a sample, which ranks may share; arguments and result as of :func:`attend`."""
+    """Self-attention of a sample's tokens, context-parallel if ranks share it; arguments as of :func:`attend`."""
     q, k, v = ops.tokens_to_heads(q), ops.tokens_to_heads(k), ops.tokens_to_heads(v)
     return ops.heads_to_tokens(attend(q, k, v, cos, sin, mask))
 
@@ -120,7 +120,7 @@ class TwoLayers(nn.Module):
 
 
 class Projection(nn.Module):
-    """The linear layer ``proj``, a module of its own as in diffusers' names."""
+    """The linear layer ``proj``, a separate module as in diffusers' names."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class FeedForward(nn.Module):
 class WholeAttention(nn.Module):
     """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads.
 
-    ``added``: width of a second source, with keys and values of its own; what is read from both is summed.
+    ``added``: width of a second source, with separate keys and values; the outputs of both are summed.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class WholeAttention(nn.Module):
         self.norm_k = nn.RMSNorm(hidden_size, eps=eps)
         if added is not None:
             self.add_k_proj = nn.Linear(added, hidden_size)
-            self.add_v_proj = nn.Linear(added, hidden_size, init=ZEROS)  # a network that had no such source goes on
+            self.add_v_proj = nn.Linear(added, hidden_size, init=ZEROS)  # (adding the source changes no output)
             self.norm_added_k = nn.RMSNorm(hidden_size, eps=eps)
 
     def forward(
@@ -171,9 +171,9 @@ class WholeAttention(nn.Module):
         sin: Tensor | None = None,
         second: Tensor | None = None,
     ) -> Tensor:
-        """Attend from ``x`` (B, N, D) to ``source`` (B, M, D), and to a ``second`` source (B, L, added), if given.
+        """Attend from ``x`` (B, N, D) to ``source`` (B, M, D), and to a ``second`` source (B, L, added), if any.
 
-        cos, sin: rotary positions (N, d / 2) for self-attention of a video, whose tokens ranks may share.
+        cos, sin: rotary positions (N, d / 2) for self-attention of a video, which may be context-parallel.
         """
         q = split_heads(self.norm_q(self.to_q(x)), self.num_heads)  # (B, heads, N, d)
         k = split_heads(self.norm_k(self.to_k(source)), self.num_heads)  # (B, heads, M, d)

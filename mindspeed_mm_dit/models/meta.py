@@ -1,4 +1,4 @@
-"""Asks a predictor's network what it is and what it costs, by building and running it on the meta backend."""
+"""Parameters and cost of a predictor's network, found by building and running it on the meta backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mindspeed_mm_dit.framework.meta.binding import meta_reference
 from mindspeed_mm_dit.framework.meta.tensor import Tensor
 from mindspeed_mm_dit.framework.meta.trace import Trace, recording
 
-_OF_FRAMEWORKS = ("named_parameters", "parameters_and_names", "requires_grad")
+_FRAMEWORK_ATTRIBUTES = ("named_parameters", "parameters_and_names", "requires_grad")
 """Attributes of PyTorch's modules, of MindSpore's cells, and of tensors of both."""
 
 
@@ -35,15 +35,15 @@ def adapters_of(model: ModelConfig) -> Mapping[str, LoraSpec]:
 
 
 def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
-    """Return ``model`` with ``tuning``, sets of layers spelled out; unchanged if the tuning has no patterns.
+    """Return ``model`` with ``tuning``, its sets of layers expanded; unchanged if the tuning has no patterns.
 
     Raises ConfigError for patterns that match nothing in it.
     """
     if tuning == WHOLE:
         return model
-    found = TunedModel.of(model, tuning.spelled_out(_declared(model.predictor)))
-    parameters_of(found)
-    return found
+    tuned_model = TunedModel.of(model, tuning.spelled_out(_declared(model.predictor)))
+    parameters_of(tuned_model)
+    return tuned_model
 
 
 def multiply_adds(predictor: PredictorConfig) -> int:
@@ -51,9 +51,9 @@ def multiply_adds(predictor: PredictorConfig) -> int:
     return forward_pass(predictor).multiply_adds
 
 
-def forward_pass(model: ModelConfig | PredictorConfig, way: ComputeMode | None = None, ranks: int = 1) -> Trace:
-    """Return what a forward pass of one sample costs one of ``ranks`` that share it, in the precision of a step."""
-    return _forward_pass(*_parts(model), way, ranks)
+def forward_pass(model: ModelConfig | PredictorConfig, mode: ComputeMode | None = None, ranks: int = 1) -> Trace:
+    """Return the cost of a forward pass of one sample on one of ``ranks`` context-parallel ranks, in ``mode``."""
+    return _forward_pass(*_parts(model), mode, ranks)
 
 
 def _parts(model: ModelConfig | PredictorConfig) -> tuple[PredictorConfig, Tuning]:
@@ -76,7 +76,7 @@ def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> Parameters:
 
 
 @lru_cache(maxsize=256)
-def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: ComputeMode | None, ranks: int) -> Trace:
+def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode | None, ranks: int) -> Trace:
     network = _network(predictor)
     if tuning.targets:
         adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
@@ -84,13 +84,13 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: ComputeMode |
     declared = _tuned_parameters(predictor, tuning)
     for name, parameter in network.named_parameters():
         parameter.needs_gradient = declared[name].trained
-        parameter.dtype = "bfloat16" if way == "fsdp2" else "float32"
+        parameter.dtype = "bfloat16" if mode == "fsdp2" else "float32"
     times = () if predictor.num_time_inputs == 1 else (predictor.num_time_inputs,)
     conditions = [ops.tensor(array) for array in predictor.conditions.meta_arrays().values()]
     options: dict[str, Any] = {"project": True} if predictor.z_dims else {}
-    given = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.meta_arrays().items())
-    called = f"network(x_t {(1, *predictor.latent_shape)}, t {(1, *times)}{given and ', ' + given})"
-    with _named(predictor, called), recording(Trace(autocast=way == "autocast", ranks=ranks)) as trace:
+    inputs = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.meta_arrays().items())
+    signature = f"network(x_t {(1, *predictor.latent_shape)}, t {(1, *times)}{inputs and ', ' + inputs})"
+    with _named_errors(predictor, signature), recording(Trace(autocast=mode == "autocast", ranks=ranks)) as trace:
         output = network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
     _check_output(predictor, output[0] if isinstance(output, tuple) else output)
     return trace
@@ -98,7 +98,7 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, way: ComputeMode |
 
 def _network(predictor: PredictorConfig) -> Any:
     kind = meta_reference(predictor.network)
-    with _named(predictor, f"{kind.__name__}(config)"):
+    with _named_errors(predictor, f"{kind.__name__}(config)"):
         network = kind(predictor)
     _check_layers(predictor, network)
     return network
@@ -113,45 +113,47 @@ def _check_layers(predictor: PredictorConfig, network: Any) -> None:
             f"{name}.{part}".lstrip("."): value for name, module in modules for part, value in vars(module).items()
         }
     for name, value in parts.items():
-        is_foreign = value is network or any(hasattr(value, attribute) for attribute in _OF_FRAMEWORKS)
+        is_foreign = value is network or any(hasattr(value, attribute) for attribute in _FRAMEWORK_ATTRIBUTES)
         if isinstance(value, nn.Module) or not is_foreign:
             continue
         bases = (base for base in type(value).__mro__ if base.__module__.partition(".")[0] in ("torch", "mindspore"))
         kind = next(bases, type(value))
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
-            f"{name} is a {kind.__module__}.{kind.__qualname__}, and plans, initial weights and checkpoints are made "
-            "from layers of mindspeed_mm_dit.framework alone",
+            f"{name} is a {kind.__module__}.{kind.__qualname__}, but plans, initial weights and checkpoints need "
+            "layers of mindspeed_mm_dit.framework",
             "replace `from torch import nn` by `from mindspeed_mm_dit.framework import nn, ops`; the layers have the "
             "same names (docs/extending.md, A predictor)",
         )
 
 
 @contextmanager
-def _named(predictor: PredictorConfig, called: str) -> Iterator[None]:
-    """Turn an error of a network on the meta backend into one that names its line, and what it is ``called`` with."""
+def _named_errors(predictor: PredictorConfig, signature: str) -> Iterator[None]:
+    """Turn an error of a network on the meta backend into one that names its line and the ``signature`` called."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        own = f"{predictor.network.partition(':')[0]} on the meta backend"
-        places = [f"line {line}" for frame, line in walk_tb(error.__traceback__) if frame.f_globals["__name__"] == own]
+        module_name = f"{predictor.network.partition(':')[0]} on the meta backend"
+        lines = [
+            f"line {line}" for frame, line in walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module_name
+        ]
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
-            f"fails on the meta backend, in {''.join(places[-1:]) or 'its call'}: {type(error).__name__}: {error}",
-            f"it is called as {called}; on the meta backend it can use the nn and ops of mindspeed_mm_dit.framework alone, which "
-            "mindspeed_mm_dit/framework/contract.py lists",
+            f"fails on the meta backend, in {''.join(lines[-1:]) or 'its call'}: {type(error).__name__}: {error}",
+            f"it is called as {signature}; the meta backend supports the nn and ops of mindspeed_mm_dit.framework, "
+            "which mindspeed_mm_dit/framework/contract.py lists",
         ) from error
 
 
 def _check_output(predictor: PredictorConfig, output: Any) -> None:
-    """Raise ConfigError unless a network's output is what its config says: a loss would spread another over it."""
-    found, wanted = getattr(output, "shape", None), (1, predictor.out_channels, *predictor.latent_shape[1:])
-    if found is None or tuple(found) != wanted:
-        told = type(output).__name__ if found is None else tuple(found)
+    """Raise ConfigError unless a network's output has the shape in its config: a loss would broadcast any other."""
+    shape, expected = getattr(output, "shape", None), (1, predictor.out_channels, *predictor.latent_shape[1:])
+    if shape is None or tuple(shape) != expected:
+        actual = type(output).__name__ if shape is None else tuple(shape)
         raise ConfigError(
             f"predictor {predictor.model_id!r}: {predictor.network}",
-            f"returns {told} for a sample, and its config says {wanted}",
+            f"returns {actual} for a sample, and its config says {expected}",
             "correct its last layer, or out_channels and latent_shape of its config",
         )

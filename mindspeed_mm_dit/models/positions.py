@@ -46,26 +46,26 @@ def timestep_frequencies(width: int) -> np.ndarray:
 
 
 def rotary_tables_2d(
-    head_dim: int, base: int, unturned: int = 0, grid: tuple[int, int] | None = None
+    head_dim: int, base: int, num_prefix: int = 0, grid: tuple[int, int] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return cosines and sines of rotary positions, each (unturned + tokens, head_dim / 2) float32, of a square of side
-    ``base`` or a ``grid``.
+    """Return cosines and sines of rotary positions, each (num_prefix + tokens, head_dim / 2) float32, of a square of
+    side ``base`` or a ``grid``.
 
     The first half of the pairs rotates with the row, the second with the column: pair i of n by position *
-    10000**(-i / n), computed in float64. unturned: number of tokens before those of the grid, without a position.
+    10000**(-i / n), computed in float64. num_prefix: number of tokens before those of the grid, without a position.
     """
     pairs = head_dim // 4
     frequencies = 10000.0 ** (-np.arange(pairs) / pairs)
     rows, columns = stretched_grid(*(grid or (base, base)), base)
     angles = np.concatenate([np.outer(rows, frequencies), np.outer(columns, frequencies)], axis=1)
-    angles = np.concatenate([np.zeros((unturned, 2 * pairs)), angles])
+    angles = np.concatenate([np.zeros((num_prefix, 2 * pairs)), angles])
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def pairs_by_axis(head_dim: int) -> tuple[int, int, int]:
     """Return how many pairs of a head rotate with frames, rows and columns: a third of them each, frames the rest."""
-    of_rows = head_dim // 6
-    return head_dim // 2 - 2 * of_rows, of_rows, of_rows
+    per_side = head_dim // 6
+    return head_dim // 2 - 2 * per_side, per_side, per_side
 
 
 def rotary_table(wave: Callable[[np.ndarray], np.ndarray], pairs: int, length: int) -> np.ndarray:
@@ -77,18 +77,18 @@ def rotary_table(wave: Callable[[np.ndarray], np.ndarray], pairs: int, length: i
     return wave(angles).astype(np.float32)
 
 
-def grid_places(h: int, w: int) -> np.ndarray:
+def grid_positions(h: int, w: int) -> np.ndarray:
     """Return (0, row, column) of each patch of a grid, row by row, (h w, 3)."""
     rows, columns = np.divmod(np.arange(h * w), w)
     return np.stack([np.zeros(h * w), rows, columns], 1)
 
 
-def rotary_of_places(places: np.ndarray, widths: tuple[int, ...], theta: float = 10000.0) -> np.ndarray:
-    """Return rotary cosines, then sines, of tokens at ``places`` (N, axes), (2, N, d / 2) float32.
+def rotary_of_places(positions: np.ndarray, widths: tuple[int, ...], theta: float = 10000.0) -> np.ndarray:
+    """Return rotary cosines, then sines, of tokens at ``positions`` (N, axes), (2, N, d / 2) float32.
 
-    widths: channels of a head that turn with each axis. Pair i of an axis of width n turns by place * theta**(-2i / n),
+    widths: rotary channels of a head per axis. Pair i of an axis of width n rotates by position * theta**(-2i / n),
     computed in float64.
     """
-    angles = [np.outer(place, theta ** (-np.arange(0, n, 2) / n)) for place, n in zip(places.T, widths)]
-    turned = np.concatenate(angles, 1)
-    return np.stack([np.cos(turned), np.sin(turned)]).astype(np.float32)
+    angles = [np.outer(position, theta ** (-np.arange(0, n, 2) / n)) for position, n in zip(positions.T, widths)]
+    all_angles = np.concatenate(angles, 1)
+    return np.stack([np.cos(all_angles), np.sin(all_angles)]).astype(np.float32)

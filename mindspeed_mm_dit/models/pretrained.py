@@ -60,7 +60,7 @@ def check_weights(setting: str, folder: Path) -> None:
 
 
 def read_tensors(setting: str, folder: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the tensors in a transformers ``folder``; those of few bits come as float32."""
+    """Yield the tensors in a transformers ``folder``; low-precision ones as float32."""
     for file in _parts(weights_of_transformers(setting, folder).path, setting):
         if file.suffix == ".safetensors":
             yield from read_safetensors_file(file)[0].items()
@@ -92,14 +92,14 @@ _CHUNK = 1 << 26
 
 
 def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:
-    """Raise CheckpointError for sizes in a config.json that no network has, before one is built with them."""
+    """Raise CheckpointError for impossible sizes in a config.json, before a network is built with them."""
     content = read_json(file, setting)
     halves = (content, content.get("text_config"), content.get("vision_config"))
     parts = [part for part in halves if isinstance(part, dict)]
     for key, value in ((key, part[key]) for part in parts for key in sorted(_SIZES & part.keys())):
         most = num_tensors if key.endswith("_layers") and num_tensors else MOST_WIDE
         if value is not None and not (type(value) is int and 0 < value <= most):
-            reason = "is no size of the network whose weights lie beside it"
+            reason = "does not fit the weights in its folder"
             raise CheckpointError(f"{setting} = {file}: {key} = {short_repr(value)}", reason, "copy it again")
 
 
@@ -111,14 +111,14 @@ def weights_of_transformers(setting: str, folder: Path) -> WeightFile:
         raise CheckpointError(f"{setting} = {folder}", str(problem), "copy it again") from None
 
 
-def _parts(found: Path, setting: str) -> list[Path]:
-    """Return the weight files: ``found`` itself, or those that it lists."""
-    if found.suffix != ".json":
-        return [found]
-    listed = read_json(found, setting).get("weight_map")
+def _parts(path: Path, setting: str) -> list[Path]:
+    """Return the weight files: ``path`` itself, or those that it lists."""
+    if path.suffix != ".json":
+        return [path]
+    listed = read_json(path, setting).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed.values()):
-        raise CheckpointError(f"{setting} = {found}", "lists no weight files", "copy or download it again")
-    return [found.parent / name for name in sorted(set(listed.values()))]
+        raise CheckpointError(f"{setting} = {path}", "lists no weight files", "copy or download it again")
+    return [path.parent / name for name in sorted(set(listed.values()))]
 
 
 MOST_WIDE = 1 << 20
@@ -131,7 +131,7 @@ _SIZES = {
 
 @contextmanager
 def quiet(library_logging: ModuleType) -> Iterator[None]:
-    """Silence diffusers or transformers via its ``utils.logging``: it gives advice, and calls a .bin an error."""
+    """Silence diffusers or transformers via its ``utils.logging``, which logs hints, and an error for each .bin."""
     before = library_logging.get_verbosity()
     library_logging.set_verbosity(logging.CRITICAL)
     try:
@@ -140,15 +140,18 @@ def quiet(library_logging: ModuleType) -> Iterator[None]:
         library_logging.set_verbosity(before)
 
 
-def check_complete(what: str, found: Mapping[str, Any], spare: tuple[str, ...] = ()) -> None:
-    """Raise CheckpointError if weights were missing, misshapen or unused: random ones would fill the gaps.
+def check_complete(what: str, loading_info: Mapping[str, Any], optional: tuple[str, ...] = ()) -> None:
+    """Raise CheckpointError if weights were missing, misshapen or unused: diffusers initialises those at random.
 
-    found: the loading info from ``output_loading_info``; spare: prefixes of names that may remain unused.
+    loading_info: from ``output_loading_info``; optional: prefixes of names that may remain unused.
     """
     problems = []
-    for kind, words in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape than config.json says"),
-                        ("unexpected_keys", "is unknown to this network")):  # fmt: skip
-        if names := sorted(str(name) for name in found.get(kind) or () if not str(name).startswith(spare)):
+    for kind, words in (
+        ("missing_keys", "is missing"),
+        ("mismatched_keys", "has another shape than config.json says"),
+        ("unexpected_keys", "is unknown to this network"),
+    ):
+        if names := sorted(str(name) for name in loading_info.get(kind) or () if not str(name).startswith(optional)):
             more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
             problems.append(f"weight {names[0]} {words}{more}")
     if problems:
@@ -168,10 +171,10 @@ def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
     what = f"ae.from_pretrained = {config.from_pretrained}"
     try:
         with quiet(diffusers.utils.logging):
-            module, found = getattr(diffusers, config.diffusers_class).from_pretrained(
+            module, loading_info = getattr(diffusers, config.diffusers_class).from_pretrained(
                 path, variant=variant, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"diffusers cannot load it: {error}", "copy the folder again") from error
-    check_complete(what, found)
+    check_complete(what, loading_info)
     return module

@@ -20,29 +20,29 @@ from mindspeed_mm_dit.models.joint import (
     JointAttention,
     ScaledNorm,
     add_residual,
-    first_of,
     nonzero_mask,
     pack,
     pad_to_multiple,
     plain_norm,
+    prefix_mask,
     unpack,
 )
 from mindspeed_mm_dit.models.layers import FeedForward, modulate
-from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 
 
 def places(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the place of each token of a text, then of images of ``grids`` (h, w) in patches, (L + N, 3).
+    """Return the position of each token of a text, then of images of ``grids`` (h, w) in patches, (L + N, 3).
 
-    An image is at (its number, row, column), counted from its middle; the text continues behind the largest one, on all
+    An image is at (its number, row, column), counted from its centre; the text starts after the largest image, on all
     three axes.
     """
-    found = [grid_places(h, w) + np.array([number, h // 2 - h, w // 2 - w]) for number, (h, w) in enumerate(grids)]
+    images = [grid_positions(h, w) + np.array([number, h // 2 - h, w // 2 - w]) for number, (h, w) in enumerate(grids)]
     first = max(side // 2 for grid in grids for side in grid)
     text = np.repeat(first + np.arange(L)[:, None], 3, 1)
-    return np.concatenate([text, *found])
+    return np.concatenate([text, *images])
 
 
 @ops.from_host(lambda i, j, k, L, h, w: (2, L + h * w, (i + j + k) // 2))
@@ -74,10 +74,10 @@ class QwenImageBlock(nn.Module):
         """Return text (B, L, D) and image (B, N, D)."""
         image, words = ops.chunk(self.img_mod(c), 6, 1), ops.chunk(self.txt_mod(c), 6, 1)  # 6 x (B, D): shift, scale...
         normed = modulate(self.img_norm1(x), image[0], image[1])  # (B, N, D)
-        of_text = modulate(self.txt_norm1(text), words[0], words[1])  # (B, L, D)
-        attended, of_text = self.attn(normed, of_text, cos, sin, mask)  # (B, N, D), (B, L, D)
+        text_normed = modulate(self.txt_norm1(text), words[0], words[1])  # (B, L, D)
+        attended, text_attended = self.attn(normed, text_normed, cos, sin, mask)  # (B, N, D), (B, L, D)
         x = add_residual(x, attended, image, self.img_norm2, self.img_mlp)  # (B, N, D)
-        return add_residual(text, of_text, words, self.txt_norm2, self.txt_mlp), x
+        return add_residual(text, text_attended, words, self.txt_norm2, self.txt_mlp), x
 
 
 class QwenImage(nn.Module):
@@ -111,7 +111,7 @@ class QwenImage(nn.Module):
     def tokens(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Do the same for tokens (B, N, 4 C) at any positions."""
         B, N, _ = x.shape
-        mask = ops.cat([mask, ops.broadcast_to(first_of(N, N), (B, N))], 1)[:, None, None]  # (B, 1, 1, L + N)
+        mask = ops.cat([mask, ops.broadcast_to(prefix_mask(N, N), (B, N))], 1)[:, None, None]  # (B, 1, 1, L + N)
         c = self.time_text_embed(t)  # (B, D)
         x = ops.split_tokens(self.img_in(ops.cast_like(x, self.img_in.weight)))  # (B, N, D)
         text = ops.split_tokens(self.txt_in(self.txt_norm(ops.cast_like(text, self.txt_in.weight))))  # (B, L, D)

@@ -1,7 +1,7 @@
 """The encoders, teachers and networks of a model.json, which names each by its ``model_id``.
 
-A predictor is a config class that names its network (``configs/predictor.py``); the others are records. All join by
-name (``mindspeed_mm_dit.registry``). No framework is imported before something is built.
+A predictor is a config class that names its network (``configs/predictor.py``); the others are records. All are
+registered by name (``mindspeed_mm_dit.registry``). No framework is imported before something is built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mindspeed_mm_dit.models.teacher import TeacherKind, check_vision_files
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
-from mindspeed_mm_dit.registry import Registry, imported
+from mindspeed_mm_dit.registry import Registry, import_object
 
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
@@ -38,16 +38,16 @@ TEACHERS = Registry[TeacherKind]("teacher")
 
 def network_class(kind: type[PredictorConfig]) -> Any:
     """Return the class of the networks that a class of sections ``predictor`` describes."""
-    return imported(kind.network, f"the network of {kind.__name__}")
+    return import_object(kind.network, f"the network of {kind.__name__}")
 
 
 def network_of(config: PredictorConfig) -> Any:
-    """Build the network of a section ``predictor``, without values."""
+    """Build the network of a section ``predictor``; its values are loaded later."""
     return network_class(type(config))(config)
 
 
 class _Builders(Mapping[str, Callable[[PredictorConfig], Any]]):
-    """Builds the network of each predictor, by ``model_id``: MindSpeed-MM's table, with ours and those that joined."""
+    """Builds the network of each registered predictor, by ``model_id``: the table that MindSpeed-MM expects."""
 
     def __getitem__(self, name: str) -> Callable[[PredictorConfig], Any]:
         if name not in PREDICTOR_CONFIGS:
@@ -65,7 +65,7 @@ PREDICTOR_MODEL_MAPPINGS = _Builders()
 
 
 def build_predictor(config: ModelConfig) -> Any:
-    """Build the network of model.json with the adapters beside its layers; the values come later."""
+    """Build the network of model.json with its adapters; the values are loaded later."""
     network = network_of(config.predictor)
     if adapters := adapters_of(config):
         from mindspeed_mm_dit.models.lora import with_adapters
@@ -156,15 +156,16 @@ def check_encoders(config: ModelConfig, teachers: bool = True) -> None:
         check_vision_files(config.image_encoder)
 
 
-def _check_image_tokens(encoder: ImageEncoderConfig, taken: ImageTokens) -> None:
-    """Raise ConfigError unless CLIP's features, by its config.json, are as many and as wide as the predictor takes."""
-    found = (encoder.tokens() * (2 if taken.with_last else 1), encoder.width())
-    if found != (taken.length, taken.width):
+def _check_image_tokens(encoder: ImageEncoderConfig, condition: ImageTokens) -> None:
+    """Raise ConfigError unless CLIP's features, by its config.json, have the number and width the predictor takes."""
+    actual = (encoder.tokens() * (2 if condition.with_last else 1), encoder.width())
+    if actual != (condition.length, condition.width):
         raise ConfigError(
-            f"predictor.image_dim = {taken.width}", f"takes {taken.length} features of that width, and "
-            f"{encoder.setting} makes {found[0]} of width {found[1]} (by its config.json)",
+            f"predictor.image_dim = {condition.width}",
+            f"takes {condition.length} features of that width, and {encoder.setting} makes {actual[0]} of width "
+            f"{actual[1]} (by its config.json)",
             "name the image_encoder/ folder of the published model",
-        )  # fmt: skip
+        )
 
 
 def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfig | ImageEncoderConfig) -> None:
@@ -173,9 +174,9 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
         raise PlatformError(
             f"model_id = {config.model_id!r}",
             f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
-            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.latents (of videos: "
-            ".features)",
-        )  # fmt: skip
+            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.latents (for videos "
+            "in dataset_param.features)",
+        )
 
 
 def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:

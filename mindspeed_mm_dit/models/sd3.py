@@ -21,7 +21,7 @@ Tensor = Any  # a tensor of the active framework
 
 
 class PlacedPatches(nn.Module):
-    """Cut latents into patches, embed each as a token, and add the middle of a table of positions."""
+    """Cut latents into patches, embed each as a token, and add positions cropped from the centre of a table."""
 
     def __init__(self, config: SD3Config) -> None:
         super().__init__()

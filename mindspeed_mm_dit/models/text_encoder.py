@@ -38,11 +38,11 @@ class TextEncoderKind:
     open_tokenizer: Callable[[Any], Tokenizer]
     """(config) -> its tokenizer; raises a UserError if it belongs to another encoder. Reads no weights."""
     build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
-    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework, nothing before does."""
+    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework only when called."""
     check_files: Callable[[Any], None] = lambda config: None
     """(config): raise a UserError if weights are missing or cut short; called before any device work."""
     words: Callable[[str], Sequence[str]] | None = None
-    """(caption) -> its words, where one that no training caption has says nothing; None: the encoder knows language."""
+    """(caption) -> its words, if unknown words mean nothing to the encoder; None if the encoder is pre-trained."""
 
 
 @dataclass(frozen=True)
@@ -85,29 +85,25 @@ def folder_tokenizer(
     """
     encoder = config.read()
     if encoder.get("model_type") != model_type:
-        raise ConfigError(
-            f"text_encoder.from_pretrained = {config.config_file}",
-            f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}", cure,
-        )  # fmt: skip
+        reason = f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}"
+        raise ConfigError(f"text_encoder.from_pretrained = {config.config_file}", reason, cure)
     if positions and config.max_length > config.number(positions):
         most = config.number(positions)
-        raise ConfigError(
-            f"text_encoder.max_length = {config.max_length}", f"is more than the encoder reads: {positions} is {most}",
-            f"use at most {most}",
-        )  # fmt: skip
+        reason = f"is more than the encoder reads: {positions} is {most}"
+        raise ConfigError(f"text_encoder.max_length = {config.max_length}", reason, f"use at most {most}")
     tokenizer = CaptionTokenizer(config)
     rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size
     if type(rows) is not int or not known <= rows < known + SPARE_ROWS:
-        raise _strangers(config, f"the encoder has vocab_size = {rows}, and the tokenizer {known} ids")
+        raise _mismatch(config, f"the encoder has vocab_size = {rows}, and the tokenizer {known} ids")
     for name in ids:
         if encoder.get(name) != tokenizer.special_ids[name]:
             theirs = tokenizer.special_ids[name]
-            raise _strangers(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {theirs}")
+            raise _mismatch(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {theirs}")
     tokenizer.check_template()
     return tokenizer
 
 
-def _strangers(config: TransformersTextConfig, reason: str) -> ConfigError:
+def _mismatch(config: TransformersTextConfig, reason: str) -> ConfigError:
     return ConfigError(
         f"text_encoder.tokenizer = {config.tokenizer_folder}",
         f"does not belong to the encoder in {config.from_pretrained}: {reason}",

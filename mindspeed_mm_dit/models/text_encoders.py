@@ -35,13 +35,13 @@ def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cur
 
 
 def _build_t5(config: TransformersTextConfig, module: str = "UMT5EncoderModel", reads_padding: bool = False) -> Any:
-    """Build an encoder that returns its last hidden states and no pooled vector; a decoder beside it is left out."""
+    """Build an encoder that returns its last hidden states and no pooled vector; a decoder is left out."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    return TransformersEncoder(config, module, partial(_ask_t5, reads_padding), ("decoder.", "lm_head."))
+    return TransformersEncoder(config, module, partial(_encode_t5, reads_padding), ("decoder.", "lm_head."))
 
 
-def _build_own_t5(config: T5Config) -> Any:
+def _build_plain_t5(config: T5Config) -> Any:
     return _build_t5(config, "T5EncoderModel", bool(config.attend_padding))
 
 
@@ -51,31 +51,31 @@ def _check_t5(config: TransformersTextConfig) -> None:
     if not are_equal_if_stored("text_encoder.from_pretrained", config.folder, _TABLES):
         raise CheckpointError(
             f"text_encoder.from_pretrained = {config.folder}",
-            f"holds two different tables of tokens, {' and '.join(_TABLES)}, and the encoder has one",
+            f"contains two different tables of tokens, {' and '.join(_TABLES)}, and the encoder has one",
             "use the files as they were published",
-        )  # fmt: skip
+        )
 
 
-def _ask_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+def _encode_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
     return network(input_ids=ids, attention_mask=None if reads_padding else mask).last_hidden_state, None
 
 
 def _build_bert(config: BertConfig) -> Any:
-    """Build an encoder that returns its states and a pooled vector, pooled as sentence-transformers' files say."""
+    """Build an encoder that returns its states and a pooled vector, pooled as in the files of sentence-transformers."""
     from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-    ask = partial(_ask_bert, *config.pooling())
-    return TransformersEncoder(config, "BertModel", ask, _HEADS, add_pooling_layer=False)
+    encode = partial(_encode_bert, *config.pooling())
+    return TransformersEncoder(config, "BertModel", encode, _HEADS, add_pooling_layer=False)
 
 
-def _ask_bert(way: str, to_length_one: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+def _encode_bert(pooling: str, normalize: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
     from mindspeed_mm_dit.framework import ops
 
     states = module(input_ids=ids, attention_mask=mask).last_hidden_state  # (B, L, D)
     full, weights = ops.to_float32(states), ops.to_float32(mask)[:, :, None]
-    pooled = full[:, 0] if way == "cls" else (full * weights).sum(1) / weights.sum(1)  # (B, D)
+    pooled = full[:, 0] if pooling == "cls" else (full * weights).sum(1) / weights.sum(1)  # (B, D)
     length = (pooled * pooled).sum(1)[:, None] ** 0.5
-    return states, pooled / length if to_length_one else pooled
+    return states, pooled / length if normalize else pooled
 
 
 def _build_clip(config: CLIPTextConfig) -> Any:
@@ -87,37 +87,37 @@ def _build_clip(config: CLIPTextConfig) -> Any:
 
     projects = config.has_projection
     name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
-    ask = partial(_ask_clip, projects, config.states != "penultimate")
-    return TransformersEncoder(config, name, ask, ("text_model.embeddings.position_ids",))
+    encode = partial(_encode_clip, projects, config.states != "penultimate")
+    return TransformersEncoder(config, name, encode, ("text_model.embeddings.position_ids",))
 
 
-def _ask_clip(projects: bool, wants_last: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
-    found = module(input_ids=ids, output_hidden_states=not wants_last)
-    states = found.last_hidden_state if wants_last else found.hidden_states[-2]  # (B, L, D)
-    return states, found.text_embeds if projects else found.pooler_output  # (B, P)
+def _encode_clip(projects: bool, uses_last: bool, module: Any, ids: Any, mask: Any) -> tuple[Any, Any]:
+    output = module(input_ids=ids, output_hidden_states=not uses_last)
+    states = output.last_hidden_state if uses_last else output.hidden_states[-2]  # (B, L, D)
+    return states, output.text_embeds if projects else output.pooler_output  # (B, P)
 
 
-def _build_language_model(module: str, part: str, *spare: str) -> Any:
-    """Return what builds an encoder that returns the states of some layers, side by side, and no pooled vector."""
+def _build_language_model(module: str, part: str, *optional: str) -> Any:
+    """Return a function that builds an encoder of concatenated states of some layers, without a pooled vector."""
 
     def build(config: LanguageModelConfig) -> Any:
         from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
 
-        return TransformersEncoder(config, module, partial(_ask_language_model, config.layers), spare, part)
+        return TransformersEncoder(config, module, partial(_encode_language_model, config.layers), optional, part)
 
     return build
 
 
-def _ask_language_model(layers: tuple[int, ...], network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
+def _encode_language_model(layers: tuple[int, ...], network: Any, ids: Any, mask: Any) -> tuple[Any, None]:
     from mindspeed_mm_dit.framework import ops
 
-    found = network(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states
-    return ops.cat([found[layer] for layer in layers], 2), None
+    states = network(input_ids=ids, attention_mask=mask, output_hidden_states=True, use_cache=False).hidden_states
+    return ops.cat([states[layer] for layer in layers], 2), None
 
 
 UMT5 = _kind(UMT5Config, _build_t5, "umt5", "name the text_encoder/ folder of Wan, or another UMT5",
              "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
-T5 = _kind(T5Config, _build_own_t5, "t5", "name a text_encoder_2/ folder of FLUX, or another T5",
+T5 = _kind(T5Config, _build_plain_t5, "t5", "name a text_encoder_2/ folder of FLUX, or another T5",
            "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
 BERT = _kind(BertConfig, _build_bert, "bert", "name the folder of a BERT, such as sentence-transformers' MiniLM",
              "pad_token_id", positions="max_position_embeddings")  # fmt: skip

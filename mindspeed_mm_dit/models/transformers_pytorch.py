@@ -17,7 +17,7 @@ from mindspeed_mm_dit.models.pretrained import check_complete, quiet, weights_of
 from mindspeed_mm_dit.models.text_encoder import Encoded
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_OTHER_HALF = ("text_model.", "logit_")
+_OUTSIDE_VISION = ("text_model.", "logit_")
 """Prefixes of weights outside the vision half, if a folder holds both halves."""
 CUT_TO = 32
 """Captions are cut to multiples of this many tokens: devices like these, and kernels see few sizes."""
@@ -28,17 +28,22 @@ ModelFn = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 class TransformersEncoder:
     """(ids, mask) -> states and pooled vector; its module is not a submodule of anything trained.
 
-    module: name of its class in transformers; ask: calls the module and picks its outputs; spare: prefixes of weights
-    that the files may have besides the module's; part: the submodule that reads text; settings: arguments of its
-    constructor.
+    module: name of its class in transformers; encode: calls the module and picks its outputs; optional: prefixes of
+    weights that the files may have besides the module's; part: the submodule that reads text; settings: arguments of
+    its constructor.
     """
 
     def __init__(
-        self, config: TransformersTextConfig, module: str, ask: ModelFn, spare: tuple[str, ...] = (), part: str = "",
+        self,
+        config: TransformersTextConfig,
+        module: str,
+        encode: ModelFn,
+        optional: tuple[str, ...] = (),
+        part: str = "",
         **settings: bool,
-    ) -> None:  # fmt: skip
-        self.config, self._ask = config, ask
-        loaded = _load(config, "text_encoder", module, spare, settings)
+    ) -> None:
+        self.config, self._encode = config, encode
+        loaded = _load(config, "text_encoder", module, optional, settings)
         self.module = runtime.freeze(loaded.get_submodule(part), config.dtype)
 
     @property
@@ -48,11 +53,11 @@ class TransformersEncoder:
 
     @torch.no_grad()
     def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
-        """Encode ids and mask (B, L) int64. Padding is not attended to, unless ``ask`` ignores the mask."""
-        read = self._longest(mask) if self.config.cut_padding else mask.shape[1]
+        """Encode ids and mask (B, L) int64. Padding is not attended to, unless ``encode`` ignores the mask."""
+        length = self._longest(mask) if self.config.cut_padding else mask.shape[1]
         with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
-            states, pooled = self._ask(self.module, ids[:, :read], mask[:, :read])
-        states = torch.nn.functional.pad(states.float(), (0, 0, 0, mask.shape[1] - read))  # (B, L, D)
+            states, pooled = self._encode(self.module, ids[:, :length], mask[:, :length])
+        states = torch.nn.functional.pad(states.float(), (0, 0, 0, mask.shape[1] - length))  # (B, L, D)
         if self.config.zero_padding:
             states = states * mask[:, :, None]
         cut = self.config.cut_tokens
@@ -69,30 +74,30 @@ class TransformersVision:
     """Base of frozen image networks, which take square images of ``size`` pixels a side."""
 
     def __init__(self, config: TransformersVisionConfig, size: int) -> None:
-        self.module = runtime.freeze(_load(config, config.section, config.module, _OTHER_HALF, {}), config.dtype)
+        self.module = runtime.freeze(_load(config, config.section, config.module, _OUTSIDE_VISION, {}), config.dtype)
         self._size = size
         mean, std = (torch.tensor(values)[:, None, None] for values in config.pixels)  # (3, 1, 1) each
         self._mean, self._std = runtime.to_runtime_device(mean), runtime.to_runtime_device(std)
 
     @torch.no_grad()
-    def _asked(self, images: Tensor, **how: bool) -> Any:
-        """Return what the network says of images (B, 3 or 1, H, W) float32 in [-1, 1]."""
+    def _forward(self, images: Tensor, **options: bool) -> Any:
+        """Return the network's output for images (B, 3 or 1, H, W) float32 in [-1, 1]."""
         with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
             pixels = ((images.float() + 1) / 2 - self._mean) / self._std  # (B, 3, H, W)
             pixels = torch.nn.functional.interpolate(pixels, (self._size, self._size), mode="bicubic")
-            return self.module(pixels.to(next(self.module.parameters()).dtype), **how)
+            return self.module(pixels.to(next(self.module.parameters()).dtype), **options)
 
 
 class CLIPVision(TransformersVision):
-    """(images) -> CLIP's features as Wan 2.1 takes them: the states before the last layer, of whole and patches."""
+    """(images) -> CLIP's features as Wan 2.1 takes them: states before the last layer, of class token and patches."""
 
     def __init__(self, config: TransformersVisionConfig) -> None:
         super().__init__(config, config.number("image_size"))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> (B, 1 + patches, width) float32."""
-        found: Tensor = self._asked(images, output_hidden_states=True).hidden_states[-2]
-        return found.float()
+        features: Tensor = self._forward(images, output_hidden_states=True).hidden_states[-2]
+        return features.float()
 
 
 class TransformersTeacher(TransformersVision):
@@ -107,12 +112,12 @@ class TransformersTeacher(TransformersVision):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (B, 3 or 1, H, W) float32 in [-1, 1] -> last states of the patches, (B, side * side, width)."""
-        states = self._asked(images, **self._interpolated).last_hidden_state  # (B, N after class and registers, D)
-        return states[:, -(self._side**2) :].float()  # (B, N, D)
+        states = self._forward(images, **self._interpolation_options).last_hidden_state  # (B, extra + N, D)
+        return states[:, -(self._side**2) :].float()  # (B, N, D), without class and register tokens
 
     @property
-    def _interpolated(self) -> dict[str, bool]:
-        """Argument that interpolates positions to another size than in training, for models that need to be asked."""
+    def _interpolation_options(self) -> dict[str, bool]:
+        """Argument that interpolates positions to another size than in training, for models that need one."""
         return {"interpolate_pos_encoding": True} if self.module.config.model_type.startswith("siglip") else {}
 
 
@@ -120,7 +125,7 @@ def _load(
     config: TransformersTextConfig | TransformersVisionConfig,
     section: str,
     module: str,
-    spare: tuple[str, ...],
+    optional: tuple[str, ...],
     settings: dict[str, bool],
 ) -> Any:
     what = f"{section}.from_pretrained = {config.from_pretrained}"
@@ -128,20 +133,23 @@ def _load(
     try:
         import transformers
     except ImportError as error:
-        raise PlatformError(
-            what, f"is read with transformers, which cannot be used here: {error}",
-            "install the packages of requirements/video.txt",
-        ) from None  # fmt: skip
+        reason = f"is read with transformers, which cannot be used here: {error}"
+        raise PlatformError(what, reason, "install the packages of requirements/video.txt") from None
     variant = weights_of_transformers(f"{section}.from_pretrained", config.folder).variant
     try:
         with quiet(transformers.utils.logging):
             kind: Any = getattr(transformers, module)
-            found: Any = kind.from_pretrained(
-                config.folder, variant=variant, local_files_only=True, trust_remote_code=False,
-                output_loading_info=True, attn_implementation="sdpa" if kind._supports_sdpa else "eager",
-                dtype=_DTYPES[config.dtype], **settings,
-            )  # fmt: skip
+            loaded: Any = kind.from_pretrained(
+                config.folder,
+                variant=variant,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                attn_implementation="sdpa" if kind._supports_sdpa else "eager",
+                dtype=_DTYPES[config.dtype],
+                **settings,
+            )
     except Exception as error:  # (damaged files can raise anything)
         raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
-    check_complete(what, found[1], spare)
-    return found[0]
+    check_complete(what, loaded[1], optional)
+    return loaded[0]

@@ -1,9 +1,9 @@
 """Wan 2.1 and 2.2 (Wan Team 2025), which load the weights of diffusers' WanTransformer3DModel by name; and the
 CustomDiT of MindSpeed-MM's tutorial "develop a new model": Wan's layers with the blocks wired differently.
 
-A transformer over patches of noised video latents, conditioned on a timestep, on a text or a label, and on frames that
-a video begins and ends with. Parameters have diffusers' names, and the initial values of Wan's own code: linear layers
-by Xavier, those that embed time and text by a normal of 0.02, the last layer zero, the modulation tables by a normal of
+A transformer over patches of noised video latents, conditioned on a timestep, on a text or a label, and on the first
+and last frame of a video. Parameters have diffusers' names, and the initial values of Wan's code: linear layers by
+Xavier, those that embed time and text by a normal of 0.02, the last layer zero, the modulation tables by a normal of
 D^(-1/2).
 
 Letters: B batch, C channels, F H W frames, height and width of latents, f h w the same in patches, N = f h w tokens, L
@@ -63,12 +63,12 @@ class RotaryPositions(nn.Module):
         cos = self._spread(self.cos_f[:f], self.cos_h[:h], self.cos_w[:w])
         return cos, self._spread(self.sin_f[:f], self.sin_h[:h], self.sin_w[:w])
 
-    def _spread(self, of_frames: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
-        (f, i), (h, j), (w, k) = of_frames.shape, of_rows.shape, of_columns.shape
-        of_frames = ops.broadcast_to(ops.reshape(of_frames, (f, 1, 1, i)), (f, h, w, i))
-        of_rows = ops.broadcast_to(ops.reshape(of_rows, (1, h, 1, j)), (f, h, w, j))
-        of_columns = ops.broadcast_to(ops.reshape(of_columns, (1, 1, w, k)), (f, h, w, k))
-        return ops.reshape(ops.cat([of_frames, of_rows, of_columns], 3), (f * h * w, i + j + k))
+    def _spread(self, frames: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        (f, i), (h, j), (w, k) = frames.shape, rows.shape, columns.shape
+        frames = ops.broadcast_to(ops.reshape(frames, (f, 1, 1, i)), (f, h, w, i))
+        rows = ops.broadcast_to(ops.reshape(rows, (1, h, 1, j)), (f, h, w, j))
+        columns = ops.broadcast_to(ops.reshape(columns, (1, 1, w, k)), (f, h, w, k))
+        return ops.reshape(ops.cat([frames, rows, columns], 3), (f * h * w, i + j + k))
 
 
 class ConditionEmbedder(nn.Module):
@@ -87,18 +87,18 @@ class ConditionEmbedder(nn.Module):
             self.label_embedder = nn.Embedding(config.num_embeddings, D, init=Normal(0.02))
         nn.set_constant(self, "frequencies", (config.freq_dim // 2,), lambda: timestep_frequencies(config.freq_dim))
 
-    def forward(self, t: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def forward(self, t: Tensor, *conditions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the embedded time (B, n, D), each block's modulation (B, n, 6 D), and the embedded text (B, L, D).
 
-        t: (B, n); given: labels (B,), text (B, L, text_dim), or both. The label is added to the time, as in DiT.
+        t: (B, n); conditions: labels (B,), text (B, L, text_dim), or both. The label is added to the time, as in DiT.
         """
         code = timestep_code(ops.reshape(t, (-1,)), self.frequencies)  # (B n, freq_dim)
         time = ops.reshape(self.time_embedder(code), (*t.shape, -1))  # (B, n, D)
         if self.has_labels:
-            time = time + self.label_embedder(given[0])[:, None]  # (B, n, D)
+            time = time + self.label_embedder(conditions[0])[:, None]  # (B, n, D)
         text: Tensor = None
         if self.has_text:
-            text = self.text_embedder(given[-1])  # (B, L, D)
+            text = self.text_embedder(conditions[-1])  # (B, L, D)
         return time, self.time_proj(self.act_fn(time)), text
 
 
@@ -123,7 +123,7 @@ class ImageEmbedder(nn.Module):
 class VideoBlock(nn.Module):
     """Self-attention, cross-attention to a text if there is one, MLP; the time modulates self-attention and MLP.
 
-    ``added``: width of embedded features of an image, which cross-attention reads too.
+    ``added``: width of embedded features of an image, to which cross-attention attends too.
     """
 
     def __init__(self, config: VideoTransformerConfig, affine: bool, added: int | None = None) -> None:
@@ -140,19 +140,19 @@ class VideoBlock(nn.Module):
     def forward(
         self, x: Tensor, text: Tensor | None, time: Tensor, cos: Tensor, sin: Tensor, image: Tensor | None = None
     ) -> Tensor:
-        """Return tokens (B, N, D); text, image: (B, L, D) each, if given; time: (B, n, 6 D); cos, sin: (N, d / 2)."""
+        """Return tokens (B, N, D); text, image: (B, L, D) each, or None; time: (B, n, 6 D); cos, sin: (N, d / 2)."""
         modulation = ops.chunk(ops.reshape(self.scale_shift_table, (1, 1, -1)) + time, 6, 2)  # 6 x (B, n, D)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
-        # Modulation may have higher precision than the tokens, which keep theirs, as in diffusers.
+        # Modulation may have higher precision than the tokens, which stay in theirs, as in diffusers.
         normed = ops.cast_like(ops.addcmul(shift, self.norm1(x), 1 + scale), x)  # (B, N, D)
         x = ops.cast_like(ops.addcmul(x, gate, self.attn1(normed, normed, cos, sin)), x)  # (B, N, D)
         if text is not None:
-            x = x + self.attn2(self.asking(x, normed), text, second=image)  # (B, N, D)
+            x = x + self.attn2(self.cross_attention_input(x, normed), text, second=image)  # (B, N, D)
         normed = ops.cast_like(ops.addcmul(mlp_shift, self.norm3(x), 1 + mlp_scale), x)  # (B, N, D)
         return ops.cast_like(ops.addcmul(x, mlp_gate, self.ffn(normed)), x)  # (B, N, D)
 
-    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
-        """Return the input (B, N, D) of cross-attention, given tokens ``x`` and ``normed``, that of self-attention."""
+    def cross_attention_input(self, x: Tensor, normed: Tensor) -> Tensor:
+        """Return the input (B, N, D) of cross-attention from tokens ``x`` and ``normed``, that of self-attention."""
         raise NotImplementedError
 
 
@@ -171,29 +171,30 @@ class VideoTransformer(nn.Module):
         self.proj_out = nn.Linear(D, config.out_channels * math.prod(config.patch_size), init=ZEROS, matrices=0)
         self.scale_shift_table = nn.parameter((1, 2, D), Normal(D**-0.5))
 
-    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, *conditions: Tensor) -> Tensor:
         """Predict.
 
         x: (B, C, F, H, W) noised latents of a shape that ``config.check_latents`` accepts; t: (B,) or, one for all,
-        (1,) times from 0 (data) to 1000 (noise), not necessarily whole, or (B, N), one for each token; given: the
-        conditions that ``config.conditions`` names: labels (B,) int; text (B, L, text_dim) or (B, 1, L, text_dim)
-        states of the text encoder, with attention to all states. Returns (B, out_channels, F, H, W) in the dtype of the
-        weights.
+        (1,) times from 0 (data) to 1000 (noise), not necessarily whole, or (B, N), one for each token; conditions: in
+        the order of ``config.conditions``: labels (B,) int; text (B, L, text_dim) or (B, 1, L, text_dim) states of the
+        text encoder, with attention to all states. Returns (B, out_channels, F, H, W) in the dtype of the weights.
         """
-        return self.predict(x, t, given)
+        return self.predict(x, t, conditions)
 
-    def predict(self, x: Tensor, t: Tensor, given: tuple[Tensor, ...], image: Tensor | None = None) -> Tensor:
-        """Return what ``forward`` does, with labels and text in ``given``; image: embedded features (B, L, D)."""
+    def predict(self, x: Tensor, t: Tensor, conditions: tuple[Tensor, ...], image: Tensor | None = None) -> Tensor:
+        """Return what ``forward`` does, with labels and text in ``conditions``; image: embedded features (B, L, D)."""
         (B, _, F, H, W), (p, q, r) = x.shape, self.config.patch_size
         f, h, w = F // p, H // q, W // r
         if self.config.text_dim is not None:
-            given = (*given[:-1], ops.reshape(given[-1], (B, -1, given[-1].shape[-1])))  # text: (B, L, text_dim)
-        each = t.ndim == 2
-        time, modulation, text = self.condition_embedder(t if each else t[:, None], *given)  # (B, n, D), (B, n, 6 D)
+            states = ops.reshape(conditions[-1], (B, -1, conditions[-1].shape[-1]))  # (B, L, text_dim)
+            conditions = (*conditions[:-1], states)
+        each = t.ndim == 2  # one time per token
+        times = t if each else t[:, None]  # (B, n)
+        time, modulation, text = self.condition_embedder(times, *conditions)  # (B, n, D), (B, n, 6 D), (B, L, D)
         if each:
             modulation = ops.split_tokens(modulation)  # (B, N, 6 D)
         cos, sin = self.rope(f, h, w)  # 2 x (N, d / 2)
-        x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks if ranks share a sample
+        x = ops.split_tokens(self.patch_embedding(x))  # (B, N, D); N / ranks with context parallelism
         for block in self.blocks:
             x = block(x, text, modulation, cos, sin, image)  # (B, N, D)
         time = ops.split_tokens(time) if each else time  # (B, n, D)
@@ -204,13 +205,13 @@ class VideoTransformer(nn.Module):
 
 
 class WanBlock(VideoBlock):
-    """Modulated norms have no weights; the cross-attention's input has a norm of its own, with weights."""
+    """Modulated norms have no weights; the cross-attention's input has a separate norm, with weights."""
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__(config, affine=False, added=config.added_kv_proj_dim)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=config.eps, elementwise_affine=True)
 
-    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
+    def cross_attention_input(self, x: Tensor, normed: Tensor) -> Tensor:
         return self.norm2(x)
 
 
@@ -223,25 +224,25 @@ class Wan(VideoTransformer):
             embedder = ImageEmbedder(config.image_dim, config.hidden_size, config.pos_embed_seq_len)
             self.condition_embedder.image_embedder = embedder
 
-    def forward(self, x: Tensor, t: Tensor, *given: Tensor) -> Tensor:
-        """Predict, as every video transformer, from frames and features of images too, if the config names them.
+    def forward(self, x: Tensor, t: Tensor, *conditions: Tensor) -> Tensor:
+        """Predict, as every video transformer, with conditioning frames and image features if the config names them.
 
-        given: text; ``frames`` (B, M + C, F, H, W), the mask of given frames and their latents; ``image_embeds``
+        conditions: text; ``frames`` (B, M + C, F, H, W), mask and latents of the conditioning frames; ``image_embeds``
         (B, L, image_dim).
         """
         image: Tensor | None = None
         if self.config.image_dim:
-            given, image = given[:-1], self.condition_embedder.image_embedder(given[-1])  # (B, L, D)
+            conditions, image = conditions[:-1], self.condition_embedder.image_embedder(conditions[-1])  # (B, L, D)
         if self.config.mask_channels:
-            given, frames = given[:-1], given[-1]
-            x, t = self.adapted_starter(x, t, frames) if self.config.expand_timesteps else (ops.cat([x, frames], 1), t)
-        return self.predict(x, t, given, image)
+            conditions, frames = conditions[:-1], conditions[-1]
+            x, t = self.insert_frames(x, t, frames) if self.config.expand_timesteps else (ops.cat([x, frames], 1), t)
+        return self.predict(x, t, conditions, image)
 
-    def adapted_starter(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return latents (B, C, F, H, W) with the given frames in place, and times (B, N) of tokens, 0 for theirs."""
+    def insert_frames(self, x: Tensor, t: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Insert conditioning frames into latents (B, C, F, H, W); also return times (B, N) of tokens, 0 for theirs."""
         mask, (p, q, r) = frames[:, :1], self.config.patch_size  # (B, 1, F, H, W)
-        of_tokens = ops.reshape(mask[:, 0, ::p, ::q, ::r], (mask.shape[0], -1))  # (B, N)
-        return mask * frames[:, 1:] + (1 - mask) * x, (1 - of_tokens) * t[:, None]
+        known_tokens = ops.reshape(mask[:, 0, ::p, ::q, ::r], (mask.shape[0], -1))  # (B, N)
+        return mask * frames[:, 1:] + (1 - mask) * x, (1 - known_tokens) * t[:, None]
 
 
 class CustomDiTBlock(VideoBlock):
@@ -250,7 +251,7 @@ class CustomDiTBlock(VideoBlock):
     def __init__(self, config: CustomDiTConfig) -> None:
         super().__init__(config, affine=True)
 
-    def asking(self, x: Tensor, normed: Tensor) -> Tensor:
+    def cross_attention_input(self, x: Tensor, normed: Tensor) -> Tensor:
         return normed
 
 

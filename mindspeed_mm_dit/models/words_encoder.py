@@ -1,7 +1,7 @@
 """A text encoder without weights: a word is a random vector, the same in every run and on every framework.
 
-Captions become states that can be told apart and nothing more: "dog" is no closer to "puppy" than to "bicycle". A word
-that no training caption has says nothing.
+Captions become distinguishable states and nothing more: "dog" is no closer to "puppy" than to "bicycle". A word that no
+training caption has means nothing to the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _TABLES, _ROWS = 3, 1024
 """A word is the sum of one row of each table, so 2^30 words differ."""
 BEFORE = 0.5
-"""Part that a word's state has of the word before it: "red car, blue sky" is not "blue car, red sky"."""
+"""Weight of the previous word in a word's state, which tells "red car, blue sky" from "blue car, red sky"."""
 
 
 class WordsTokenizer:
@@ -49,7 +49,7 @@ class WordsTokenizer:
 
 
 def has_words(captions: Sequence[str]) -> list[str]:
-    """Return what is wrong with each of ``captions``, as ``caption_problems`` does: that it has no words."""
+    """Return the problem of each of ``captions``, as ``caption_problems`` does: that it has no words."""
     return caption_problems(WordsTokenizer(WordsConfig(truncate=True)), captions)
 
 

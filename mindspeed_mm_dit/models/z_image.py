@@ -1,9 +1,9 @@
 """Z-Image (Z-Image Team 2025), which loads the weights of diffusers' ZImageTransformer2DModel by name.
 
-Blocks of the image alone and of the text alone, then blocks of both as one sequence with one set of weights. Each of
-both is filled up to a multiple of 32 tokens with a learned token. Letters: B batch, C channels, H W height and width of
-latents, h w the same in patches of 2 x 2, N tokens of the image, L of the text, both filled up, D width of a token, d
-of a head, c the condition (B, T).
+Blocks of the image alone and of the text alone, then blocks of both as one sequence. Each of both is padded to a
+multiple of 32 tokens with a learned token. Letters: B batch, C channels, H W height and width of latents, h w the same
+in patches of 2 x 2, N tokens of the image, L of the text, both padded, D width of a token, d of a head, c the condition
+(B, T).
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ import numpy as np
 from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
 from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, first_of, nonzero_mask, plain_norm
+from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, nonzero_mask, plain_norm, prefix_mask
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
-from mindspeed_mm_dit.models.positions import grid_places, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 NORM_EPS, TIME_HIDDEN = 1e-5, 1024
 """Of all RMSNorms; width between the layers that embed a time."""
 
 
-def filled_up(count: int) -> int:
+def padded_length(count: int) -> int:
     """Return ``count`` tokens, rounded up to whole units."""
     return -(-count // UNIT) * UNIT
 
 
-@ops.from_host(lambda i, j, k, theta, L, h, w: (2, filled_up(h * w) + L, (i + j + k) // 2))
+@ops.from_host(lambda i, j, k, theta, L, h, w: (2, padded_length(h * w) + L, (i + j + k) // 2))
 def rotary_positions(i: int, j: int, k: int, theta: float, L: int, h: int, w: int) -> np.ndarray:
     """Return rotary cosines, then sines, of an image and a text, (2, N + L, d / 2), without the image's first axis.
 
     The text is at (1, 0, 0), (2, 0, 0), ... i, j, k: channels of the axes.
     """
-    spare, text = np.zeros((filled_up(h * w) - h * w, 3)), np.zeros((L, 3))
+    padding, text = np.zeros((padded_length(h * w) - h * w, 3)), np.zeros((L, 3))
     text[:, 0] = 1 + np.arange(L)
-    return rotary_of_places(np.concatenate([grid_places(h, w), spare, text]), (i, j, k), theta)
+    return rotary_of_places(np.concatenate([grid_positions(h, w), padding, text]), (i, j, k), theta)
 
 
 @ops.from_host(lambda i, theta, units: (units, 2, 1, i // 2))
-def behind_text(i: int, theta: float, units: int) -> np.ndarray:
-    """Return cosines and sines of an image's first axis behind texts of 1, 2, ... units, (units, 2, 1, i / 2)."""
+def first_axis_after_text(i: int, theta: float, units: int) -> np.ndarray:
+    """Return cosines and sines of an image's first axis after texts of 1, 2, ... units, (units, 2, 1, i / 2)."""
     ends = 1 + UNIT * np.arange(1, units + 1)[:, None]
     return rotary_of_places(ends, (i,), theta).transpose(1, 0, 2)[:, :, None]
 
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
 
 
 class ZImageBlock(nn.Module):
-    """Attention and an MLP, each between two norms; a condition, if there is one, scales what goes in and comes out."""
+    """Attention and an MLP, each between two norms; a condition, if there is one, scales their inputs and outputs."""
 
     def __init__(self, config: ZImageConfig, conditioned: bool = True) -> None:
         super().__init__()
@@ -101,15 +101,15 @@ class FinalLayer(nn.Module):
         return self.linear(self.norm_final(x) * (1 + self.adaLN_modulation(c)[:, None]))  # (B, N, 4 C)
 
 
-class OfPatches(nn.Module):
+class NamedPatchLayer(nn.Module):
     """A layer under the name that diffusers has for patches of 2 x 2 and one frame."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         setattr(self, "2-1", layer)
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return getattr(self, "2-1")(*given)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return getattr(self, "2-1")(*inputs)
 
 
 class ZImage(nn.Module):
@@ -121,8 +121,8 @@ class ZImage(nn.Module):
         D, refiners = config.hidden_size, range(config.num_refiner_layers)
         self.x_pad_token = nn.parameter((1, D), Normal(0.02))
         self.cap_pad_token = nn.parameter((1, D), Normal(0.02))
-        self.all_x_embedder = OfPatches(nn.Linear(4 * config.in_channels, D))
-        self.all_final_layer = OfPatches(FinalLayer(config))
+        self.all_x_embedder = NamedPatchLayer(nn.Linear(4 * config.in_channels, D))
+        self.all_final_layer = NamedPatchLayer(FinalLayer(config))
         self.noise_refiner = nn.Blocks([ZImageBlock(config) for _ in refiners])
         self.context_refiner = nn.Blocks([ZImageBlock(config, conditioned=False) for _ in refiners])
         self.t_embedder = TimestepEmbedder(config.time_width, TIME_HIDDEN)
@@ -134,33 +134,31 @@ class ZImage(nn.Module):
         """Predict.
 
         x: (B, C, H, W) noised latents of even sides; t: (B,) times from 0 (noise) to 1 (data); text: (B, any length,
-        joint_attention_dim), of which states at the end that are all zeros are padding. Returns (B, C, H, W) in the
-        dtype of the weights.
+        joint_attention_dim), in which trailing states of zeros are padding. Returns (B, C, H, W) in the dtype of the
+        weights.
         """
         h, w = x.shape[2] // 2, x.shape[3] // 2
-        spare = filled_up(text.shape[1]) - text.shape[1]
-        text = ops.cast_like(
-            ops.pad(text, (0, 0, 0, spare)), self.cap_embedder[1].weight
-        )  # (B, L, joint_attention_dim)
+        padding = padded_length(text.shape[1]) - text.shape[1]
+        text = ops.pad(text, (0, 0, 0, padding))  # (B, L, joint_attention_dim)
+        text = ops.cast_like(text, self.cap_embedder[1].weight)  # (B, L, joint_attention_dim)
         is_word = nonzero_mask(text)  # (B, L)
-        kept = self.kept(is_word)  # (B, L / 32)
-        (cos, sin), N = self.positions(kept, h, w), filled_up(h * w)  # 2 x (B, 1, N + L, d / 2)
+        used = self.used_units(is_word)  # (B, L / 32)
+        (cos, sin), N = self.positions(used, h, w), padded_length(h * w)  # 2 x (B, 1, N + L, d / 2)
         c = self.t_embedder(TIMES * t)  # (B, T)
         patches = ops.cast_like(self.patches(x, N), self.x_pad_token)  # (B, N, 4 C)
-        x = ops.where(first_of(h * w, N)[:, :, None], self.all_x_embedder(patches), self.x_pad_token)
+        x = ops.where(prefix_mask(h * w, N)[:, :, None], self.all_x_embedder(patches), self.x_pad_token)
         x = ops.split_tokens(x)  # (B, N, D)
         for block in self.noise_refiner:
             x = block(x, c, cos[:, :, :N], sin[:, :, :N])  # (B, N, D)
-        B, units = kept.shape
-        mask = ops.reshape(ops.broadcast_to(kept[:, :, None], (B, units, UNIT)), (B, 1, 1, UNIT * units))
-        text = ops.split_tokens(
-            ops.where(is_word[:, :, None], self.cap_embedder(text), self.cap_pad_token)
-        )  # (B, L, D)
+        B, units = used.shape
+        mask = ops.reshape(ops.broadcast_to(used[:, :, None], (B, units, UNIT)), (B, 1, 1, UNIT * units))
+        text = ops.where(is_word[:, :, None], self.cap_embedder(text), self.cap_pad_token)  # (B, L, D)
+        text = ops.split_tokens(text)  # (B, L, D)
         for block in self.context_refiner:
             text = block(text, None, cos[:, :, N:], sin[:, :, N:], mask)  # (B, L, D)
         x = concat_tokens(x, text)  # (B, N + L, D)
-        of_image = ops.broadcast_to(ops.reshape(first_of(N, N), (1, 1, 1, N)), (B, 1, 1, N))  # true
-        mask = ops.cat([of_image, mask], 3)  # (B, 1, 1, N + L)
+        image_mask = ops.broadcast_to(ops.reshape(prefix_mask(N, N), (1, 1, 1, N)), (B, 1, 1, N))  # true
+        mask = ops.cat([image_mask, mask], 3)  # (B, 1, 1, N + L)
         for block in self.layers:
             x = block(x, c, cos, sin, mask)  # (B, N + L, D)
         return unpatchify(ops.gather_tokens(self.all_final_layer(x, c))[:, : h * w], (h, w), 2)  # (B, C, H, W)
@@ -174,21 +172,21 @@ class ZImage(nn.Module):
         return ops.pad(x, (0, 0, 0, N - x.shape[1]))
 
     @staticmethod
-    def kept(is_word: Tensor) -> Tensor:
-        """Return which units of a text have words, the first in any case, (B, L / 32) bool."""
-        adapted_starter = is_word[:, ::UNIT]  # (B, L / 32)
-        first = ops.broadcast_to(first_of(1, adapted_starter.shape[1]), adapted_starter.shape)  # (B, L / 32)
-        return ops.where(first, first, adapted_starter)
+    def used_units(is_word: Tensor) -> Tensor:
+        """Return a mask of a text's units that have words, and of the first unit, (B, L / 32) bool."""
+        unit_starts = is_word[:, ::UNIT]  # (B, L / 32)
+        first = ops.broadcast_to(prefix_mask(1, unit_starts.shape[1]), unit_starts.shape)  # (B, L / 32)
+        return ops.where(first, first, unit_starts)
 
-    def positions(self, kept: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines, (B, 1, N + L, d / 2), of an image behind the ``kept`` units of a text, and it."""
-        (B, units), (i, j, k), theta = kept.shape, self.config.axes_dims_rope, self.config.rope_theta
+    def positions(self, used: Tensor, h: int, w: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines, (B, 1, N + L, d / 2), of an image after a text with ``used`` units, and of it."""
+        (B, units), (i, j, k), theta = used.shape, self.config.axes_dims_rope, self.config.rope_theta
         tables = rotary_positions(i, j, k, theta, UNIT * units, h, w)  # (2, N + L, d / 2)
         tables = ops.broadcast_to(tables[None], (B, *tables.shape))  # (B, 2, N + L, d / 2)
-        ends = behind_text(i, theta, units)  # (units, 2, 1, i / 2)
+        ends = first_axis_after_text(i, theta, units)  # (units, 2, 1, i / 2)
         end = ops.broadcast_to(ends[0][None], (B, 2, 1, i // 2))
         for number in range(1, units):
-            end = ops.where(kept[:, number][:, None, None, None], ends[number][None], end)  # (B, 2, 1, i / 2)
+            end = ops.where(used[:, number][:, None, None, None], ends[number][None], end)  # (B, 2, 1, i / 2)
         image = ops.cat([ops.broadcast_to(end, (B, 2, h * w, i // 2)), tables[:, :, : h * w, i // 2 :]], 3)
         tables = ops.cat([image, tables[:, :, h * w :]], 2)  # (B, 2, N + L, d / 2)
         return tables[:, :1], tables[:, 1:]

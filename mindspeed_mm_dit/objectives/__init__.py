@@ -1,1 +1,1 @@
-"""Objectives: what a network learns, and how sampling turns its outputs into data. One folder per objective."""
+"""Objectives: the training loss and the samplers of a model. One folder per objective."""

@@ -1,4 +1,4 @@
-"""The interface of an objective: draw a batch, add noise, compute the loss, and sample. No framework is touched here.
+"""The interface of an objective: draw a batch, add noise, compute the loss, and sample. No framework is imported here.
 
 An objective is one record. Its process, a module of the active framework, is built when first needed and has
 
@@ -6,7 +6,7 @@ An objective is one record. Its process, a module of the active framework, is bu
   noise,
 - ``noised(latents, *draws)`` -> x_t, the latents mixed with noise,
 - ``loss(output, latents, x_t, *draws)`` -> (B,) float32, with ``output`` the network's output at x_t, float32. An
-  objective that ``calls_model`` the network itself has ``losses(network, null label, latents, labels, *draws)`` instead.
+  objective that ``calls_model`` itself has ``losses(network, unconditional label, latents, labels, *draws)`` instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Tensor = Any
 Arrays = dict[str, np.ndarray]
 ModelFn = Callable[[Tensor, Tensor, Any], Tensor]
 """(x (B, C, ...), the network's time input (B,), noise level of x: a number, or an array (B,)) -> the network's output
-for the condition of the chain, float32; guided if the noise level lies in the guided interval."""
+for the requested condition, float32; guided if the noise level lies in the guided interval."""
 NoiseAt = Callable[[int], Tensor]
-"""Step of the chain, counted from the start of sampling -> standard normal in the shape of x."""
+"""Sampling step, counted from the start -> standard normal in the shape of x."""
 
 
 NOISE_LEVEL = "noise_level"
@@ -33,7 +33,7 @@ NOISE_LEVEL = "noise_level"
 
 
 def check_steps(config: Any, steps: int, options: Any) -> None:
-    """Raise ConfigError unless ``steps`` is in the range that any chain allows."""
+    """Raise ConfigError unless ``steps`` is in the range of every sampler."""
     check_between("--steps", steps, 1, MOST_STEPS, "use fewer")
 
 
@@ -41,11 +41,11 @@ class Sampler(NamedTuple):
     """A sampler: turns noise into latents."""
 
     trajectory: Callable[..., Iterator[Tensor]]
-    """(process, Ask, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
+    """(process, ModelFn, start, NoiseAt, steps, options) -> iterator over the states; the last is the latents."""
     options: type
     """Frozen dataclass of further settings; each field is a flag of mm-dit sample (:func:`option`)."""
     check: Callable[[Any, int, Any], None] = check_steps
-    """(config, steps, options): raise ConfigError if no such chain exists."""
+    """(config, steps, options): raise ConfigError if the sampler cannot take these."""
 
 
 class Objective(NamedTuple):
@@ -62,7 +62,7 @@ class Objective(NamedTuple):
     samplers: dict[str, Sampler]
     """By name; the first is the published one."""
     quick_sampler: str
-    """Name of a deterministic sampler, for images to look at."""
+    """Name of a deterministic sampler, for previews during training."""
     calls_model: bool = False
     """Whether its loss needs more than one output of the network; so far only for networks conditioned on a label."""
 
@@ -78,7 +78,7 @@ def option(default: Any, words: str) -> Any:
 
 
 def without_noise(trajectory: Callable[[Any, ModelFn, Tensor, int], Iterator[Tensor]]) -> Sampler:
-    """Return the sampler of a ``trajectory`` (process, ask, start, steps) that takes neither noise nor options."""
+    """Return the sampler of a ``trajectory`` (process, model_fn, start, steps) that takes neither noise nor options."""
     return Sampler(
         lambda process, model_fn, start, noise_at, steps, options: trajectory(process, model_fn, start, steps),
         NoOptions,

@@ -37,8 +37,8 @@ class Guidance:
     channels: GuidedChannels = "all"
     """Channels of the prediction that are guided: the first "3" as in the published DiT, or "all"."""
     interval: tuple[float, float] = (0.0, 1.0)
-    """Part of the chain that is guided, as noise levels from ``low`` to ``high`` (Kynkaanniemi et al. 2024):
-    t / T for a Gaussian process, 1 - t for a flow."""
+    """Noise levels that are guided, from ``low`` to ``high`` (Kynkaanniemi et al. 2024): t / T for a Gaussian process,
+    1 - t for a flow."""
     rescale: Rescale | None = None
     """Give the guided prediction of an image the norm of the one with the condition: at each patch of 2 x 2 latent
     pixels ("token", Qwen-Image), or of the whole "sample" where it is longer (Z-Image). None: leave it as it is."""
@@ -66,7 +66,7 @@ class Guidance:
         return self.scale != 1.0 and low <= noise <= high
 
     def combine(self, labelled: Tensor, unlabelled: Tensor, prediction_channels: int) -> Tensor:
-        """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the other channels keep its values.
+        """Guide the first ``channels`` of ``labelled`` (B, C or 2C, H, W); the other channels stay as they are.
 
         unlabelled: the prediction to push away from, of the same shape.
         prediction_channels: C, the number of channels that are prediction and not variance.
@@ -102,14 +102,15 @@ def guided_network(
     guidance: Guidance,
     weaker: Network | None = None,
 ) -> ModelFn:
-    """Return ask(x_t, t, noise): the guided output for ``condition``; one network runs both halves in one batch.
+    """Return model_fn(x_t, t, noise): the guided output for ``condition``; one network runs both halves in one batch.
 
-    condition, null: tensors (B, ...) as the network takes them. ``noise`` is the noise level of x_t: a number, or an
-    array (B,) if the samples' times differ. weaker: a network to call with the condition, instead of using ``unconditional``.
+    condition, unconditional: tensors (B, ...) as the network takes them. ``noise`` is the noise level of x_t: a number,
+    or an array (B,) if the samples' times differ. weaker: a network to call with the condition, instead of using
+    ``unconditional``.
     """
-    both = [ops.cat([given, without], 0) for given, without in zip(condition, unconditional)]
+    both = [ops.cat([conditional, negative], 0) for conditional, negative in zip(condition, unconditional)]
 
-    def of_both(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    def both_outputs(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         if weaker is not None:
             return ops.to_float32(network(x_t, t, *condition)), ops.to_float32(weaker(x_t, t, *condition))
         output = ops.to_float32(network(ops.cat([x_t, x_t], 0), ops.cat([t, t], 0), *both))
@@ -117,10 +118,10 @@ def guided_network(
         return labelled, unlabelled
 
     def model_fn(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
-        guided = np.array([guidance.applies_at(share) for share in np.atleast_1d(noise).tolist()])
+        guided = np.array([guidance.applies_at(level) for level in np.atleast_1d(noise).tolist()])
         if not guided.any():
             return ops.to_float32(network(x_t, t, *condition))
-        labelled, unlabelled = of_both(x_t, t)
+        labelled, unlabelled = both_outputs(x_t, t)
         combined = guidance.combine(labelled, unlabelled, x_t.shape[1])
         if guided.all():
             return combined
@@ -130,7 +131,7 @@ def guided_network(
 
 
 def by_noise_level(boundary: float, high: ModelFn, low: ModelFn) -> ModelFn:
-    """Return the ``ModelFn`` of two experts: at noise levels from ``boundary`` on ``high`` answers, below it ``low``."""
+    """Return the ``ModelFn`` of two experts: ``high`` at noise levels from ``boundary`` on, ``low`` below it."""
 
     def model_fn(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:
         return (high if np.min(noise) >= boundary else low)(x_t, t, noise)

@@ -12,29 +12,29 @@ from PIL import ImageFont
 from mindspeed_mm_dit.terminal import echo_if_open
 
 POINTS = 13
-_OF_BOXES = ("lastresort", "adobeblank", "adobenotdef")
-"""Fonts that have every letter, but draw a box for each."""
+_PLACEHOLDER_FONTS = ("lastresort", "adobeblank", "adobenotdef")
+"""Fonts that cover every letter, but draw only a box for each."""
 
 
 def drawable(text: str) -> tuple[str, Any]:
-    """Return ``text`` and a font that has its letters, or if there is none, the font that has the most of them.
+    """Return ``text`` and a font that has all its letters, or else the font that has most of them.
 
-    Question marks replace the letters that it lacks, and a note is printed once.
+    Question marks replace missing letters, and a note is printed once.
     """
     if text.isascii():
         return _plain(text)
-    wanted = frozenset(map(ord, text))
-    whole = (path for path in _fonts() if wanted <= _letters_of(path))
-    path = next(whole, None) or max(_fonts(), key=lambda path: len(wanted & _letters_of(path)), default=None)
+    needed = frozenset(map(ord, text))
+    whole = (path for path in _fonts() if needed <= _letters_of(path))
+    path = next(whole, None) or max(_fonts(), key=lambda path: len(needed & _letters_of(path)), default=None)
     letters = _letters_of(path) if path else frozenset(range(128))
-    found = "".join(letter if ord(letter) in letters else "?" for letter in text)
-    if found != text:
-        _say_missing(text)
-    return (found, ImageFont.truetype(path, POINTS)) if path and not found.isascii() else _plain(found)
+    shortened = "".join(letter if ord(letter) in letters else "?" for letter in text)
+    if shortened != text:
+        _log_missing(text)
+    return (shortened, ImageFont.truetype(path, POINTS)) if path and not shortened.isascii() else _plain(shortened)
 
 
 def _plain(text: str) -> tuple[str, Any]:
-    """Return ``text``, which has plain letters only, and Pillow's own font."""
+    """Return an ASCII ``text`` and Pillow's default font."""
     return text, ImageFont.load_default(size=POINTS + 1)
 
 
@@ -42,15 +42,15 @@ def _plain(text: str) -> tuple[str, Any]:
 def _fonts() -> tuple[str, ...]:
     """Return the font files to search: matplotlib's, then upright ones of the system, then the rest.
 
-    Without matplotlib, which finds and reads them, there are none.
+    Empty without matplotlib, which finds and reads them.
     """
     if importlib.util.find_spec("matplotlib") is None:
         return ()
     import matplotlib
 
-    found = (path for path in _system_fonts() if not any(name in path.lower() for name in _OF_BOXES))
-    own = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
-    return (own, *sorted(found, key=lambda path: ("Regular" not in path, "Sans" not in path, path)))
+    paths = (path for path in _system_fonts() if not any(name in path.lower() for name in _PLACEHOLDER_FONTS))
+    default = f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf"
+    return (default, *sorted(paths, key=lambda path: ("Regular" not in path, "Sans" not in path, path)))
 
 
 def _system_fonts() -> list[str]:
@@ -72,10 +72,11 @@ def _letters_of(path: str) -> frozenset[int]:
 
 
 @cache
-def _say_missing(text: str) -> None:
-    cure = "install one that has, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
-    cure = cure if _fonts() else "pip install matplotlib, which brings fonts and finds those of this system"
+def _log_missing(text: str) -> None:
+    cure = "install such a font, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
+    cure = cure if _fonts() else "pip install matplotlib, which includes fonts and finds those of this system"
     echo_if_open(
-        f"note: no font here has all letters of {text}, so a number or question marks stand in the picture: {cure}",
+        f"note: no installed font has all letters of {text}; the picture shows a number or question marks instead. "
+        f"To change that, {cure}",
         file=sys.stderr,
     )

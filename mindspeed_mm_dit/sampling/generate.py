@@ -1,4 +1,4 @@
-"""Generate images or videos. The noise of a sample depends on (seed, its number), not on the batch size."""
+"""Generate images or videos. The noise of a sample depends on (seed, sample number), not on the batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mindspeed_mm_dit.data.conditions.registry import encoded, request_arrays, u
 from mindspeed_mm_dit.data.draws import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, flag_of
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.models.frames import in_place
+from mindspeed_mm_dit.models.frames import insert_frames
 from mindspeed_mm_dit.models.pixels import to_pixels
 from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
@@ -35,46 +35,46 @@ class SampleSettings:
     sampler: str = "ddpm"
     """A sampler of the model's objective."""
     steps: int = 250
-    """Steps of the chain."""
+    """Sampling steps."""
     guidance: Guidance = field(default_factory=Guidance)
     """Classifier-free guidance."""
     seed: int = 0
-    """Decides all noise."""
+    """Seed of all noise."""
     batch_size: int = 64
     """Samples generated together; changes memory and speed, not the samples (up to rounding)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further options of the sampler, by name."""
     bf16: bool = False
-    """Run the network's matrix products in bfloat16; the chain itself stays in float32."""
+    """Run the network's matrix products in bfloat16; the sampling loop itself stays in float32."""
     weaker: Callable[[], Any] | None = None
-    """Loads the network that guidance leads away from, once (``load.weaker_network``); None: the null condition."""
+    """Loads the network that guidance leads away from, once (``load.weaker_network``); None: unconditional guidance."""
     experts: Experts | None = None
-    """The expert of low noise beside the model (``load.experts``), which then is the one of high noise."""
+    """The low-noise expert (``load.experts``); the model is then the high-noise expert."""
     low_scale: float | None = None
-    """Guidance of the expert of low noise; None: that of the other."""
+    """Guidance of the low-noise expert; None: that of the other."""
 
     @property
     def words(self) -> str:
-        """The settings that decide the samples, as a line of text above them."""
+        """The settings that determine the samples, as a caption."""
         return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
 
     @property
-    def scale_of_low(self) -> float:
-        """Guidance of the expert of low noise, if there is one."""
+    def low_noise_scale(self) -> float:
+        """Guidance of the low-noise expert, if there is one."""
         return self.guidance.scale if self.low_scale is None else self.low_scale
 
     def __post_init__(self) -> None:
         for name, low in (("seed", 0), ("steps", 1), ("batch_size", 1)):
-            found = whole_number(flag_of(name), getattr(self, name), low)
-            object.__setattr__(self, name, found)
+            value = whole_number(flag_of(name), getattr(self, name), low)
+            object.__setattr__(self, name, value)
         switch("--bf16", self.bf16)
         if self.low_scale is not None:
             if self.experts is None:
                 raise ConfigError(f"--low-noise-cfg-scale = {short_repr(self.low_scale)}", *ONE_NETWORK)
             number("--low-noise-cfg-scale", self.low_scale, 0.0, MOST_GUIDANCE)
         if not isinstance(self.options, Mapping):
-            raise ConfigError(f"options = {short_repr(self.options)}", "are no options by name", 'write {"eta": 0.5}')
-        plain = {name: own.tolist() if hasattr(own, "tolist") else own for name, own in self.options.items()}
+            raise ConfigError(f"options = {short_repr(self.options)}", "must be a mapping", 'write {"eta": 0.5}')
+        plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in self.options.items()}
         object.__setattr__(self, "options", plain)
 
 
@@ -91,9 +91,9 @@ def settings_for(
     options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> SampleSettings:
-    """Return the settings to sample a model of ``config``; the model decides those that are None.
+    """Return the settings to sample a model of ``config``; None means the model's default.
 
-    usual_scale: ``scale`` if that is None, of networks that are not guided already. others: fields of SampleSettings.
+    usual_scale: default of ``scale`` for networks without embedded guidance. others: fields of SampleSettings.
 
     Raises:
         ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
@@ -102,9 +102,11 @@ def settings_for(
     labelled = config.predictor.conditions.items == ("label",)
     default: GuidedChannels = "3" if labelled and others.get("weaker") is None else "all"
     scale = config.predictor.cfg_scale(usual_scale) if scale is None else scale
-    own = config.predictor.published_sampler or (
-        next(iter(objective_of(config.diffusion).samplers)), 50 if len(config.sample_size) == 3 else 250
-    )  # fmt: skip
+    first_sampler = next(iter(objective_of(config.diffusion).samplers))
+    default_sampler, default_steps = config.predictor.published_sampler or (
+        first_sampler,
+        50 if len(config.sample_size) == 3 else 250,
+    )
     guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
     if rescale is not None and len(config.latent_shape) != 3:
         raise ConfigError(f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag")
@@ -112,13 +114,13 @@ def settings_for(
         reason = f"the latents of this model have {config.predictor.latent_channels}"
         raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
     settings = SampleSettings(
-        sampler=own[0] if sampler is None else sampler,
-        steps=own[1] if steps is None else steps,
+        sampler=default_sampler if sampler is None else sampler,
+        steps=default_steps if steps is None else steps,
         guidance=guidance,
         options={} if options is None else options,
         **others,
     )
-    runtime.low_precision(settings.bf16)  # raises if it cannot do that
+    runtime.low_precision(settings.bf16)  # raises if bfloat16 is not supported here
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
     find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
     check_guidance(settings, config)
@@ -128,11 +130,11 @@ def settings_for(
 def generate(
     model: Any,
     config: ModelConfig,
-    asked: SampleRequest,
+    request: SampleRequest,
     settings: SampleSettings,
     on_step: Callable[[int], object] = lambda samples: None,
 ) -> np.ndarray:
-    """Generate the samples that are asked for.
+    """Generate the requested samples.
 
     Args:
         model: the composite (ae, text_encoders, diffusion, predictor).
@@ -141,29 +143,31 @@ def generate(
     Returns:
         Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size in ``config``.
     """
-    return generate_path(model, config, asked, settings, 1, on_step)[:, -1]
+    return generate_path(model, config, request, settings, 1, on_step)[:, -1]
 
 
 def generate_path(
     model: Any,
     config: ModelConfig,
-    asked: SampleRequest,
+    request: SampleRequest,
     settings: SampleSettings,
     points: int,
     on_step: Callable[[int], object] = lambda samples: None,
 ) -> np.ndarray:
-    """Generate the samples that are asked for, with ``points`` states of the chain on their path from noise.
+    """Generate the requested samples, with ``points`` states of the trajectory from noise.
 
     Returns what ``generate`` does with one more axis, (N, points, ...); the last states are the samples.
     """
-    check_request(asked, config)
+    check_request(request, config)
     check_guidance(settings, config)
     with ops.no_grad():
         guided = config.predictor.conditions.guided
-        unconditional = _given(model, guided, unconditional_arrays(guided, asked.instead, _tokenizers(model)))
+        unconditional = _encode_conditions(
+            model, guided, unconditional_arrays(guided, request.instead, _tokenizers(model))
+        )
         batches = [
-            _generate_batch(model, config, asked.at(rows), unconditional, settings, points, on_step)
-            for rows in batches_of(len(asked), settings.batch_size)
+            _generate_batch(model, config, request.at(rows), unconditional, settings, points, on_step)
+            for rows in batches_of(len(request), settings.batch_size)
         ]
     return np.moveaxis(np.concatenate(batches), 2, -1)
 
@@ -172,11 +176,11 @@ def _tokenizers(model: Any) -> list[Any]:
     return [encoder.tokenizer for encoder in model.text_encoders]
 
 
-def _given(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
-    """Return the conditions (B, ...) in the form that the network takes, by name."""
+def _encode_conditions(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
+    """Return the conditions (B, ...) as the network takes them, by name."""
     tensors = {name: ops.tensor(array) for name, array in arrays.items()}
-    found = encoded(conditions, tensors, model)
-    return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, found)}
+    values = encoded(conditions, tensors, model)
+    return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, values)}
 
 
 def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
@@ -185,10 +189,10 @@ def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
 
 
 def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
-    """Raise ConfigError for guidance if the model has no null class and there is no weaker network."""
+    """Raise ConfigError for guidance if the model has no unconditional input and there is no weaker network."""
     guidance = settings.guidance
     if (
-        {guidance.scale, settings.scale_of_low} != {1.0}
+        {guidance.scale, settings.low_noise_scale} != {1.0}
         and settings.weaker is None
         and not config.predictor.conditions.has_unconditional
     ):
@@ -202,23 +206,23 @@ def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
 def _generate_batch(
     model: Any,
     config: ModelConfig,
-    asked: SampleRequest,
+    request: SampleRequest,
     unconditional: Arrays,
     settings: SampleSettings,
     points: int,
     on_step: Callable[[int], object],
 ) -> np.ndarray:
-    """Return samples, after ``points`` - 1 states on their path, (B, points, C, ...) uint8."""
-    numbers = asked.first_number + np.arange(len(asked))
+    """Return ``points`` states of the trajectory, the last of which are the samples, (B, points, C, ...) uint8."""
+    numbers = request.first_number + np.arange(len(request))
     conditions = config.predictor.conditions
-    given = _given(model, conditions, request_arrays(conditions, asked.values, _tokenizers(model)))
-    without = {name: np.repeat(row, len(asked), 0) for name, row in unconditional.items()}
-    walked: list[Any] = []
-    for state in states(model, config, given, numbers, settings, without):
-        walked = [*walked, state] if points > 1 else [state]
-        on_step(len(asked))
-    chosen = np.linspace(0, len(walked) - 1, points).round().astype(int)
-    images = np.stack([decode(model.ae, walked[place], math.prod(config.sample_size)) for place in chosen], 1)
+    condition = _encode_conditions(model, conditions, request_arrays(conditions, request.values, _tokenizers(model)))
+    unconditional_rows = {name: np.repeat(row, len(request), 0) for name, row in unconditional.items()}
+    trajectory: list[Any] = []
+    for state in states(model, config, condition, numbers, settings, unconditional_rows):
+        trajectory = [*trajectory, state] if points > 1 else [state]
+        on_step(len(request))
+    chosen = np.linspace(0, len(trajectory) - 1, points).round().astype(int)
+    images = np.stack([decode(model.ae, trajectory[index], math.prod(config.sample_size)) for index in chosen], 1)
     if not np.isfinite(images).all():
         raise ConvergenceError(
             f"samples with --cfg-scale {settings.guidance.scale:g}",
@@ -229,12 +233,12 @@ def _generate_batch(
 
 
 def decode(autoencoder: Any, latents: Any, pixels: int) -> np.ndarray:
-    """Return the images or videos (N, C, ...) float32 of scaled latents (N, c, ...), some at a time.
+    """Return the images or videos (N, C, ...) float32 of scaled latents (N, c, ...), decoded in batches.
 
-    pixels: number in one image or video; the decoder's memory grows with it.
+    pixels: number of pixels of one image or video, to which the decoder's memory is proportional.
     """
-    some = max(1, DECODED_PIXELS // pixels)
-    parts = [latents[start : start + some] for start in range(0, latents.shape[0], some)]
+    batch_size = max(1, DECODED_PIXELS // pixels)
+    parts = [latents[start : start + batch_size] for start in range(0, latents.shape[0], batch_size)]
     return np.concatenate([ops.numpy(autoencoder.decode(part)) for part in parts])
 
 
@@ -246,31 +250,37 @@ def states(
     settings: SampleSettings,
     unconditional: Arrays | None = None,
 ) -> Iterator[Any]:
-    """Yield the states of the chain for the samples ``numbers``; ``condition`` has a row for each.
+    """Yield the states of the trajectory for the samples ``numbers``; ``condition`` has a row for each.
 
-    null: what guidance leads away from; None: the predictor's config decides. The last state is the scaled latents.
+    unconditional: what guidance leads away from; None: the predictor's default. The last state is the scaled latents.
     """
     sampler = find_sampler(config.diffusion, settings.sampler)
     options = sampler_options(config.diffusion, settings.sampler, settings.options)
     names = config.predictor.conditions.names
-    without_any = config.predictor.conditions.unconditional(len(numbers)) if unconditional is None else unconditional
-    given, without = ([ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **without_any}))
+    unconditional_arrays = (
+        config.predictor.conditions.unconditional(len(numbers)) if unconditional is None else unconditional
+    )
+    conditional, negative = (
+        [ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **unconditional_arrays})
+    )
 
     def precise(network: Any) -> Any:
-        def answer(*inputs: Any) -> Any:
+        def forward(*inputs: Any) -> Any:
             with runtime.low_precision(settings.bf16):
                 return network(*inputs)
 
-        return answer
+        return forward
 
     weaker = precise(settings.weaker()) if settings.weaker else None
     if settings.experts is None:
-        model_fn = guided_network(precise(model.predictor), given, without, settings.guidance, weaker)
+        model_fn = guided_network(precise(model.predictor), conditional, negative, settings.guidance, weaker)
     else:
         networks = map(precise, settings.experts.networks(model.predictor))
-        guidances = settings.guidance, replace(settings.guidance, scale=settings.scale_of_low)
-        calls_model = (guided_network(own, given, without, guidance) for own, guidance in zip(networks, guidances))
-        model_fn = by_noise_level(settings.experts.boundary, *calls_model)
+        guidances = settings.guidance, replace(settings.guidance, scale=settings.low_noise_scale)
+        model_fns = (
+            guided_network(expert, conditional, negative, guidance) for expert, guidance in zip(networks, guidances)
+        )
+        model_fn = by_noise_level(settings.experts.boundary, *model_fns)
     shape = config.latent_shape
     start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
 
@@ -281,4 +291,4 @@ def states(
     frames = config.predictor.conditions.frames
     if frames is None or frames.mask_channels > 1:
         return trajectory
-    return (in_place(state, given[names.index("frames")]) for state in trajectory)
+    return (insert_frames(state, conditional[names.index("frames")]) for state in trajectory)

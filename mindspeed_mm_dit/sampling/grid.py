@@ -1,4 +1,4 @@
-"""A picture of samples: a row for each class or caption, with its name in front."""
+"""A picture of samples: one row per class or caption, with its name in front."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENDINGS = (".npz", *PICTURES)
 _JPEG_PIXELS = 65_500
 
 
-def image_of(pixels: np.ndarray) -> Image.Image:
+def to_pil_image(pixels: np.ndarray) -> Image.Image:
     """Return pixels (H, W, 3 or 1) uint8 as an image."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
@@ -47,21 +47,21 @@ def draw_grid(
     """
     cells = [_cell(image.shape[0], image.shape[1], least) for image in images]
     size = max(high for high, _ in cells), max(wide for _, wide in cells)
-    numbers, texts = _numbers_of(titles), _texts(list(dict.fromkeys(titles)))
-    layout = _Layout.of(numbers, texts, size, per_title)
+    numbers, texts = _title_numbers(titles), _texts(list(dict.fromkeys(titles)))
+    layout = _Layout.from_titles(numbers, texts, size, per_title)
     grid = Image.new("RGB", (layout.width * layout.columns, layout.height), "white")
     pen, line = ImageDraw.Draw(grid), 0
     for number, (text, font) in enumerate(texts):
         column, row = divmod(line, layout.lines)
         left, top = column * layout.width, row * layout.step
         pen.text((left + 4, top + size[0] // 2), text, fill="black", font=font, anchor="lm")
-        shown = np.flatnonzero(numbers == number)[:per_title]
-        for position, index in enumerate(shown.tolist()):
+        indices = np.flatnonzero(numbers == number)[:per_title]
+        for position, index in enumerate(indices.tolist()):
             high, wide = cells[index]
-            picture = image_of(images[index]).resize((wide, high), Image.Resampling.NEAREST)
+            picture = to_pil_image(images[index]).resize((wide, high), Image.Resampling.NEAREST)
             x = left + layout.margin + position % LINE * (size[1] + GAP_PIXELS)
             grid.paste(picture, (x, top + position // LINE * layout.step))
-        line += -(-len(shown) // LINE)
+        line += -(-len(indices) // LINE)
     return grid
 
 
@@ -84,8 +84,10 @@ class _Layout(NamedTuple):
         return self.lines * self.step
 
     @classmethod
-    def of(cls, numbers: np.ndarray, texts: Sequence[tuple[str, Any]], size: Size, per_title: int | None) -> _Layout:
-        """Lay out images of ``size`` with the titles ``numbers``: in columns if each title has one line of its own."""
+    def from_titles(
+        cls, numbers: np.ndarray, texts: Sequence[tuple[str, Any]], size: Size, per_title: int | None
+    ) -> _Layout:
+        """Lay out images of ``size`` with the titles ``numbers``: in columns if each title fits on one line."""
         counts = np.minimum(np.bincount(numbers), per_title or len(numbers))
         margin = 12 + math.ceil(max(font.getlength(text) for text, font in texts))
         width, step = margin + min(LINE, int(counts.max())) * (size[1] + GAP_PIXELS), size[0] + GAP_PIXELS
@@ -95,7 +97,7 @@ class _Layout(NamedTuple):
 
 
 def captioned(picture: Image.Image, caption: str) -> Image.Image:
-    """Return ``picture`` with a border, below a line that says how it was made."""
+    """Return ``picture`` with a border and a ``caption`` above it."""
     text, font = drawable(caption)
     width = max(picture.width, math.ceil(font.getlength(text))) + 2 * BORDER_PIXELS
     whole = Image.new("RGB", (width, picture.height + CAPTION_PIXELS + 2 * BORDER_PIXELS), "white")
@@ -105,14 +107,16 @@ def captioned(picture: Image.Image, caption: str) -> Image.Image:
 
 
 def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Return ``pictures`` below each other."""
-    whole = Image.new("RGB", (max(own.width for own in pictures), sum(own.height for own in pictures)), "white")
-    for number, own in enumerate(pictures):
-        whole.paste(own, (0, sum(above.height for above in pictures[:number])))
+    """Return ``pictures`` stacked vertically."""
+    whole = Image.new(
+        "RGB", (max(picture.width for picture in pictures), sum(picture.height for picture in pictures)), "white"
+    )
+    for number, picture in enumerate(pictures):
+        whole.paste(picture, (0, sum(above.height for above in pictures[:number])))
     return whole
 
 
-def _numbers_of(titles: Sequence[str]) -> np.ndarray:
+def _title_numbers(titles: Sequence[str]) -> np.ndarray:
     """Number the distinct titles in the order in which they first appear; return the number of each, (N,) int64."""
     numbers = {title: number for number, title in enumerate(dict.fromkeys(titles))}
     return np.array([numbers[title] for title in titles], np.int64)
@@ -121,7 +125,7 @@ def _numbers_of(titles: Sequence[str]) -> np.ndarray:
 def memory_bytes(path: Path, num_images: int, size: Sequence[int]) -> int:
     """Return the bytes of memory that images take until they are written to ``path``.
 
-    In colour: as generated, joined into one array and, unless they are written as numbers, laid out in a picture.
+    In colour: as generated, concatenated and, unless they are saved as arrays, laid out in a picture.
     """
     high, wide = (0, 0) if path.suffix.lower() == ".npz" else (side + GAP_PIXELS for side in _cell(*size))
     return num_images * 3 * (2 * size[0] * size[1] + high * wide)
@@ -129,7 +133,7 @@ def memory_bytes(path: Path, num_images: int, size: Sequence[int]) -> int:
 
 def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]) -> None:
     """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
-    height = _Layout.of(_numbers_of(titles), _texts(list(dict.fromkeys(titles))), _cell(*size), None).height
+    height = _Layout.from_titles(_title_numbers(titles), _texts(list(dict.fromkeys(titles))), _cell(*size), None).height
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
         raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.sampling.grid import draw_grid, image_of, stacked
+from mindspeed_mm_dit.sampling.grid import draw_grid, stacked, to_pil_image
 from mindspeed_mm_dit.sampling.video_files import draw_strips
 
 
@@ -20,9 +20,9 @@ def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | No
 
 
 def draw_sizes(parts: Sequence[np.ndarray], titles: Sequence[str], per_title: int | None = None) -> Image.Image:
-    """Lay out samples with ``titles`` in one or several sizes, each of ``parts`` like those of ``draw_samples``.
+    """Lay out samples with ``titles`` in one or several sizes; each of ``parts`` as for ``draw_samples``.
 
-    Images with a title each stand side by side in all sizes; others below each other, size by size.
+    Images with distinct titles are shown side by side in all sizes; others are stacked, size by size.
     """
     if all(samples.ndim == 4 for samples in parts) and len(set(titles)) == len(titles):
         return draw_grid([image for samples in parts for image in samples], [*titles] * len(parts))
@@ -32,7 +32,7 @@ def draw_sizes(parts: Sequence[np.ndarray], titles: Sequence[str], per_title: in
 def png_of(image: np.ndarray) -> bytes:
     """Return an image (H, W, 3 or 1) uint8 as a PNG."""
     png = io.BytesIO()
-    image_of(image).save(png, "PNG")
+    to_pil_image(image).save(png, "PNG")
     return png.getvalue()
 
 
@@ -65,10 +65,10 @@ def write_gallery(
 ) -> None:
     """Write a page of images: PNGs of ``size`` (H, W), in the order in which they were generated, grouped by class.
 
-    classes: what each image shows, in words. settings: what else decides the images, by name.
+    classes: a caption of each image. settings: other settings that determine the images, by name.
     """
     groups: dict[str, list[tuple[int, bytes]]] = {}
-    for number, (png, shown) in enumerate(zip(pngs, classes)):
-        groups.setdefault(shown, []).append((number, png))
+    for number, (png, caption) in enumerate(zip(pngs, classes)):
+        groups.setdefault(caption, []).append((number, png))
     width = size[1] * max(1, -(-SIDE_PIXELS // min(size)))
     write(path, "gallery.html", title="Samples", groups=groups, width=width, seed=seed, settings=settings)

@@ -36,7 +36,7 @@ from mindspeed_mm_dit.terminal import echo_if_open
 
 
 class Described(NamedTuple):
-    """What is known of a checkpoint before its weights are read."""
+    """Facts about a checkpoint, known before its weights are read."""
 
     path: Path
     """The checkpoint itself: the newest one of its folder."""
@@ -45,13 +45,13 @@ class Described(NamedTuple):
     classes: tuple[str, ...]
     """Name of each label; empty if unknown."""
     captions: tuple[str, ...] = ()
-    """A few captions that it learned; empty if unknown."""
+    """A few of its training captions; empty if unknown."""
     words: tuple[str, ...] = ()
-    """All words of the captions, where others say nothing to it; empty if unknown."""
+    """All words of its training captions, if its text encoder knows no others; empty if unknown."""
 
 
 def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
-    """Return what is known of ``checkpoint``; ``model_json`` may be None if it has its own.
+    """Return the facts about ``checkpoint``; ``model_json`` may be None if the checkpoint contains it.
 
     Raises:
         CheckpointError: there are no weights to read.
@@ -69,38 +69,38 @@ def _described(path: Path, model_json: str | Path | None) -> Described:
     elif "model" in facts:
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
     else:
-        raise ConfigError("--model", f"is needed: {path} does not say what model it belongs to")
+        raise ConfigError("--model", f"is needed: {path} contains no model.json")
     config = config.without_teachers()
     check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
-    told = [tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words")]
-    return Described(path, config, *told)
+    known = [tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words")]
+    return Described(path, config, *known)
 
 
 def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if a model.json, ``what``, contradicts the settings that the weights were trained with."""
     try:
-        own = model_config_from_mapping(facts["model"], str(path))
-    except (KeyError, UserError):  # unknown or unreadable: that is what --model is for
+        recorded = model_config_from_mapping(facts["model"], str(path))
+    except (KeyError, UserError):  # unknown or unreadable: the case that --model is for
         return
-    if apart := learned_apart(config, own):
-        name, here, there = apart
-        raise ConfigError(f"{what}: {name} = {here!r}", f"{path} was trained with {there!r}",
-                          "leave out --model: the checkpoint has its own")  # fmt: skip
+    if apart := learned_apart(config, recorded):
+        name, value, recorded_value = apart
+        cure = "leave out --model: the checkpoint contains its model.json"
+        raise ConfigError(f"{what}: {name} = {value!r}", f"{path} was trained with {recorded_value!r}", cure)
 
 
-def load_adapters(given: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
+def load_adapters(specs: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
     """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``.
 
     Logs what was assumed about them.
     """
-    adapters = _quietly_loaded(given, config)
+    adapters = _read_adapters(specs, config)
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
         echo_if_open(f"note: {note}", sys.stderr)
     return adapters
 
 
-def _quietly_loaded(given: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
-    return read_all(given, parameters_of(config).shapes(), "--lora", config) if given else []
+def _read_adapters(specs: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
+    return read_all(specs, parameters_of(config).shapes(), "--lora", config) if specs else []
 
 
 def load_model(
@@ -153,7 +153,7 @@ def weaker_network(
     """
     flag = f"--guidance-checkpoint = {short_repr(checkpoint)}"
     if "model" not in of_newest(checkpoint, "--guidance-checkpoint", _facts):
-        raise ConfigError(flag, "does not say what model it belongs to", "name a checkpoint of a run of mm-dit")
+        raise ConfigError(flag, "contains no model.json", "name a checkpoint of a run of mm-dit")
     check_weaker(flag, describe(checkpoint, None).config, config)
 
     def load() -> Any:
@@ -164,9 +164,9 @@ def weaker_network(
 
 
 def check_weaker(name: str, there: ModelConfig, config: ModelConfig) -> None:
-    """Raise ConfigError if what ``name`` says, a model of ``there``, cannot guide one of ``config``.
+    """Raise ConfigError, naming the setting ``name``, if a model of ``there`` cannot guide one of ``config``.
 
-    config: of the size that is drawn.
+    config: resized to the requested size.
     """
     learned = (*LEARNED["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
@@ -178,13 +178,14 @@ def check_weaker(name: str, there: ModelConfig, config: ModelConfig) -> None:
     for words, part in parts.items():
         if part(there) != part(config):
             raise ConfigError(
-                name, f"is of a model with {words}: {part(there)} there, {part(config)} here",
+                name,
+                f"is of a model with {words}: {part(there)} there, {part(config)} here",
                 "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
-            )  # fmt: skip
+            )
     try:
         there.predictor.resized(config.latent_shape)
     except ConfigError as error:
-        raise ConfigError(name, f"does not draw this size: {error.reason}", error.cure) from None
+        raise ConfigError(name, f"cannot generate this size: {error.reason}", error.cure) from None
 
 
 def experts(
@@ -195,19 +196,18 @@ def experts(
     adapters: tuple[Sequence[str], Sequence[str]] = ((), ()),
     boundary: float | None = None,
 ) -> Experts:
-    """Return the experts of high and of low noise in two checkpoints, after checking that they belong together.
+    """Return the high- and low-noise experts in two checkpoints, after checking that they belong together.
 
     adapters: what --lora and --low-noise-lora name. Raises a UserError before weights are read.
     """
 
     def reader(checkpoint: str | Path, flag: str, config: ModelConfig, names: Sequence[str]) -> Callable[[], Any]:
-        strong = (load_adapters if flag == FLAG else _quietly_loaded)(
-            names, config
-        )  # (others are logged with the model)
+        load = load_adapters if flag == FLAG else _read_adapters  # (notes on the others are logged with the model)
+        loras = load(names, config)
 
         def read() -> dict[str, np.ndarray]:
-            found = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))
-            return merged(found, strong) if strong else found
+            weights = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))
+            return merged(weights, loras) if loras else weights
 
         return read
 
@@ -218,34 +218,36 @@ def experts(
 
 
 def describe_both(
-    high: str | Path, low: str | Path, model_json: str | Path | None, asked: float | None
+    high: str | Path, low: str | Path, model_json: str | Path | None, boundary: float | None
 ) -> tuple[ModelConfig, ModelConfig, float]:
-    """Return the configs of two experts and the noise level that parts them; raises unless they belong together."""
+    """Return the configs of two experts and the noise level at which they switch; raises unless they fit."""
     check_path(FLAG, str(low))
     ours = describe(high, model_json).config
     theirs = of_newest(low, FLAG, lambda path: _described(path, None if "model" in _facts(path) else model_json)).config
-    return ours, theirs, boundary_between(ours, theirs, asked, f"{FLAG} = {low}")
+    return ours, theirs, boundary_between(ours, theirs, boundary, f"{FLAG} = {low}")
 
 
 def other_expert(checkpoint: str | Path, low: str | Path | None) -> str | Path | None:
-    """Return the expert of low noise: the one that is named, or the second in a diffusers folder, or None."""
+    """Return the low-noise expert: ``low``, the second one in a diffusers folder, or None."""
     return second_of(Path(checkpoint)) if low is None else low
 
 
-def _as_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the weights in a file, or a folder of diffusers, whose config.json must describe the same network."""
+def _read_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
     state = FORMATS[of_source(path)].read(path)
-    told = described_by(state.config, f"--checkpoint = {path}: config.json")
-    if told is not None and (differ := settings_that_differ(told, config.predictor)):
+    described = described_by(state.config, f"--checkpoint = {path}: config.json")
+    if described is not None and (differences := settings_that_differ(described, config.predictor)):
         cure = "give the model.json of this network: --model"
-        raise CheckpointError(f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differ.values())}", cure)
+        raise CheckpointError(
+            f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
+        )
     check_family(state.weights, f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
         echo_if_open(f"note: {note}", sys.stderr)
     return without_projectors(state.weights)
 
 
-def _is_of_diffusers(path: Path) -> bool:
+def _is_diffusers_folder(path: Path) -> bool:
     return path.is_dir() and not pytorch.fits(path) and not mindspore.fits(path) and diffusers.fits(path)
 
 
@@ -254,29 +256,28 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
 
     Raises CheckpointError if the base is no longer where the run read it.
     """
-    how = adapter_facts(path)
-    if not how and (path.suffix == ".safetensors" or _is_of_diffusers(path)):
-        return _as_published(path, config)
-    if not how:
+    adapter = adapter_facts(path)
+    if not adapter and (path.suffix == ".safetensors" or _is_diffusers_folder(path)):
+        return _read_published(path, config)
+    if not adapter:
         return read_weights(path, use_ema)
     facts, what = read_facts(path), f"--checkpoint = {path}"
     command = facts.get(COMMAND, {})
-    place = path.parent / str(command.get("folder", ".")) / str(how.get(BASE_FROM))
+    base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
     cure = f"name its base: --checkpoint BASE --lora {path}"
-    if not place.exists():
-        raise CheckpointError(what, f"holds adapters, and their base is not at {place}", cure)
-    adapted_starter = begin(read_source(place, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
-    base = {name: value for name, value, _ in adapted_starter}
-    if digest_of_base(base) != how[BASE]:
-        raise CheckpointError(
-            what, f"holds adapters, and what is at {place} is not the base that they began beside", cure
-        )
-    found: dict[str, np.ndarray] = read(path, use_ema=use_ema).merged(base)
-    return found
+    if not base_path.exists():
+        raise CheckpointError(what, f"contains adapters, and their base is not at {base_path}", cure)
+    tensors = begin(read_source(base_path, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
+    base = {name: value for name, value, _ in tensors}
+    if digest_of_base(base) != adapter[BASE]:
+        reason = f"contains adapters, and {base_path} is not the base model they were trained on"
+        raise CheckpointError(what, reason, cure)
+    weights: dict[str, np.ndarray] = read(path, use_ema=use_ema).merged(base)
+    return weights
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return the facts of the run that a checkpoint keeps, from run.json or from the file itself."""
+    """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
     if path.is_dir():
         _check_folder(path)
         described = model_of(path)
@@ -300,7 +301,7 @@ def _check_folder(path: Path) -> None:
         return
     raise CheckpointError(
         f"--checkpoint = {path}",
-        f"holds no checkpoint: found {content_of(path)}; expected iter_0001000 and the like, or the files of one "
+        f"is not a checkpoint: contains {content_of(path)}; expected folders such as iter_0001000, or the files of one "
         "(.metadata of PyTorch, state.ckpt of MindSpore)",
         "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
     )

@@ -1,4 +1,4 @@
-"""Write samples as numbers, one picture, a page, videos, or a folder of images, by the output's name."""
+"""Write samples as arrays, one picture, a page, videos, or a folder of images, depending on the output's ending."""
 
 from __future__ import annotations
 
@@ -58,16 +58,15 @@ class Output:
         if self.ending == "/":
             check_output_folder("--output", self.path, make=False)
             if self.path.is_dir() and any(self.path.iterdir()):
-                raise ConfigError(f"--output = {self.name}", "holds files, among which the pictures would be lost",
-                                  "name a new folder, or empty it")  # fmt: skip
+                raise ConfigError(f"--output = {self.name}", "is not empty", "name a new folder, or empty it")
             return
         if self.ending not in (*ENDINGS, PAGE):
+            is_video, suffix = self.ending in ANIMATIONS, self.path.suffix
             raise ConfigError(
                 f"--output = {self.name}",
-                "is a video, and this model draws images" if self.ending in ANIMATIONS
-                else f"unknown ending {self.path.suffix!r}",
+                "is a video, and this model generates images" if is_video else f"unknown ending {suffix!r}",
                 f"use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures",
-            )  # fmt: skip
+            )
         check_size("--output", self.path, titles, (size[0], size[1]))
         if self.ending == PAGE:
             _check_page(self.name, len(titles))
@@ -87,23 +86,23 @@ class Output:
     ) -> str:
         """Write images (N, H, W, C) or videos (N, F, H, W, C), uint8, and return the names of the files.
 
-        labels: (N,), if classes were asked for. seed, settings: what decides the samples, to show on a page.
-        The files come to their place when all of them are whole. Raises PlatformError if the disk does not take them.
+        labels: (N,), if classes were requested. seed, settings: what determines the samples, to show on a page.
+        The files are moved to the output folder when all of them are complete. Raises PlatformError if that fails.
         """
-        place = self.path if self.ending == "/" else self.path.parent
-        aside = Path(os.path.realpath(place)) / f".{self.path.name}.partial"
+        folder = self.path if self.ending == "/" else self.path.parent
+        partial = Path(os.path.realpath(folder)) / f".{self.path.name}.partial"
         try:
-            aside.mkdir(parents=True, exist_ok=True)
-            written = Output(f"{aside}{os.sep}" if self.ending == "/" else str(aside / self.path.name), self.fps)
+            partial.mkdir(parents=True, exist_ok=True)
+            written = Output(f"{partial}{os.sep}" if self.ending == "/" else str(partial / self.path.name), self.fps)
             files = written._write(samples, labels, titles, seed, settings)
-            for file in sorted(aside.iterdir()):
-                os.replace(file, os.path.realpath(place / file.name))
+            for file in sorted(partial.iterdir()):
+                os.replace(file, os.path.realpath(folder / file.name))
         except OSError as error:
-            cure = "free space on its disk, or name another place"
+            cure = "free space on its disk, or name another output"
             raise PlatformError(f"--output = {self.name}", f"cannot be written: {reason_of(error)}", cure) from None
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        first, *others = [str(place / file.name) for file in files] or [self.name]
+            shutil.rmtree(partial, ignore_errors=True)
+        first, *others = [str(folder / file.name) for file in files] or [self.name]
         return f"{first} ... {Path(others[-1]).name}" if others else first
 
     def _write(
@@ -114,16 +113,18 @@ class Output:
         seed: int,
         settings: Mapping[str, str],
     ) -> list[Path]:
-        """Write the files; return those that have names of their own."""
+        """Write the files; return them if their names differ from the output's."""
         if samples.ndim == 5:
             return save_clips(self.path, samples, titles, self.fps)
         if self.ending == "/":
             save_each(self.path, samples, labels, titles)
         elif self.ending == PAGE:
-            shown = titles if labels is None else [_called(label, title) for label, title in zip(labels, titles)]
-            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1:3], shown, seed, settings)
+            captions = (
+                titles if labels is None else [_label_and_title(label, title) for label, title in zip(labels, titles)]
+            )
+            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1:3], captions, seed, settings)
         elif self.ending == ".npz":
-            with open(self.path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
+            with open(self.path, "wb") as file:  # given a name, NumPy would append .npz to .NPZ
                 np.savez(file, samples, np.array(titles) if labels is None else labels)
         else:
             draw_grid(samples, titles).save(self.path)
@@ -133,11 +134,10 @@ class Output:
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more images than a browser can show on one page."""
     if num_images > MOST_PICTURES:
-        raise ConfigError(
-            f"--output = {output}", f"{num_images:,} pictures are too many for one page: it takes {MOST_PICTURES:,}",
-            "ask for fewer, or name a folder, ending in /, for one file per image",
-        )  # fmt: skip
+        reason = f"{num_images:,} pictures are too many for one page: the limit is {MOST_PICTURES:,}"
+        cure = "request fewer, or name a folder, ending in /, for one file per image"
+        raise ConfigError(f"--output = {output}", reason, cure)
 
 
-def _called(label: int, title: str) -> str:
+def _label_and_title(label: int, title: str) -> str:
     return title if title == str(label) else f"{label} {title}"

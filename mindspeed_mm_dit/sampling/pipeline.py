@@ -29,7 +29,7 @@ from mindspeed_mm_dit.objectives.guidance import GuidedChannels, Rescale
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
-from mindspeed_mm_dit.sampling.grid import image_of
+from mindspeed_mm_dit.sampling.grid import to_pil_image
 from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
 from mindspeed_mm_dit.sampling.load import (
     check_weaker,
@@ -54,7 +54,7 @@ from mindspeed_mm_dit.terminal import echo_if_open
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1
-"""Fraction of captions that ``Pipeline.loss`` drops, as it has no data.json that says how many."""
+"""Fraction of captions that ``Pipeline.loss`` drops; in a run, data.json sets it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,12 +66,12 @@ class GeneratedSamples(Sequence[Any]):
     titles: tuple[str, ...]
     """What each sample should show: the name of its class, or its prompt."""
     labels: np.ndarray | None
-    """(N,) int64; None if no classes were asked for."""
+    """(N,) int64; None if no classes were requested."""
     seed: int
     """The seed that they were generated with."""
     path: np.ndarray | None = None
-    """(N, points, H, W, 3 or 1) uint8, or for videos (N, points, F, ...): states on the path from noise, the last of
-    which are the samples; None if ``path`` was not asked for."""
+    """(N, points, H, W, 3 or 1) uint8, or for videos (N, points, F, ...): states of the trajectory from noise, the last
+    of which are the samples; None if ``path`` was not requested."""
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -79,9 +79,9 @@ class GeneratedSamples(Sequence[Any]):
     def __getitem__(self, number: Any) -> Any:
         """Return sample ``number``, or a list of them for a slice."""
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            return [self[index] for index in range(*number.indices(len(self)))]
         sample = self.arrays[number]
-        return image_of(sample) if sample.ndim == 3 else [image_of(frame) for frame in sample]
+        return to_pil_image(sample) if sample.ndim == 3 else [to_pil_image(frame) for frame in sample]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))
@@ -109,44 +109,43 @@ class GeneratedSamples(Sequence[Any]):
         return png_of(np.asarray(self.grid()))
 
 
-def _listed(name: str, asked: Any) -> list[Any] | None:
-    """Return what is asked for as a list; a single name, number or prompt becomes a list of one."""
-    own = asked.tolist() if hasattr(asked, "tolist") else asked  # (an array or tensor)
-    if own is None or isinstance(own, (str, int, float)):
-        return None if own is None else [own]
+def _as_list(name: str, argument: Any) -> list[Any] | None:
+    """Return an argument as a list; a single name, number or prompt becomes a list of one."""
+    value = argument.tolist() if hasattr(argument, "tolist") else argument  # (an array or tensor)
+    if value is None or isinstance(value, (str, int, float)):
+        return None if value is None else [value]
     try:
-        found = None if isinstance(own, BYTES) else list(own)
+        items = None if isinstance(value, BYTES) else list(value)
     except TypeError:
-        found = None
-    if found is None:
-        raise ConfigError(f"{name} = {short_repr(asked)}", "is no list")
-    if not found:
-        raise ConfigError(name, "is empty", "ask for at least one")
-    return found
+        items = None
+    if items is None:
+        raise ConfigError(f"{name} = {short_repr(argument)}", "is not a list")
+    if not items:
+        raise ConfigError(name, "is empty", "request at least one")
+    return items
 
 
-def _one_of(name: str, given: Any, by_flag: str, flag: Any) -> Any:
-    """Return what one of two names of an argument says; raises ConfigError if both do."""
-    if given is not None and flag is not None:
-        raise ConfigError(
-            f"{name} = {short_repr(given)}", f"is {by_flag} by another name, and both are given", "drop one"
-        )
-    return given if flag is None else flag
+def _argument_or_alias(name: str, value: Any, alias: str, alias_value: Any) -> Any:
+    """Return the value of an argument with two names; raises ConfigError if both are passed."""
+    if value is not None and alias_value is not None:
+        reason = f"is the same argument as {alias}, and both are passed"
+        raise ConfigError(f"{name} = {short_repr(value)}", reason, "drop one")
+    return value if alias_value is None else alias_value
 
 
-def _written(size: Any) -> str | None:
+def _size_flag(size: Any) -> str | None:
     """Return (H, W) in the form of the flag --size."""
     if size is None or isinstance(size, str):
         return size
-    own = size.tolist() if hasattr(size, "tolist") else size
-    if not isinstance(own, Sequence) or isinstance(own, BYTES) or len(own) != 2:
+    sides = size.tolist() if hasattr(size, "tolist") else size
+    if not isinstance(sides, Sequence) or isinstance(sides, BYTES) or len(sides) != 2:
         raise ConfigError(f"size = {short_repr(size)}", "is not height and width", 'write (480, 832), or "480x832"')
-    return f"{own[0]}x{own[1]}"
+    return f"{sides[0]}x{sides[1]}"
 
 
 @dataclass(frozen=True, repr=False)
 class Pipeline:
-    """A model with all that is needed to sample it and to train it."""
+    """A model with everything needed to sample it and to train it."""
 
     model: Any
     """The composite: ``ae``, ``text_encoders``, ``diffusion`` and ``predictor``."""
@@ -155,19 +154,24 @@ class Pipeline:
     classes: tuple[str, ...] = ()
     """Name of each label; empty if unknown."""
     experts: Experts | None = None
-    """The expert of low noise beside ``model``, which then is the one of high noise."""
+    """The low-noise expert; ``model`` is then the high-noise expert."""
     captions: tuple[str, ...] = ()
-    """A few captions that it learned; empty if unknown."""
+    """A few of its training captions; empty if unknown."""
     words: tuple[str, ...] = ()
-    """All words of the captions, where others say nothing to it; empty if unknown."""
+    """All words of its training captions, if its text encoder knows no others; empty if unknown."""
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: str | Path, model_json: str | Path | None, use_ema: bool, bf16: bool,
-        loras: tuple[Sequence[str], Sequence[str]] = ((), ()), low: str | Path | None = None,
+        cls,
+        checkpoint: str | Path,
+        model_json: str | Path | None,
+        use_ema: bool,
+        bf16: bool,
+        loras: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        low: str | Path | None = None,
         boundary: float | None = None,
-    ) -> Pipeline:  # fmt: skip
-        """Load a checkpoint of any format, and ``low``, the expert of low noise; ``loras``: adapters of each.
+    ) -> Pipeline:
+        """Load a checkpoint of any format, and ``low``, the low-noise expert; ``loras``: adapters of each.
 
         Raises CheckpointError or ConfigError if that fails.
         """
@@ -182,7 +186,7 @@ class Pipeline:
 
     @classmethod
     def untrained(cls, config: ModelConfig, seed: int) -> Pipeline:
-        """Return a model with its initial weights, on the device."""
+        """Return a model with initial weights, on the device."""
         check_text_widths(config)
         seed = whole_number("seed", seed, 0)
         model = DiTModel(config)
@@ -190,15 +194,15 @@ class Pipeline:
         return cls(runtime.to_runtime_device(model), config)
 
     def __repr__(self) -> str:
-        """Return in three lines what it draws, what steers it, and what to call."""
+        """Return in three lines what it generates, its conditions, and what to call."""
         size = parameters_of(self.config.predictor).num_elements()
         items, classes = self.config.predictor.conditions.items, ", ".join(self.classes[:10])
         more = ", ..." if len(self.classes) > 10 else ""
         return (
             f"<{self.config.predictor.model_id} of {size:,} parameters, {self.config.diffusion.model_id}, "
-            f"draws {' x '.join(map(str, self.config.sample_size))}\n"
-            f" steered by {' and '.join(items)}{f': {classes}{more}' if classes else ''}\n"
-            f" .sample(...) draws, .loss(...) trains, .config and .predictor are its parts>"
+            f"generates {' x '.join(map(str, self.config.sample_size))}\n"
+            f" conditioned on {' and '.join(items)}{f': {classes}{more}' if classes else ''}\n"
+            f" .sample(...) generates, .loss(...) trains, .config and .predictor are its parts>"
         )
 
     @property
@@ -242,37 +246,48 @@ class Pipeline:
     ) -> GeneratedSamples:
         """Generate ``num`` samples of each class, prompt or vector (P,), bit for bit those of ``mm-dit sample``.
 
-        classes: names that the checkpoint knows, or labels; a list says which as ``mm-dit sample --classes`` does, an
-        array holds labels. A single class or prompt needs no list. steps, sampler: None for the objective's defaults.
-        image, last_image: what a video begins and ends with, if the model takes it: a file, a PIL image, or an array
-        (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is none, larger follows
-        the condition more closely; None is 4, or 1 if the network takes the strength of guidance as an input;
-        ``channels`` and ``interval`` limit it, ``rescale`` ("token" or "sample") gives what is guided its norm back;
-        ``low_noise_guidance``: that of the expert. weaker: autoguidance, away from what this model says.
-        cfg_scale, cfg_channels: ``guidance`` and ``channels`` under the names of the flags.
-        frames, size (H, W) or "HxW": draw another size. options: further options of the sampler, by name. path: number
-        of states on the path from noise to keep, e.g. 8; 1 keeps only the samples. on_step: called
-        after every step with the number of samples it worked on.
+        classes: names that the checkpoint knows, or labels; the items of a list are read as those of ``mm-dit sample
+        --classes``, an array contains labels. A single class or prompt needs no list. steps, sampler: None for the
+        objective's defaults. image, last_image: first and last frame of a video, if the model takes them: a file, a PIL
+        image, or an array (H, W, 3 or 1) uint8, of the video's size; or a list, one for each prompt. guidance: 1 is
+        none, larger follows the condition more closely; None is 4, or 1 if the network takes the strength of guidance
+        as an input; ``channels`` and ``interval`` limit it, ``rescale`` ("token" or "sample") restores the norm of the
+        conditional prediction; ``low_noise_guidance``: that of the low-noise expert. weaker: autoguidance, away from
+        the prediction of this model. cfg_scale, cfg_channels: ``guidance`` and ``channels`` by the names of the flags.
+        frames, size (H, W) or "HxW": generate another size. options: further options of the sampler, by name. path:
+        number of states of the trajectory to return, e.g. 8; 1 returns only the samples. on_step: called after every
+        step with the number of samples it worked on.
 
         Raises:
             ConfigError: the model cannot generate this; the message names the argument.
         """
-        config = resized(self.config, frames, _written(size))
-        guidance = _one_of("guidance", guidance, "cfg_scale", cfg_scale)
-        channels = _one_of("channels", channels, "cfg_channels", cfg_channels)
+        config = resized(self.config, frames, _size_flag(size))
+        guidance = _argument_or_alias("guidance", guidance, "cfg_scale", cfg_scale)
+        channels = _argument_or_alias("channels", channels, "cfg_channels", cfg_channels)
         settings = settings_for(
-            config, sampler=sampler, steps=steps, scale=guidance, channels=channels, interval=interval, rescale=rescale,
-            seed=seed, batch_size=batch_size, options=options, bf16=bf16, weaker=self._weaker(weaker, config),
-            experts=self.experts, low_scale=low_noise_guidance,
-        )  # fmt: skip
-        asked = self._asked(config, self._values(classes, prompts, vectors), image, last_image, negative_prompt)
+            config,
+            sampler=sampler,
+            steps=steps,
+            scale=guidance,
+            channels=channels,
+            interval=interval,
+            rescale=rescale,
+            seed=seed,
+            batch_size=batch_size,
+            options=options,
+            bf16=bf16,
+            weaker=self._weaker(weaker, config),
+            experts=self.experts,
+            low_scale=low_noise_guidance,
+        )
+        request = self._request(config, self._values(classes, prompts, vectors), image, last_image, negative_prompt)
         num, path = whole_number("num", num, 1), whole_number("path", path, 1)
-        total = len(asked) * num * path
+        total = len(request) * num * path
         check_amount(f"num = {num}, path = {path}" if path > 1 else f"num = {num}", total, config, Path("as.npz"))
-        asked = asked.each(num)
-        walked = generate_path(self.model, config, asked, settings, path, on_step)
-        titles = tuple(asked.titles(self.classes))
-        return GeneratedSamples(walked[:, -1], titles, asked.labels, settings.seed, walked if path > 1 else None)
+        request = request.each(num)
+        states = generate_path(self.model, config, request, settings, path, on_step)
+        titles = tuple(request.titles(self.classes))
+        return GeneratedSamples(states[:, -1], titles, request.labels, settings.seed, states if path > 1 else None)
 
     @names_arguments(prompt="prompts")
     def loss(
@@ -294,25 +309,24 @@ class Pipeline:
             ConfigError: the model cannot learn from these pixels, or a sample has no class, prompt or vector.
         """
         if self.experts is not None:
-            raise ConfigError("loss", "is of one expert, and this pipeline has two", "load the one that you train")
-        pixels, shape = self._checked(np.asarray(pixels))
+            raise ConfigError("loss", "needs a single expert, and this pipeline has two", "load the one that you train")
+        pixels, shape = self._check_pixels(np.asarray(pixels))
         step, seed = whole_number("step", step, 0, LARGEST // len(pixels) - 1), whole_number("seed", seed, 0)
-        places = step * len(pixels) + np.arange(len(pixels))
+        sample_indices = step * len(pixels) + np.arange(len(pixels))
         if classes is None and "label" in self.config.predictor.conditions.items:
-            raise ConfigError("classes", "is missing: this model is steered by it")
+            raise ConfigError("classes", "is missing: this model is conditioned on it")
         values = self._values(classes, prompts, vectors)
-        for item, own in values.items():
-            if len(own) != len(pixels):
-                raise ConfigError(
-                    f"pixels: {len(pixels)} samples", f"come with {len(own)} of {item}", "give each its own"
-                )
-        batch = {"pixels": pixels, **self._given(values, places, seed)}
-        batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, places, shape)
+        for item, value in values.items():
+            if len(value) != len(pixels):
+                reason = f"come with {len(value)} of {item}"
+                raise ConfigError(f"pixels: {len(pixels)} samples", reason, "pass one for each sample")
+        batch = {"pixels": pixels, **self._condition_arrays(values, sample_indices, seed)}
+        batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, sample_indices, shape)
         if self.config.ae.samples_posterior:
-            batch["posterior_noise"] = normals(seed, Stream.POSTERIOR, places, shape)
+            batch["posterior_noise"] = normals(seed, Stream.POSTERIOR, sample_indices, shape)
         return self.model(**runtime.to_device(batch))
 
-    def _checked(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    def _check_pixels(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return a training batch and the shape of its latents; raises ConfigError if it is not a batch."""
         axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {short_repr(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
@@ -323,43 +337,49 @@ class Pipeline:
         shape = self.config.ae.latent_shape(pixels.shape[2:])
         return pixels, self.config.predictor.resized(shape).latent_shape
 
-    def _given(self, values: Mapping[str, Sequence[Any]], places: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    def _condition_arrays(
+        self, values: Mapping[str, Sequence[Any]], sample_indices: np.ndarray, seed: int
+    ) -> dict[str, np.ndarray]:
         """Return the arrays of the conditions of a training batch, some of them dropped."""
-        conditions, tokenizers = self.config.predictor.conditions, [own.tokenizer for own in self.model.text_encoders]
-        given, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.coins()
-        for condition in conditions.guided:  # (a clip's own frames are among its pixels)
+        conditions, tokenizers = (
+            self.config.predictor.conditions,
+            [encoder.tokenizer for encoder in self.model.text_encoders],
+        )
+        arrays, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.coins()
+        for condition in conditions.guided:  # (the frames of a clip are among its pixels)
             dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
-            drops = coins(seed, Stream.LABEL_DROP, places, dropout, numbers[condition.dropout_key])
+            drops = coins(seed, Stream.LABEL_DROP, sample_indices, dropout, numbers[condition.dropout_key])
             for name, unconditional in kind_of(condition).unconditional(condition, None, tokenizers).items():
-                given[name] = np.where(
-                    drops.reshape(-1, *(1 for _ in unconditional.shape[1:])), unconditional, given[name]
+                arrays[name] = np.where(
+                    drops.reshape(-1, *(1 for _ in unconditional.shape[1:])), unconditional, arrays[name]
                 )
-        return given
+        return arrays
 
-    def _asked(
+    def _request(
         self, config: ModelConfig, values: dict[str, list[Any]], image: Any, last_image: Any, negative_prompt: Any
     ) -> SampleRequest:
-        """Return what is asked for; raises ConfigError if the model of ``config`` cannot draw it."""
+        """Return the request; raises ConfigError if the model of ``config`` cannot generate it."""
         if note := note_of_words(config, self.words, values.get("caption", ())):
             echo_if_open(note, sys.stderr)
         if image is not None or last_image is not None or config.predictor.conditions.frames:
             values["image"] = requested_images(config, image, last_image)
-        asked = SampleRequest(together(values), self._instead(negative_prompt))
-        check_request(asked, config)
-        return asked
+        request = SampleRequest(together(values), self._negative(negative_prompt))
+        check_request(request, config)
+        return request
 
     def _weaker(self, other: Any, config: ModelConfig) -> Callable[[], Any] | None:
-        """Return what gives the network that guidance leads away from; raises ConfigError if it cannot guide this."""
+        """Return a function that returns the weaker network; raises ConfigError if it cannot guide this model."""
         if other is None:
             return None
         if not isinstance(other, Pipeline):
-            raise ConfigError(f"weaker = {short_repr(other)}", "is no model", "pass what mindspeed_mm_dit.load returns")
+            cure = "pass what mindspeed_mm_dit.load returns"
+            raise ConfigError(f"weaker = {short_repr(other)}", "is not a model", cure)
         if self.experts is not None or other.experts is not None:
             raise ConfigError("weaker", "does not go with two experts", "leave it out")
         check_weaker("weaker", other.config, config)
         return lambda: other.predictor
 
-    def _instead(self, negative_prompt: Any) -> dict[str, str]:
+    def _negative(self, negative_prompt: Any) -> dict[str, str]:
         """Return what guidance leads away from, by item; raises ConfigError if the model reads no such text."""
         if negative_prompt is None:
             return {}
@@ -373,29 +393,30 @@ class Pipeline:
     def _check_texts(self, name: str, texts: Sequence[Any]) -> None:
         for text in texts:
             if not isinstance(text, str):
-                raise ConfigError(f"{name}: {short_repr(text)}", "is no text")
+                raise ConfigError(f"{name}: {short_repr(text)}", "is not a string")
         for encoder in self.model.text_encoders:
             check_captions(encoder.tokenizer, texts, name)
 
     def _values(self, classes: Any, prompts: Any, vectors: Any) -> dict[str, list[Any]]:
-        """Return the conditions asked for, by item; raises ConfigError if they do not steer the model."""
+        """Return the requested conditions by item; raises ConfigError if the model does not take them."""
         conditions = self.config.predictor.conditions
         values: dict[str, list[Any]] = {}
-        for item, name, own in (
-            ("label", "classes", _listed("classes", classes)),
-            ("caption", "prompts", _listed("prompts", prompts)),
-            ("vector", "vectors", _listed("vectors", vectors)),
+        for item, name, requested in (
+            ("label", "classes", _as_list("classes", classes)),
+            ("caption", "prompts", _as_list("prompts", prompts)),
+            ("vector", "vectors", _as_list("vectors", vectors)),
         ):
-            if own is None and item in conditions.items and item != "label":
-                raise ConfigError(name, "is missing: this model is steered by it")
-            if own is not None and item not in conditions.items:
-                raise ConfigError(name, f"this model is steered by {' and '.join(conditions.items)}", "leave it out")
-            if own is not None:
-                values[item] = own
+            if requested is None and item in conditions.items and item != "label":
+                raise ConfigError(name, "is missing: this model is conditioned on it")
+            if requested is not None and item not in conditions.items:
+                reason = f"this model is conditioned on {' and '.join(conditions.items)}"
+                raise ConfigError(name, reason, "leave it out")
+            if requested is not None:
+                values[item] = requested
         self._check_texts("prompts", values.get("caption", []))
         if conditions.label is not None:
             count = conditions.label.num_classes
-            asked = values.get("label", range(min(10, count)))
-            holds_labels = classes is None or (hasattr(classes, "tolist") and not isinstance(asked[0], str))
-            values["label"] = labels_of([str(one) for one in asked], () if holds_labels else self.classes, count)
+            labels = values.get("label", range(min(10, count)))
+            holds_labels = classes is None or (hasattr(classes, "tolist") and not isinstance(labels[0], str))
+            values["label"] = labels_of([str(label) for label in labels], () if holds_labels else self.classes, count)
         return values

@@ -1,4 +1,4 @@
-"""Save videos as video files, animations, strips of frames, or numbers."""
+"""Save videos as video files, animations, strips of frames, or arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.fonts import drawable
-from mindspeed_mm_dit.sampling.grid import image_of
+from mindspeed_mm_dit.sampling.grid import to_pil_image
 
 FPS = 16.0
 """Frames per second of written videos: Wan's."""
@@ -54,15 +54,15 @@ def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float)
     path.parent.mkdir(parents=True, exist_ok=True)
     ending = path.suffix.lower()
     if ending == ".npz":
-        with open(path, "wb") as file:  # given a name, NumPy would add its own ending to .NPZ
-            np.savez(file, clips, np.array(titles))
+        with open(path, "wb") as stream:  # given a name, NumPy would append .npz to .NPZ
+            np.savez(stream, clips, np.array(titles))
         return [path]
     if ending == ".png":
         draw_strips(clips, titles).save(path)
         return [path]
     paths = [path] if len(clips) == 1 else [path.with_stem(f"{path.stem}-{n:04d}") for n in range(len(clips))]
-    for place, clip in zip(paths, clips):
-        (write_video if ending == ".mp4" else _write_gif)(place, _enlarged(clip), fps)
+    for file, clip in zip(paths, clips):
+        (write_video if ending == ".mp4" else _write_gif)(file, _enlarged(clip), fps)
     return paths
 
 
@@ -80,16 +80,16 @@ def draw_strips(clips: np.ndarray, titles: Sequence[str], least: int = CELL_PIXE
     picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
     pen = ImageDraw.Draw(picture)
     for row, (clip, title) in enumerate(zip(clips, titles)):
-        text, font = _text_of(title, picture.width)
+        text, font = _fit_caption(title, picture.width)
         pen.text((2, row * step_y), text, fill="black", font=font)
         for column, frame in enumerate(clip):
-            cell = image_of(frame).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+            cell = to_pil_image(frame).resize((width * scale, height * scale), Image.Resampling.NEAREST)
             picture.paste(cell, (column * step_x, row * step_y + CAPTION_PIXELS))
     return picture
 
 
-def _text_of(caption: str, width: int) -> tuple[str, Any]:
-    """Return ``caption``, cut to ``width`` pixels, and a font; question marks replace letters that no font here has."""
+def _fit_caption(caption: str, width: int) -> tuple[str, Any]:
+    """Return ``caption``, cut to ``width`` pixels, and a font; question marks replace letters that no font has."""
     text, font = drawable(caption)
     if font.getlength(text) <= width - 4:
         return text, font

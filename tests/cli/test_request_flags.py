@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.request_flags import _vectors, add_request, asked_of
+from mindspeed_mm_dit.cli.request_flags import _vectors, add_request, parse_request
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.condition import Conditions, Vector
 from mindspeed_mm_dit.errors import ConfigError
@@ -25,10 +25,10 @@ def npy_of(shape):
     [
         (None, "--vectors: is missing"),
         (b"text", r"--vectors = .*v.npy: cannot be read"),
-        (np.ones(4), r"holds \(4,\), not finite vectors"),
-        (np.array([[1.0, np.nan]]), r"holds \(1, 2\), not finite vectors"),
+        (np.ones(4), r"has shape \(4,\); must be finite vectors"),
+        (np.array([[1.0, np.nan]]), r"has shape \(1, 2\); must be finite vectors"),
         (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
-        (np.array([["a"]]), r"holds \(1, 1\), not finite vectors"),
+        (np.array([["a"]]), r"has shape \(1, 1\); must be finite vectors"),
         (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes of data, expected 35,184,372,088,832"),
     ],
 )
@@ -51,6 +51,6 @@ def test_vectors_of_a_file_are_asked_for_in_float32(tmp_path):
     args.output = f"{tmp_path}/samples.png"
     conditions = Conditions(Vector(5, 0.1))
     config = SimpleNamespace(predictor=SimpleNamespace(conditions=conditions), sample_size=(8, 8), text_encoders=())
-    asked = asked_of(args, config, ())
-    assert len(asked) == 3
-    np.testing.assert_array_equal(asked.values["vector"], vectors.astype(np.float32))
+    request = parse_request(args, config, ())
+    assert len(request) == 3
+    np.testing.assert_array_equal(request.values["vector"], vectors.astype(np.float32))

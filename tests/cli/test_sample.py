@@ -74,7 +74,7 @@ def test_folder_takes_single_pictures_by_number_and_label(trained, tmp_path, cap
     assert sorted(file.name for file in (tmp_path / "each").iterdir()) == names and names[-1] == "000005_4.png"
     for image, name in zip(images, names):
         assert np.array_equal(np.asarray(Image.open(tmp_path / "each" / name)), image[..., 0])
-    assert sample(*flags, f"{tmp_path}/each/") == 2 and "holds files" in capsys.readouterr().err
+    assert sample(*flags, f"{tmp_path}/each/") == 2 and "is not empty" in capsys.readouterr().err
     (tmp_path / "o.png").mkdir()
     assert sample(*flags, f"{tmp_path}/o.png") == 2 and "is a folder" in capsys.readouterr().err
 
@@ -177,9 +177,9 @@ def test_folder_without_a_checkpoint_names_what_is_there(tmp_path, capsys):
         (tmp_path / name).mkdir(parents=True)
         if file:
             (tmp_path / name / file).write_text("{}")
-    for name, words in (("empty", "found nothing"), ("pictures", "found a.png"), ("diffusers", "found config")):
+    for name, content in (("empty", "contains nothing"), ("pictures", "contains a.png"), ("diffusers", "config.json")):
         assert sample("--checkpoint", f"{tmp_path}/{name}", *flags) == 2
-        assert words in capsys.readouterr().err
+        assert content in capsys.readouterr().err
 
 
 def test_converted_and_published_weights_draw_the_same_images(trained, tmp_path):

@@ -99,7 +99,7 @@ def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, dig
     assert first["text.states"].shape == (13, 64) and first["mean"].shape == (2, 1, 16, 3, 4, 4) and "std" not in first
     assert load_file(tmp_path / "cache/null.safetensors")["text.tokens"].tolist() == [1]
     write_configs(tmp_path, digits, text={"zero_padding": True})
-    with pytest.raises(ConfigError, match="keeps the mean of the posterior alone, and model"):
+    with pytest.raises(ConfigError, match="contains only the mean of the posterior, and model"):
         from_cache(tmp_path)
 
 

@@ -353,7 +353,7 @@ def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monk
     with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
         open_data(larger, data.dataset_param)
     monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    with pytest.raises(ConfigError, match=r"holds latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
+    with pytest.raises(ConfigError, match=r"contains latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
         open_data(model, data.dataset_param)
 
 

@@ -57,7 +57,7 @@ def test_the_null_class_is_that_after_the_networks_own_classes():
 
 
 def test_turned_queries_and_keys_know_the_distance_of_their_patches_and_not_the_place():
-    cos, sin = (table.astype(np.float64) for table in rotary_tables_2d(8, 4, unturned=2))
+    cos, sin = (table.astype(np.float64) for table in rotary_tables_2d(8, 4, num_prefix=2))
     assert cos.shape == (2 + 16, 4) and (cos[:2] == 1).all() and (sin[:2] == 0).all()
     turns = (cos + 1j * sin)[2:].reshape(4, 4, 4)  # (row, column, pairs)
     between = lambda a, b: turns[a] * turns[b].conj()  # noqa: E731

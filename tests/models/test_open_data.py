@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.condition import PooledText
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
-from mindspeed_mm_dit.models.data import _check_kept, open_data
+from mindspeed_mm_dit.models.data import _check_cached_text, open_data
 from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
 from tests.clips_fixtures import clip_configs
 from tests.conftest import GOLDEN, ROOT
@@ -74,12 +74,12 @@ def test_captions_that_are_too_long_are_named_with_the_clips_that_are_short(fold
 def test_texts_that_a_cache_does_not_keep_are_named():
     def check(name, width):
         cache = SimpleNamespace(index=SimpleNamespace(texts={name: None}), widths=lambda name: {width})
-        _check_kept("latents = cache", cache, PooledText(6))
+        _check_cached_text("latents = cache", cache, PooledText(6))
 
     check("pooled", 6)
-    with pytest.raises(ConfigError, match="latents = cache: keeps no pooled"):
+    with pytest.raises(ConfigError, match="latents = cache: contains no pooled"):
         check("text", 6)
-    with pytest.raises(ConfigError, match="latents = cache: holds pooled of width 5"):
+    with pytest.raises(ConfigError, match="latents = cache: contains pooled of width 5"):
         check("pooled", 5)
 
 

@@ -77,8 +77,8 @@ def test_cut_padding_reads_the_longest_caption_alone_and_says_the_same(framework
     long = {"max_length": 80, "zero_padding": True}
     whole = framework.ops.numpy(load_text_encoder(config(text, **long)).encode(["a one moves up", "a"])[0])
     cut = load_text_encoder(config(text, **long, cut_padding=True))
-    lengths, ask = [], cut.network._ask
-    monkeypatch.setattr(cut.network, "_ask", lambda *given: (lengths.append(given[1].shape[1]), ask(*given))[1])
+    lengths, encode = [], cut.network._encode
+    monkeypatch.setattr(cut.network, "_encode", lambda *given: (lengths.append(given[1].shape[1]), encode(*given))[1])
     found, mask = map(framework.ops.numpy, cut.encode(["a one moves up", "a"])[:2])
     assert lengths == [32] and found.shape == whole.shape == (2, 80, 64) and mask.shape == (2, 80)
     np.testing.assert_allclose(found, whole, atol=1e-5)  # of states of about 4

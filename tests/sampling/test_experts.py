@@ -94,13 +94,13 @@ def test_each_expert_has_its_own_adapters(clips, tmp_path, form):
 @pytest.mark.parametrize(
     ("first", "second", "flags", "words"),
     [
-        (LOW, HIGH, (), "it is the expert of high noise"),
+        (LOW, HIGH, (), "it is the high-noise expert"),
         (HIGH, HIGH, (), "is an expert of the same noise levels as --checkpoint, 0.6 to 1"),
         (HIGH, [0.0, 0.5], (), "--boundary: is needed"),
         (WHOLE, WHOLE, (), "--boundary: is needed"),
         (HIGH, LOW, ("--boundary", "2"), "--boundary = 2.0"),
         (HIGH, LOW, ("--low-noise-cfg-scale", "-1"), "--low-noise-cfg-scale = -1"),
-        (HIGH, None, ("--boundary", "0.5"), "--boundary = 0.5: is for two experts"),
+        (HIGH, None, ("--boundary", "0.5"), "--boundary = 0.5: needs two experts"),
         (HIGH, LOW, "ffn_dim", "is of another model than --checkpoint: predictor.ffn_dim is 25, and there 24"),
     ],
 )
@@ -135,7 +135,7 @@ def test_folder_of_diffusers_is_both_experts(clips, tmp_path):
     pipe = dit.load(folder)
     asked = {"prompts": "a seven moves left", "num": 2, "steps": 5, "sampler": "unipc", "frames": 9, "size": (32, 32)}
     assert np.array_equal(pipe.sample(low_noise_guidance=2.0, **asked).arrays, wanted)
-    with pytest.raises(ConfigError, match="loss: is of one expert, and this pipeline has two"):
+    with pytest.raises(ConfigError, match="loss: needs a single expert, and this pipeline has two"):
         pipe.loss(wanted, prompts="a seven moves left")
     theirs = diffusers.WanTransformer3DModel.from_pretrained(folder, subfolder="transformer_2").state_dict()
     ours = safetensors.read(Path(low)).weights

@@ -16,12 +16,12 @@ def here(monkeypatch, tmp_path):
 
     def here(*paths):
         monkeypatch.setattr(fonts, "_system_fonts", lambda: [str(path) for path in paths])
-        for remembered in (fonts._fonts, fonts._letters_of, fonts._say_missing):
+        for remembered in (fonts._fonts, fonts._letters_of, fonts._log_missing):
             remembered.cache_clear()
 
     yield here
     monkeypatch.undo()
-    for remembered in (fonts._fonts, fonts._letters_of, fonts._say_missing):
+    for remembered in (fonts._fonts, fonts._letters_of, fonts._log_missing):
         remembered.cache_clear()
 
 
@@ -30,7 +30,7 @@ def test_name_that_no_font_has_is_a_number(here, capsys):
     titles = ["élan", "猫", "x" * 50, "élan 猫", "a 猫 moves"]
     for _ in range(2):
         assert [text for text, _ in _texts(titles)] == ["élan", "1", "x" * 37 + "...", "élan ?", "a ? moves"]
-    assert capsys.readouterr().err.count("no font here has all letters of") == 3
+    assert capsys.readouterr().err.count("no installed font has all letters of") == 3
 
 
 def test_a_caption_stands_above_a_grid_with_a_border_and_widens_it_where_it_must():

@@ -40,12 +40,12 @@ def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
 @pytest.mark.parametrize(
     ("conditions", "first", "last", "message"),
     [
-        ([ClassLabel(3, 0)], picture(0), None, "--image: this model begins no clip"),
-        ([FIRST], picture(0), picture(0), "--last-image: this model ends no clip"),
-        ([BOTH], None, picture(0), "--image: is needed beside --last-image"),
+        ([ClassLabel(3, 0)], picture(0), None, "--image: this model takes no first frame"),
+        ([FIRST], picture(0), picture(0), "--last-image: this model takes no last frame"),
+        ([BOTH], None, picture(0), "--image: is required with --last-image"),
         ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image: 2 images: go with 3 of --image"),
         ([FIRST], "missing.png", None, "--image = missing.png: "),
-        ([FIRST], 5, None, "--image = 5: is no image"),
+        ([FIRST], 5, None, "--image = 5: is not an image"),
         ([FIRST], picture(0, 2), None, "--image: uint8 of shape (4, 6, 2)"),
         ([FIRST], picture(0) / 1, None, "--image: float64 of shape (4, 6, 3)"),
     ],
@@ -63,7 +63,7 @@ WHOLE = np.zeros((1, 4, 6), np.uint8)
     [
         ([ClassLabel(3, 0), Vector(2, 0)], {"label": [0]}, "samples without a vector"),
         ([ClassLabel(3, 0)], {"label": [0, 3]}, "--classes: 3: is outside 0 ... 2"),
-        ([Vector(2, 0)], {"vector": [[0, 1], [0]]}, "--vectors: are no vectors of numbers, all of one length"),
+        ([Vector(2, 0)], {"vector": [[0, 1], [0]]}, "--vectors: must be vectors of numbers, all of the same length"),
         ([Vector(2, 0)], {"vector": [[0, 1, 2]]}, "--vectors: of shape (1, 3)"),
         ([Vector(2, 0)], {"vector": [[0, np.inf]]}, "--vectors: of shape (1, 2)"),
         ([STILL], {"label": [0], "image": [(WHOLE,)]}, "--image: would be the whole of a clip"),

@@ -19,5 +19,5 @@ def test_captions_are_drawn_in_their_script_or_end_in_dots():
 
 def test_letters_that_no_font_has_are_question_marks(monkeypatch):
     monkeypatch.setattr(fonts, "_fonts", lambda: ())
-    fonts._say_missing.cache_clear()
+    fonts._log_missing.cache_clear()
     assert np.array_equal(drawn("\u732b moves"), drawn("? moves"))

@@ -60,7 +60,7 @@ def test_a_sampler_that_does_not_fit_is_named_before_weights_are_read(trained, t
     for flags, named in (
         ("--sampler ddim", "is for gaussian_diffusion"),
         ("--sampler eulr", "Did you mean 'euler'"),
-        ("--sampler euler --clip 1", "--clip = 1.0: means nothing to the sampler 'euler'"),
+        ("--sampler euler --clip 1", "--clip = 1.0: is not an option of the sampler 'euler'"),
         ("--form sigm", "--form = 'sigm'"),
         ("--sampler dopri5 --rtol 0", "--rtol = 0.0"),
         ("--norm -1", "--norm = -1.0"),

@@ -172,7 +172,7 @@ def test_an_error_of_the_last_validation_is_not_lost(run, monkeypatch):
 
 def test_a_step_that_fails_is_named_and_saves_nothing(run, monkeypatch):
     monkeypatch.setattr(Device, "train_step", lambda *given: 1 / 0)
-    with pytest.raises(StepError, match="iteration 1: failed, and what it left is not saved: ZeroDivisionError"):
+    with pytest.raises(StepError, match="iteration 1: failed, and its result is not saved: ZeroDivisionError"):
         run([1.0] * 5)
     assert "save" not in run.device.events
 

@@ -117,7 +117,10 @@ def test_a_base_that_has_moved_or_changed_is_named(base, whole, tmp_path, capsys
     facts = json.loads((path / "run.json").read_text())
     (path / "checksums.json").unlink()
     assert main(["convert", str(base), str(tmp_path / "other.pt"), "--weights", "model"]) == 0  # (not the average)
-    for place, words in (("nowhere", "their base is not at"), ("other.pt", "is not the base that they began beside")):
+    for place, words in (
+        ("nowhere", "their base is not at"),
+        ("other.pt", "is not the base model they were trained on"),
+    ):
         facts["adapters"]["base_from"] = str(tmp_path / place)
         (path / "run.json").write_text(json.dumps(facts))
         chain = ["--classes", "0", "--steps", "2", "--output", str(tmp_path / "x.npz")]

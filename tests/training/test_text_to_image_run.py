@@ -97,7 +97,7 @@ def test_a_model_of_words_alone_says_which_words_it_has_not_learned(tmp_path, ca
     outcome = configs.run(STEPS + f"--save {tmp_path}/checkpoints")
     assert outcome.code == 0, outcome.output
     assert sorted(describe(tmp_path / "checkpoints", None).words) == ["a", "left", "moves", "one", "seven", "一"]
-    assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no caption" not in capsys.readouterr().err
+    assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no training caption" not in capsys.readouterr().err
     assert sample(tmp_path, tmp_path / "b.png", "--prompt", "seven zebras") == 0
     assert "'zebras'" in capsys.readouterr().err
     after = configs.run(STEPS + f"--init-from {tmp_path}/checkpoints --save {tmp_path}/after")

@@ -1,4 +1,4 @@
-"""AutoencoderKL on our own network, for every framework."""
+"""AutoencoderKL on a portable network, for every framework."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AutoencoderKL(Autoencoder):
         return read_autoencoder_kl(self.config)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with ops.no_grad(), runtime.low_precision(False):  # (``ae.dtype`` says the precision, not --bf16)
+        with ops.no_grad(), runtime.low_precision(False):  # (``ae.dtype`` sets the precision, not --bf16)
             mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
             return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
 
@@ -48,7 +48,7 @@ class AutoencoderKL(Autoencoder):
 
 
 class AutoencoderKLFlux2(AutoencoderKL):
-    """FLUX.2's, which cuts latents into patches of 2 x 2; what normalises them is in its config (``scale``)."""
+    """FLUX.2's, which cuts latents into patches of 2 x 2; its config has their mean and std (``scale``)."""
 
     def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
         architecture, weights = super()._read()

@@ -1,4 +1,4 @@
-"""Reads an AutoencoderKL in diffusers' format: config.json, and the weights beside it as arrays."""
+"""Read an AutoencoderKL in diffusers' format: config.json, and the weights as arrays."""
 
 from __future__ import annotations
 
@@ -68,12 +68,19 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
 def read_architecture(path: Path) -> KLArchitecture:
     """Read a diffusers config.json; raises CheckpointError for an unsupported kind of network."""
     if not path.is_file():
-        raise CheckpointError(f"ae: {path}", "no such file", "put diffusers' config.json beside the weights")
+        raise CheckpointError(
+            f"ae: {path}", "no such file", "put diffusers' config.json into the folder of the weights"
+        )
     content = read_json(path, "ae")
     known = {field.name for field in dataclasses.fields(KLArchitecture)}
     architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
-    positive = (architecture.in_channels, architecture.out_channels, architecture.layers_per_block,
-                architecture.latent_channels, architecture.norm_num_groups)  # fmt: skip
+    positive = (
+        architecture.in_channels,
+        architecture.out_channels,
+        architecture.layers_per_block,
+        architecture.latent_channels,
+        architecture.norm_num_groups,
+    )
     widths = (*architecture.block_out_channels, *(architecture.decoder_block_out_channels or ()))
     if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in widths):
         raise CheckpointError(
@@ -87,15 +94,15 @@ def read_architecture(path: Path) -> KLArchitecture:
         types: tuple[str, ...] = getattr(architecture, key)
         _require_known(path, key, set(types), kind)
         if len(types) != len(architecture.block_out_channels):
-            raise CheckpointError(f"{path}: {key}", f"names {len(types)} levels, block_out_channels has "
-                                  f"{len(architecture.block_out_channels)}")  # fmt: skip
+            levels = len(architecture.block_out_channels)
+            raise CheckpointError(f"{path}: {key}", f"names {len(types)} levels, block_out_channels has {levels}")
     return architecture
 
 
-def _require_known(path: Path, key: str, found: set[str], known: str) -> None:
-    if found - {known}:
-        raise CheckpointError(f"{path}: {key} = {', '.join(sorted(found - {known}))}",
-                              f"only {known} is known here", "use an autoencoder of the SD-VAE kind")  # fmt: skip
+def _require_known(path: Path, key: str, kinds: set[str], known: str) -> None:
+    if kinds - {known}:
+        what, cure = f"{path}: {key} = {', '.join(sorted(kinds - {known}))}", "use an autoencoder of the SD-VAE kind"
+        raise CheckpointError(what, f"only {known} is supported", cure)
 
 
 def _read_weights(path: Path) -> dict[str, np.ndarray]:
@@ -118,13 +125,13 @@ def _new_name(name: str) -> str:
     return f"{parent}.{_OLD_NAMES[last]}.{leaf}" if last in _OLD_NAMES and ".attentions." in name else name
 
 
-def require_same_names(what: str, wanted: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
-    """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``wanted``."""
-    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+def require_same_names(what: str, expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``expected``."""
+    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     problems = [*(f"{name} is missing" for name in missing[:1]), *(f"{name} is unknown" for name in unknown[:1])]
     if problems:
         raise CheckpointError(what, f"weight {'; '.join(problems)}", "use the files of a diffusers AutoencoderKL")
-    for name, shape in wanted.items():
+    for name, shape in expected.items():
         if weights[name].shape != shape:
             raise CheckpointError(what, f"weight {name} is {weights[name].shape}, config.json makes it {shape}")
         if weights[name].dtype.kind != "f":

@@ -29,7 +29,7 @@ _MOST_NORM = 1000.0
 
 @dataclass(frozen=True)
 class DiffusionCoefficient:
-    """How much noise a chain adds and removes along the way, and how it ends."""
+    """How much noise a sampler adds and removes in each step, and its last step."""
 
     form: Literal["constant", "SBDM", "sigma", "linear", "decreasing", "increasing-decreasing"] = option(
         "sigma", "diffusion over time: constant, SBDM, sigma, linear, decreasing, increasing-decreasing"

@@ -25,7 +25,7 @@ def draws(config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, sha
 
 
 def draws_at(config: FlowMatchingConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for times at ``noise_levels`` (B,), the fraction of the way from data to noise."""
+    """Return the same for times at ``noise_levels`` (B,), from 0 (data) to 1 (noise)."""
     first, last = config.train_interval()
     return _batch(config, (last + (first - last) * noise_levels).astype(np.float32), noise)
 

@@ -18,7 +18,7 @@ _samplers = later("mindspeed_mm_dit.objectives.flow.samplers")
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Options of dopri5; --steps is the number of states it yields, however many steps it takes in between."""
+    """Options of dopri5; --steps is the number of states it yields, not of the steps in between."""
 
     rtol: float = option(1e-3, "tolerated error of a step, relative to the state")
     atol: float = option(1e-6, "tolerated error of a step, absolute")
@@ -37,7 +37,7 @@ def _sde(name: str) -> Sampler:
         if name == "sde-heun":
             check_heun_end(config, times, options)
 
-    return Sampler(lambda *given: _samplers.sde_trajectory(name, *given), DiffusionCoefficient, check)
+    return Sampler(lambda *args: _samplers.sde_trajectory(name, *args), DiffusionCoefficient, check)
 
 
 FLOW_MATCHING = Objective(
@@ -48,11 +48,11 @@ FLOW_MATCHING = Objective(
     {
         "sde-euler": _sde("sde-euler"),
         "sde-heun": _sde("sde-heun"),
-        "euler": without_noise(lambda *given: _samplers.ode_trajectory("euler", *given)),
-        "heun": without_noise(lambda *given: _samplers.ode_trajectory("heun", *given)),
+        "euler": without_noise(lambda *args: _samplers.ode_trajectory("euler", *args)),
+        "heun": without_noise(lambda *args: _samplers.ode_trajectory("heun", *args)),
         "dopri5": Sampler(
-            lambda process, model_fn, start, _, steps, own: _samplers.dopri5_trajectory(
-                process, model_fn, start, steps, own.rtol, own.atol
+            lambda process, model_fn, start, _, steps, options: _samplers.dopri5_trajectory(
+                process, model_fn, start, steps, options.rtol, options.atol
             ),
             Tolerances,
         ),

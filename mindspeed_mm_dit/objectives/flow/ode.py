@@ -69,8 +69,8 @@ def dopri5(
 ) -> Iterator[Tensor]:
     """Yield the state at each of the rising ``times`` but the first, with steps of fifth order (Dormand & Prince 1980).
 
-    Each sample has its own step sizes: the difference from fourth order, as root mean square over the sample, stays
-    below atol + rtol * that of the state.
+    Step sizes are chosen per sample: the difference from fourth order, as root mean square over the sample, stays below
+    atol + rtol * that of the state.
     """
     t = np.full(x.shape[0], times[0])
     h = np.full(x.shape[0], FIRST_STEP * (times[-1] - times[0]))
@@ -80,11 +80,12 @@ def dopri5(
             step = np.minimum(h, end - t)
             reached, slopes = _stages(velocity, x, t, step, slope)
             error = step * _rms(_combined(_ERROR, slopes)) / (atol + rtol * np.maximum(_rms(x), _rms(reached)))
-            good = ~(error > 1)  # (a sample that is not finite goes on to its end, as with other solvers)
-            x, slope = _chosen(good, reached, x), _chosen(good, slopes[-1], slope)
-            t = np.where(good, np.where(step == end - t, end, t + step), t)
-            wanted = step * np.clip(_SAFETY * np.fmax(error, 1e-10) ** -0.2, _SHRINK, _GROW)
-            h = np.where(good & (step < h), np.maximum(h, wanted), wanted)  # a step cut short by ``end`` tells little
+            accepted = ~(error > 1)  # (a sample that is not finite continues to the end, as with other solvers)
+            x, slope = _chosen(accepted, reached, x), _chosen(accepted, slopes[-1], slope)
+            t = np.where(accepted, np.where(step == end - t, end, t + step), t)
+            proposed = step * np.clip(_SAFETY * np.fmax(error, 1e-10) ** -0.2, _SHRINK, _GROW)
+            # A step cut short by ``end`` must not shrink the next one.
+            h = np.where(accepted & (step < h), np.maximum(h, proposed), proposed)
         yield x
 
 

@@ -1,4 +1,4 @@
-"""Published tables of sampling times, by the network they were made for: noise levels from 1 to 0. No framework."""
+"""Published tables of sampling times by network: noise levels from 1 to 0. No framework."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def _tokens(shape: tuple[int, ...]) -> float:
 
 
 def flux2_mu(tokens: float, steps: int) -> float:
-    """Return the logarithm of FLUX.2's shift for an image of ``tokens`` and a chain of ``steps``."""
-    of_200 = 0.00016927 * tokens + 0.45666666
-    of_10 = 8.73809524e-05 * tokens + 1.89833333
-    return of_200 if tokens > 4300 else of_10 + (of_200 - of_10) * (steps - 10) / 190
+    """Return the logarithm of FLUX.2's shift for an image of ``tokens`` and ``steps`` sampling steps."""
+    mu_200 = 0.00016927 * tokens + 0.45666666
+    mu_10 = 8.73809524e-05 * tokens + 1.89833333
+    return mu_200 if tokens > 4300 else mu_10 + (mu_200 - mu_10) * (steps - 10) / 190
 
 
 def _qwen_image(sigmas: np.ndarray, mu: float) -> np.ndarray:

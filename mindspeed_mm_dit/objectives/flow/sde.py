@@ -16,7 +16,7 @@ Tensor = Any
 Fields = Callable[[Tensor, np.ndarray], tuple[Tensor, Tensor]]
 """(x (B, ...), times (B,) float64) -> (velocity, score), each (B, ...) float32."""
 NoiseAt = Callable[[int], Tensor]
-"""Step of the chain, counted from the start of sampling -> (B, ...) standard normal."""
+"""Sampling step, counted from the start -> (B, ...) standard normal."""
 Path = Callable[[np.ndarray], PathPoint]
 
 

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.published_times import PUBLISHED
 
 _LARGEST_GAIN = 1e6
-"""Largest gain of a velocity in the drift; beyond it, float32 loses the state beside it."""
+"""Largest gain of a velocity in the drift; beyond it, the state vanishes in float32 rounding."""
 
 
 def shifted(t: np.ndarray, shift: float) -> np.ndarray:
@@ -66,7 +66,7 @@ def training_times(
 def sampling_times(
     config: FlowMatchingConfig, steps: int, shape: tuple[int, ...] = (), last_step: float = 0.0
 ) -> np.ndarray:
-    """Return the ``steps`` + 1 times of a chain, float64: an even grid, then shifted.
+    """Return the ``steps`` + 1 sampling times, float64: an even grid, then shifted.
 
     shape: that of a latent, (C, ...); the first and the last time do not depend on it.
     """
@@ -81,17 +81,17 @@ def sampling_times(
 def sde_times(
     config: FlowMatchingConfig, steps: int, diffusion: DiffusionCoefficient, shape: tuple[int, ...] = ()
 ) -> np.ndarray:
-    """Return the times of the even steps of an SDE chain, which has ``steps`` steps including the last one.
+    """Return the times of the even steps of an SDE sampler, which takes ``steps`` steps including the last one.
 
     shape: that of a latent, (C, ...); the first and the last time do not depend on it.
 
     Raises:
-        ConfigError: there is no even step, there are too many, or the diffusion is infinite where the chain begins.
+        ConfigError: there is no even step, there are too many, or the diffusion is infinite at the first time.
     """
     check_steps(config, steps, diffusion)
     if config.sample_schedule is not None:
         what = f"diffusion.sample_schedule = {config.sample_schedule!r}"
-        raise ConfigError(what, "is of chains without noise", "use --sampler euler, or drop it")
+        raise ConfigError(what, "is for samplers without noise", "use --sampler euler, or drop it")
     even = steps - (diffusion.last_step is not None)
     if even < 1:
         raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")
@@ -99,7 +99,7 @@ def sde_times(
     if not np.isfinite(diffusion.at(times[:1], point_at(config, times[:1]))).all():
         raise ConfigError(
             f"--form = {diffusion.form}",
-            f"is infinite at t = {times[0]:g}, where a chain of path {config.path!r} begins",
+            f"is infinite at t = {times[0]:g}, where sampling on path {config.path!r} begins",
             "use another form, such as sigma, or a model.json with diffusion.sample_eps 0.001",
         )
     return times
@@ -115,7 +115,7 @@ def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Dif
     if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _LARGEST_GAIN:
         raise ConfigError(
             f"--last-step = {diffusion.last_step}",
-            f"sde-heun asks for the score at t = {end[0]:g}, where predicted {config.prediction_type} has none on path "
+            f"sde-heun needs the score at t = {end[0]:g}, where predicted {config.prediction_type} has none on path "
             f"{config.path!r}",
             "use Mean, Tweedie or Euler, or --sampler sde-euler",
         )

@@ -84,13 +84,13 @@ class GaussianDiffusion(nn.Module):
 
         x_start, noise: (B, C, ...) float32, unit-variance latents. Returns x_t, (B, C, ...).
         """
-        signal, share = self._mix(t, x_start)
-        return signal * x_start + share * noise
+        data_coef, noise_coef = self._mix(t, x_start)
+        return data_coef * x_start + noise_coef * noise
 
     def velocity(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Return v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
-        signal, share = self._mix(t, x_start)
-        return signal * noise - share * x_start
+        data_coef, noise_coef = self._mix(t, x_start)
+        return data_coef * noise - noise_coef * x_start
 
     def _mix(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coefficients of data and noise in x_t: sqrt(alpha-bar) and sqrt(1 - alpha-bar)."""
@@ -136,8 +136,8 @@ class GaussianDiffusion(nn.Module):
             return prediction
         if self.prediction_type == "epsilon":
             return self.x_start_from_epsilon(x_t, t, prediction)
-        signal, share = self._mix(t, x_t)
-        return signal * x_t - share * prediction
+        data_coef, noise_coef = self._mix(t, x_t)
+        return data_coef * x_t - noise_coef * prediction
 
     def _log_variance(self, fraction: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:
         """Interpolate between the two bounds on the log variance (Nichol & Dhariwal 2021, eq. 15)."""
@@ -150,7 +150,7 @@ class GaussianDiffusion(nn.Module):
         largest, smallest = self.at("log_betas", t, x_t), self.at("posterior_log_variance_clipped", t, x_t)
         return weight * largest + (1 - weight) * smallest
 
-    # The losses return plain tensors: MindSpore's compiler leaves named tuples to the interpreter, without gradients.
+    # The losses return plain tensors: MindSpore's compiler runs named tuples in the interpreter, without gradients.
 
     def loss(self, output: Tensor, x_start: Tensor, x_t: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Return the training loss, (B,): the simple loss plus, with a learned variance, the variational bound.

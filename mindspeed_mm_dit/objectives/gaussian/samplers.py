@@ -18,13 +18,13 @@ Tensor = Any
 Predict = Callable[[Tensor, Tensor, int], Tensor]
 """(x_t (B, C, ...), training timestep (B,), the same as an int) -> output (B, C or 2C, ...) float32."""
 NoiseAt = Callable[[int], Tensor]
-"""Step of the chain, counted from the start of sampling -> (B, C, ...) standard normal."""
+"""Sampling step, counted from the start -> (B, C, ...) standard normal."""
 
 
 def ddpm(
     diffusion: GaussianDiffusion, predict: Predict, x: Tensor, noise_at: NoiseAt, clip: float | None = None
 ) -> Iterator[Tensor]:
-    """Ancestral sampling (Ho et al. 2020, algorithm 2), with the network's own variance if it is learned."""
+    """Ancestral sampling (Ho et al. 2020, algorithm 2), with the network's variance if it is learned."""
     for step, index in enumerate(reversed(range(len(diffusion.schedule)))):
         t, output = _call_model(diffusion, predict, x, index)
         predicted = diffusion.predict(output, x, t, clip)
@@ -69,7 +69,7 @@ def dpm_solver_pp(
 
 
 def _call_model(diffusion: GaussianDiffusion, predict: Predict, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-    """Return (chain index, network output) for a whole batch at one step of the chain."""
+    """Return (index into the schedule, network output) for a whole batch at one sampling step."""
     timestep = int(diffusion.schedule.timestep_map[index])
     t_index, t_network = (ops.tensor(np.full(x.shape[0], value, np.int64)) for value in (index, timestep))
     return t_index, ops.to_float32(predict(x, t_network, timestep))

@@ -42,7 +42,7 @@ class Schedule:
     betas: np.ndarray
     """Variance added in each step."""
     timestep_map: np.ndarray
-    """(S,) int64: the training timestep given to the network at each step."""
+    """(S,) int64: the training timestep that the network gets at each step."""
 
     @classmethod
     def create(cls, noise_schedule: str, num_train_timesteps: int) -> Schedule:
@@ -51,9 +51,9 @@ class Schedule:
 
     def respaced(self, steps: np.ndarray) -> Schedule:
         """Return the chain that visits only ``steps`` (ascending) with the same marginals (Nichol & Dhariwal, 4)."""
-        kept = self.alphas_cumprod[steps]
-        before = np.append(1.0, kept[:-1])
-        return Schedule(1 - kept / before, self.timestep_map[steps])
+        alphas_cumprod = self.alphas_cumprod[steps]
+        before = np.append(1.0, alphas_cumprod[:-1])
+        return Schedule(1 - alphas_cumprod / before, self.timestep_map[steps])
 
     def __len__(self) -> int:
         return len(self.betas)
@@ -144,7 +144,7 @@ def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
     """
     counts = respacing.removeprefix("ddim").split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise ConfigError(f"respacing = {respacing!r}", "is not understood", "write 250, ddim50 or 10,20,30")
+        raise ConfigError(f"respacing = {respacing!r}", "has an unknown format", "write 250, ddim50 or 10,20,30")
     if respacing.startswith("ddim"):
         return _strided(num_train_timesteps, int(counts[0]))
     sections = np.array_split(np.arange(num_train_timesteps), len(counts))

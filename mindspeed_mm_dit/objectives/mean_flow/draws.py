@@ -11,10 +11,10 @@ from mindspeed_mm_dit.objectives.contract import Arrays
 
 def draws(config: MeanFlowConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return times (B, 2), t and r <= t in (0, 1), noise (B, *shape), and held_out (B,): zeros; each float32."""
-    drawn = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
-    ends = interval(config, np.stack([draw.standard_normal(2) for draw in drawn], axis=1))
-    alike = np.array([draw.random() for draw in drawn]) < config.data_proportion
-    return _batch(with_equal(ends, alike), normals(seed, Stream.NOISE, sample_indices, shape), held_out=0.0)
+    rngs = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
+    ends = interval(config, np.stack([rng.standard_normal(2) for rng in rngs], axis=1))
+    equal = np.array([rng.random() for rng in rngs]) < config.data_proportion
+    return _batch(with_equal(ends, equal), normals(seed, Stream.NOISE, sample_indices, shape), held_out=0.0)
 
 
 def draws_at(config: MeanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
@@ -34,6 +34,5 @@ def with_equal(times: np.ndarray, alike: np.ndarray) -> np.ndarray:
 
 
 def _batch(times: np.ndarray, noise: np.ndarray, held_out: float) -> Arrays:
-    return {
-        "times": times.astype(np.float32), "noise": noise, "held_out": np.full(len(times), held_out, np.float32)
-    }  # fmt: skip
+    held_outs = np.full(len(times), held_out, np.float32)
+    return {"times": times.astype(np.float32), "noise": noise, "held_out": held_outs}

@@ -16,7 +16,7 @@ _process = later("mindspeed_mm_dit.objectives.mean_flow.process")
 
 
 def even_times(steps: int) -> np.ndarray:
-    """Return the times of a chain of even steps."""
+    """Return the times of ``steps`` even steps."""
     return np.linspace(1.0, 0.0, steps + 1)
 
 

@@ -32,12 +32,13 @@ class MeanFlow(nn.Module):
         t = over_samples(times[:, 0], x)
         return (1 - t) * x + t * noise
 
-    def loss(self, *given: Tensor) -> Tensor:
+    def loss(self, *args: Tensor) -> Tensor:
         """Raise ConfigError: one output of the network is not enough."""
         raise ConfigError(
-            "diffusion.model_id = 'mean_flow'", "needs several calls of the network for a loss, and here there is one",
-            "train with pretrain_dit.py, on its own or inside Megatron",
-        )  # fmt: skip
+            "diffusion.model_id = 'mean_flow'",
+            "needs several calls of the network for its loss, and this host makes one",
+            "train with pretrain_dit.py, standalone or inside Megatron",
+        )
 
     def losses(
         self,
@@ -51,7 +52,7 @@ class MeanFlow(nn.Module):
     ) -> Tensor:
         """Return the loss of each sample, (B,): |u - u_target|^2 / (|u - u_target|^2 + c)^p (eqs. 10 and 22).
 
-        null: label of the null class. held_out (B,): 1 for the mean squared error of the velocity instead.
+        unconditional: label of the unconditional class. held_out (B,): 1 for the mean squared error of the velocity.
         """
         z, v = self.noised(x, times, noise, held_out), noise - x
         target = self.target(network, z, v, times, labels, unconditional)
@@ -71,7 +72,7 @@ class MeanFlow(nn.Module):
     def guided(
         self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, unconditional: int
     ) -> Tensor:
-        """Return v_g = omega v + (1 - omega - kappa) u(z, t, t, null) + kappa u(z, t, t, label) (eq. 19).
+        """Return v_g = omega v + (1 - omega - kappa) u(z, t, t, unconditional) + kappa u(z, t, t, label) (eq. 19).
 
         Outside the guided times, and for samples whose label is dropped, it is v.
         """
@@ -91,13 +92,13 @@ class MeanFlow(nn.Module):
 
     def derivative(self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor) -> Tensor:
         """Return du/dt along the path, (B, C, ...): z changes at the rate ``v``, t at 1, r not at all (eq. 8)."""
-        one = times[:, :1] * 0 + 1
-        tangents = (v, ops.cat([one, one * 0], 1))
+        ones = times[:, :1] * 0 + 1
+        tangents = (v, ops.cat([ones, ones * 0], 1))
 
-        def of_labels(z: Tensor, times: Tensor) -> Tensor:
+        def labelled_network(z: Tensor, times: Tensor) -> Tensor:
             return network(z, times, labels)
 
-        return ops.to_float32(ops.derivative_along(of_labels, (z, times), tangents))
+        return ops.to_float32(ops.derivative_along(labelled_network, (z, times), tangents))
 
     def squared(self, error: Tensor) -> Tensor:
         """Return the sum of squares over a latent, (B,)."""

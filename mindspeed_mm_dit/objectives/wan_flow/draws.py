@@ -13,7 +13,7 @@ from mindspeed_mm_dit.objectives.wan_flow.schedule import training_table
 def draws(config: WanFlowConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
     """Return timesteps (B,) in (0, T], noise (B, *shape), and coefficients (B, 2), each float32.
 
-    ``sample_indices`` (B,) are those of one micro-batch; the first decides if all samples share one time.
+    ``sample_indices`` (B,) are those of one micro-batch; the first determines the time if all samples share one.
     """
     first, end = config.trained_rows
     deciding = sample_indices if config.timestep_per == "sample" else np.repeat(sample_indices[:1], len(sample_indices))
@@ -22,7 +22,7 @@ def draws(config: WanFlowConfig, seed: int, sample_indices: np.ndarray, shape: t
 
 
 def draws_at(config: WanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
-    """Return the same for the trained rows at ``noise_levels`` (B,), the fraction of the way from data to noise."""
+    """Return the same for the trained rows at ``noise_levels`` (B,), from 0 (data) to 1 (noise)."""
     first, end = config.trained_rows
     return batch(config, np.rint(end - 1 - noise_levels * (end - 1 - first)).astype(np.int64), noise)
 

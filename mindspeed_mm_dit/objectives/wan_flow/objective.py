@@ -16,8 +16,8 @@ WAN_FLOW = Objective(
     draws,
     draws_at,
     {
-        "euler": without_noise(lambda *given: _samplers.euler_trajectory(*given)),
-        "unipc": without_noise(lambda *given: _samplers.unipc_trajectory(*given)),
+        "euler": without_noise(lambda *args: _samplers.euler_trajectory(*args)),
+        "unipc": without_noise(lambda *args: _samplers.unipc_trajectory(*args)),
     },
     quick_sampler="unipc",
 )

@@ -48,7 +48,7 @@ class WanFlow(nn.Module):
         """Return the mean squared error of the velocity, weighted by its row of the table, (B,).
 
         output: the network's output at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2); known:
-        (B, 1, F, H, W), 1 where the network was given the data, which then do not count.
+        (B, 1, F, H, W), 1 for conditioning frames, which do not count.
         """
         error = output - self.target(x, noise)
         if known is None:

@@ -29,7 +29,7 @@ def training_table(config: WanFlowConfig) -> TrainingTable:
 
 
 def euler_sigmas(config: WanFlowConfig, steps: int) -> np.ndarray:
-    """Return the sigmas of MindSpeed-MM's chain of ``steps`` steps, (steps + 1,): its table, then data."""
+    """Return the sigmas of MindSpeed-MM's ``steps`` sampling steps, (steps + 1,): its table, then data."""
     return np.append(table_sigmas(config, steps), 0.0)
 
 

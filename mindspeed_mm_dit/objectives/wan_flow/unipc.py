@@ -18,7 +18,7 @@ DataAt = Callable[[Tensor, float], Tensor]
 
 
 class TrajectoryPoint(NamedTuple):
-    """A point of the chain."""
+    """A point of the trajectory."""
 
     x: Tensor
     """The state, corrected."""
@@ -34,45 +34,45 @@ def unipc(data_at: DataAt, x: Tensor, sigmas: np.ndarray) -> Iterator[Tensor]:
     One network call per step. The first and the last step are of first order.
     """
     last = len(sigmas) - 2
-    seen: list[TrajectoryPoint] = []
+    points: list[TrajectoryPoint] = []
     for step, (sigma, following) in enumerate(pairwise(sigmas.tolist())):
         data = data_at(x, sigma)
         if step:
-            x = _corrected(seen, data, sigmas[step - 1].item(), sigma)
-        seen = [*seen[-1:], TrajectoryPoint(x, data, _half_log_snr(sigma))]
-        x = _predicted(seen if step < last else seen[-1:], sigma, following)
+            x = _corrected(points, data, sigmas[step - 1].item(), sigma)
+        points = [*points[-1:], TrajectoryPoint(x, data, _half_log_snr(sigma))]
+        x = _predicted(points if step < last else points[-1:], sigma, following)
         yield x
 
 
-def _predicted(seen: list[TrajectoryPoint], sigma: float, following: float) -> Tensor:
-    """Step from the last point of ``seen``, at ``sigma``, to ``following`` (algorithm 2)."""
-    here = seen[-1]
+def _predicted(points: list[TrajectoryPoint], sigma: float, following: float) -> Tensor:
+    """Step from the last of ``points``, at ``sigma``, to ``following`` (algorithm 2)."""
+    here = points[-1]
     h = _half_log_snr(following) - here.half_log_snr
     towards = here.data
-    if len(seen) > 1:
-        towards = towards + 0.5 * _slope(seen, h)
-    return _walked(here.x, towards, h, sigma, following)
+    if len(points) > 1:
+        towards = towards + 0.5 * _slope(points, h)
+    return _solve(here.x, towards, h, sigma, following)
 
 
-def _corrected(seen: list[TrajectoryPoint], data: Tensor, sigma: float, reached: float) -> Tensor:
+def _corrected(points: list[TrajectoryPoint], data: Tensor, sigma: float, reached: float) -> Tensor:
     """Redo the last step with the ``data`` predicted at its end (algorithm 1)."""
-    here = seen[-1]
+    here = points[-1]
     h = _half_log_snr(reached) - here.half_log_snr
-    if len(seen) == 1:
-        return _walked(here.x, here.data + 0.5 * (data - here.data), h, sigma, reached)
-    first, second = _weights(h, (seen[0].half_log_snr - here.half_log_snr) / h)
-    towards = here.data + first * _slope(seen, h) + second * (data - here.data)
-    return _walked(here.x, towards, h, sigma, reached)
+    if len(points) == 1:
+        return _solve(here.x, here.data + 0.5 * (data - here.data), h, sigma, reached)
+    first, second = _weights(h, (points[0].half_log_snr - here.half_log_snr) / h)
+    towards = here.data + first * _slope(points, h) + second * (data - here.data)
+    return _solve(here.x, towards, h, sigma, reached)
 
 
-def _walked(x: Tensor, data: Tensor, h: float, sigma: float, reached: float) -> Tensor:
+def _solve(x: Tensor, data: Tensor, h: float, sigma: float, reached: float) -> Tensor:
     """Solve from ``sigma`` to ``reached`` for constant data (eq. 3)."""
     return reached / sigma * x - (1 - reached) * math.expm1(-h) * data
 
 
-def _slope(seen: list[TrajectoryPoint], h: float) -> Tensor:
-    """Return the change of the data over a step of ``h``, from the last two points ``seen``."""
-    before, here = seen
+def _slope(points: list[TrajectoryPoint], h: float) -> Tensor:
+    """Return the change of the data over a step of ``h``, from the last two ``points``."""
+    before, here = points
     return h / (before.half_log_snr - here.half_log_snr) * (before.data - here.data)
 
 

@@ -90,7 +90,7 @@ def test_heun_ends_where_the_score_is_known():
         check_heun_end(FlowMatchingConfig(), sde_times(FlowMatchingConfig(), 4, last), last)
     none = DiffusionCoefficient(last_step=None)
     for config in (FlowMatchingConfig(), FlowMatchingConfig(prediction_type="data")):
-        with pytest.raises(ConfigError, match="--last-step = None: sde-heun asks for the score at t = 1, where"):
+        with pytest.raises(ConfigError, match="--last-step = None: sde-heun needs the score at t = 1, where"):
             check_heun_end(config, sde_times(config, 4, none), none)
     with pytest.raises(ConfigError, match=r"diffusion\.sample_schedule = "):
         sde_times(FlowMatchingConfig(sample_schedule=next(iter(PUBLISHED))), 4, DiffusionCoefficient())

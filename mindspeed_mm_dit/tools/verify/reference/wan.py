@@ -125,7 +125,7 @@ class WanFile:
     def adapted_starter(self, number: int) -> Tensor:
         """Return latents with the given frames in place (0), or the time of each token (1)."""
         x, t, _, frames = self.inputs()
-        return self.network().adapted_starter(x, t, frames)[number]
+        return self.network().insert_frames(x, t, frames)[number]
 
     def mask(self, shape: str) -> np.ndarray:
         """Return the mask of given frames; the file of times by token has 1 where nothing is given."""
