@@ -31,7 +31,7 @@ from mindspeed_mm_dit.tools.verify.proof import REFERENCE_BYTES
 Inputs = dict[str, Any]
 KINDS: Mapping[str, type[PredictorConfig]] = {
     kind.diffusers_class: kind for kind in (WanConfig, FluxConfig, SD3Config, QwenImageConfig)
-}  # fmt: skip
+}
 """diffusers classes whose inputs ``diffusers_inputs`` can make."""
 _HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
 SMALL: Mapping[str, Mapping[str, Any]] = {

@@ -180,10 +180,8 @@ def _run_layouts(
     """Run every layout; return each with its result and its float64 reference, or the reasons why there are none."""
     requests = reference_tasks(config, layouts, watched)
     reference = Layout("the float64 reference and its rounding noise")
-    tasks = {
-        task.output: (reference, task)
-        for by_precision in requests.values() for group in by_precision.values() for task in group
-    }  # fmt: skip
+    groups = (group for by_precision in requests.values() for group in by_precision.values())
+    tasks = {task.output: (reference, task) for group in groups for task in group}
     layout_tasks = [(each, config.task(each, each.stem + watched * "-watched", watched)) for each in layouts]
     results = _compute(config, tasks | {task.output: (each, task) for each, task in layout_tasks}, pythons, echo)
     references = references_from(requests, results)

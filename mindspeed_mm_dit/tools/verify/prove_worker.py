@@ -100,10 +100,8 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     if task.is_truth and not task.rounding:
         arrays |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([step_record.whole(each) for each in losses]).reshape(task.steps, -1)
-    sample_indices = sample_indices_of(
-        args, task.steps, runtime.data_rank(), runtime.data_world_size(),
-        open_data_set(args.mm, args.seed).micro_batches,
-    )  # fmt: skip
+    rank, ranks, data = runtime.data_rank(), runtime.data_world_size(), open_data_set(args.mm, args.seed)
+    sample_indices = sample_indices_of(args, task.steps, rank, ranks, data.micro_batches)
     arrays |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     step_record.forget()
     return {**arrays, "positions": sample_indices[:, : values.shape[1]]}
