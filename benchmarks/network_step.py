@@ -23,7 +23,14 @@ from common import CLOCKS, Apart, Report, interleave, order, ratio
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import network_of
-from mindspeed_mm_dit.tools.verify.against import KINDS, asked_of, inputs_of, our_config, tensor_of, their_settings
+from mindspeed_mm_dit.tools.verify.against import (
+    KINDS,
+    diffusers_inputs,
+    inputs_of,
+    our_config,
+    tensor_of,
+    their_settings,
+)
 
 SIDES = ("ours", "diffusers")
 
@@ -149,7 +156,7 @@ def build(args: Namespace, name: str, precision: str, side: str) -> Callable[[],
         network = (network_of(config) if side == "ours"
                    else getattr(diffusers, name)(**their_settings(config, work.settings)))  # fmt: skip
     if side == "diffusers":
-        tensor, asked = tensor_of(config, given), asked_of(config, given, network)
+        tensor, asked = tensor_of(config, given), diffusers_inputs(config, given, network)
         asked |= runtime.to_device({key: array for key, array in asked.items() if isinstance(array, np.ndarray)})
     network = adapted_starter(network)
     if args.torch_compile:

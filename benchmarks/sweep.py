@@ -32,8 +32,8 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Side, Sides, judge_pair, measuring
 from mindspeed_mm_dit.tools.verify.examples import draw_inputs, write_weights
 from mindspeed_mm_dit.tools.verify.processes import find_python
-from mindspeed_mm_dit.tools.verify.table import ASKED, FORWARD, Finding, judge, worst
-from mindspeed_mm_dit.tools.verify.task import Taken, Task
+from mindspeed_mm_dit.tools.verify.table import DEFAULT_TOLERANCES, FORWARD, Finding, judge, worst
+from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 
@@ -163,11 +163,11 @@ def _task(folder: Path, number: int, side: Side) -> Task:
     return measuring(side, str(model), weights, inputs, folder / f"{number}_{side.label}")
 
 
-def _agreement(model: ModelConfig, first: Taken, second: Taken) -> Agreement:
+def _agreement(model: ModelConfig, first: StepResult, second: StepResult) -> Agreement:
     found = judge_pair(second, first)
     output = next(finding for finding in found if finding.name == "output/")
     losses = zip(second.losses[0], first.losses[0], strict=True)
-    by_sample = [judge(f"sample {number}", *pair, FORWARD, ASKED) for number, pair in enumerate(losses)]
+    by_sample = [judge(f"sample {number}", *pair, FORWARD, DEFAULT_TOLERANCES) for number, pair in enumerate(losses)]
     return Agreement(model, output, worst(by_sample), worst(f for f in found if f.kind == "gradient"))
 
 
@@ -206,7 +206,7 @@ label where there is one. Each error is the norm of the difference over the norm
 largest of a sample's loss and of a parameter's gradient. (The bias of queries, keys and values is one parameter:
 that of the keys alone has no gradient but rounding.)
 
-Tolerance {ASKED.rounding:.0e}; the largest of all is {worst:.1e}.
+Tolerance {DEFAULT_TOLERANCES.rounding:.0e}; the largest of all is {worst:.1e}.
 
 | latents | patch | width | layers, heads | classes | predicts | variance | schedule | output | loss | gradient |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

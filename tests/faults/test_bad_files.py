@@ -146,14 +146,14 @@ def config(position: int, value: int) -> np.ndarray:
 def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path):
     for kind, name, array, message in (
         ("dit", "config", np.arange(1, 6), "config = .*must be 7 whole numbers: hidden_size"),
-        ("dit", "config", np.array(["a"] * 7), "config: is no array of real numbers"),
+        ("dit", "config", np.array(["a"] * 7), "config: must be an array of real numbers"),
         ("dit", "config", config(0, 10**12), "config = .*describes a network that needs"),
         ("dit", "config", config(1, 10**12), "num_layers = 1000000000000: must be a number of at most 1,000"),
         ("dit", "t", np.array([0, 1]), r"--reference: t: has the shape \(2,\), expected \(4,\)"),
         ("dit", "t", np.array([0, 1, 2, 1000]), "--reference: t: must hold whole numbers from 0 to 999"),
         ("dit", "y", np.array([0, 1, 2, 11]), "--reference: y: must hold whole numbers from 0 to 10"),
         ("dit", "noise", np.zeros((4, 4, 8, 9), np.float32), "--reference: noise: has the shape"),
-        ("dit", "x_t", np.array(["a"]), "x_t: is no array of real numbers"),
+        ("dit", "x_t", np.array(["a"]), "x_t: must be an array of real numbers"),
         ("sit", "t", np.full(6, 1.5, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
         ("sit", "t", np.full(6, np.nan, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
         ("sit", "t", None, "--reference: t: is missing"),

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.against import asked_of, tensor_of
+from mindspeed_mm_dit.tools.verify.against import diffusers_inputs, tensor_of
 
 on_pytorch = pytest.mark.pytorch  # compares with diffusers, or the same on every framework
 HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
@@ -84,7 +84,7 @@ def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
     if getattr(config, "guidance_embeds", False):
         given["guidance"] = torch.full((2,), config.guidance)
     asked = {key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-             for key, value in asked_of(config, given, theirs).items()}  # fmt: skip
+             for key, value in diffusers_inputs(config, given, theirs).items()}  # fmt: skip
     with torch.no_grad():
         wanted = tensor_of(config, given)(theirs(**asked))
     found = add_residual(framework, network, inputs)

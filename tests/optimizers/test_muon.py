@@ -85,7 +85,7 @@ def test_a_planted_fault_is_seen(room, monkeypatch, tmp_path):
     ("key", "shape", "words"),
     [
         ("original/other", (5, 4, 4), "param/other: is missing"),
-        ("original/square_split3", (5, 16, 16), "is no 3 matrices of one height: it has 16 rows"),
+        ("original/square_split3", (5, 16, 16), "cannot be split into 3 matrices of the same height: it has 16 rows"),
         ("halved/square", (5, 16, 16), "halved/square: is no quantity"),
         ("bfloat16/original/wide", (5, 16, 15), "param/wide: is missing"),
     ],

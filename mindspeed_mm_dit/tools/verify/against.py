@@ -1,4 +1,4 @@
-"""``mm-dit compare --against diffusers:...``: our network against diffusers' class of the same architecture."""
+"""``mm-dit compare --against diffusers:...``: our network against the diffusers class of the same architecture."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from mindspeed_mm_dit.tools.verify.proof import REFERENCE_BYTES
 Inputs = dict[str, Any]
 KINDS: Mapping[str, type[PredictorConfig]] = {
     kind.diffusers_class: kind for kind in (WanConfig, FluxConfig, SD3Config, QwenImageConfig)
-}  # fmt: skip
-"""diffusers' classes that take their inputs as told below."""
+}
+"""diffusers classes whose inputs ``diffusers_inputs`` can make."""
 _HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "WanTransformer3DModel": {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 18, "text_dim": 10,
@@ -47,13 +47,13 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Settings of a small network of each class, for a comparison that needs no folder."""
 _TABLES = {"pos_embed.pos_embed"}
-"""Parameters of ours that diffusers computes."""
+"""Parameters of ours that diffusers computes instead of storing."""
 
 
-def compare_against(place: str, seed: int) -> Comparison:
-    """Compare our network with diffusers', both with the weights in a folder; a class's name: with random weights.
+def compare_against(source: str, seed: int) -> Comparison:
+    """Compare our network with that of diffusers, with the weights in a folder, or random ones for a class.
 
-    Raises UserError for a folder or class that is none of these.
+    Raises UserError for another folder or class.
     """
     try:
         import diffusers
@@ -64,64 +64,65 @@ def compare_against(place: str, seed: int) -> Comparison:
     from mindspeed_mm_dit.models.registry import network_of
     from mindspeed_mm_dit.tools.verify.port import prove
 
-    section, weights = _described(place)
+    section, weights = _described(source)
     name = section["_class_name"]
-    config, said = _that_fits(from_diffusers(KINDS[name], section, f"--against {place}: config.json"), place)
-    own = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
-    theirs, mine = getattr(diffusers, name)(**own), network_of(config)
-    said = said or ("" if weights else f"drawn from seed {seed}")
-    adapted_starter = initial_weights(parameters_of(config), seed) if said or weights is None else weights()
-    shapes = {key: array.shape for key, array in adapted_starter.items()}
-    check_names(parameters_of(config).shapes(), shapes, f"--against {place}", *files.NOT_ITS_OWN)
-    runtime.load_arrays(mine, adapted_starter)
+    config, note = _fitted_to_memory(from_diffusers(KINDS[name], section, f"--against {source}: config.json"), source)
+    settings = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
+    theirs, mine = getattr(diffusers, name)(**settings), network_of(config)
+    note = note or ("" if weights else f"random, from seed {seed}")
+    initial = initial_weights(parameters_of(config), seed) if note or weights is None else weights()
+    shapes = {key: array.shape for key, array in initial.items()}
+    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *files.NOT_ITS_OWN)
+    runtime.load_arrays(mine, initial)
     shared = dict(theirs.named_parameters())
-    functions_for(theirs).load(theirs, {key: array for key, array in adapted_starter.items() if key in shared})
+    functions_for(theirs).load(theirs, {key: array for key, array in initial.items() if key in shared})
     inputs = inputs_of(config)
-    asked = {key: ops.tensor(array) for key, array in inputs.items()}
-    found = prove(
-        mine, theirs, list(inputs.values()), names=dict.fromkeys(_TABLES & adapted_starter.keys()),
-        their_inputs=asked_of(config, asked, theirs), their_output=tensor_of(config, asked),
+    tensors = {key: ops.tensor(array) for key, array in inputs.items()}
+    comparison = prove(
+        mine, theirs, list(inputs.values()), names=dict.fromkeys(_TABLES & initial.keys()),
+        their_inputs=diffusers_inputs(config, tensors, theirs), their_output=tensor_of(config, tensors),
     )  # fmt: skip
-    versions = {"diffusers": diffusers.__version__, **found.facts[0]}
+    versions = {"diffusers": diffusers.__version__, **comparison.facts[0]}
     about = {
         "model": f"our {type(mine).__name__} against diffusers' {name}",
-        "weights": said or place.partition(":")[2],
+        "weights": note or source.partition(":")[2],
     }
-    return dataclasses.replace(found, facts=(versions, found.facts[1]), about=found.about | about)
+    return dataclasses.replace(comparison, facts=(versions, comparison.facts[1]), about=comparison.about | about)
 
 
-def _described(place: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
+def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     """Return the config.json of a network, and what reads its weights, if it has any."""
-    kind, _, where = place.partition(":")
-    if kind != "diffusers" or not where:
-        raise ConfigError(f"--against {place}", "is no diffusers:FOLDER and no diffusers:CLASS")
-    if where in SMALL:
-        return {"_class_name": where, **SMALL[where]}, None
-    folder = next((f for f in (Path(where), Path(where) / "transformer") if (f / "config.json").is_file()), None)
+    kind, _, target = source.partition(":")
+    if kind != "diffusers" or not target:
+        raise ConfigError(f"--against {source}", "expected diffusers:<folder> or diffusers:<ClassName>")
+    if target in SMALL:
+        return {"_class_name": target, **SMALL[target]}, None
+    folder = next((f for f in (Path(target), Path(target) / "transformer") if (f / "config.json").is_file()), None)
     if folder is None:
-        raise ConfigError(f"--against {place}", "is no folder with a config.json",
-                          f"{nearest(where, SMALL)}The classes are {', '.join(SMALL)}")  # fmt: skip
+        raise ConfigError(f"--against {source}", "is not a folder with a config.json",
+                          f"{nearest(target, SMALL)}The classes are {', '.join(SMALL)}")  # fmt: skip
     section = read_json(folder / "config.json", "--against")
     if section.get("_class_name") not in [*KINDS]:
-        raise ConfigError(f"--against {place}", f"is of a {section.get('_class_name')}, none of {', '.join(KINDS)}",
-                          "of other networks, mm-dit parity checks files of published values")  # fmt: skip
+        raise ConfigError(f"--against {source}", f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}",
+                          "for other networks, mm-dit parity checks files of published values")  # fmt: skip
     has_weights = any(folder.glob(f"{files.WEIGHTS}.*"))
     return section, (lambda: files.read_arrays(folder)) if has_weights else None
 
 
-def _that_fits(config: Any, place: str) -> tuple[Any, str]:
-    """Return the network, or a narrower copy if this machine has no memory for a step in float64, and what was done."""
-    count, room = parameters_of(config).num_elements(), host_memory_bytes()
-    if count * REFERENCE_BYTES < room:
+def _fitted_to_memory(config: Any, source: str) -> tuple[Any, str]:
+    """Return the config, or one of reduced width if this machine's memory is too small for float64, and a note."""
+    count, memory_bytes = parameters_of(config).num_elements(), host_memory_bytes()
+    if count * REFERENCE_BYTES < memory_bytes:
         return config, ""
     small = config.reduced_width()
-    return small, f"random: of {place} only a narrowed copy fits into {room / 2**30:.0f} GiB, {small.num_layers} blocks"
+    note = f"random: {memory_bytes / 2**30:.0f} GiB hold only a copy of reduced width, {small.num_layers} blocks"
+    return small, note
 
 
 def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return diffusers' section for our network."""
-    own = dataclasses.asdict(config)
-    same = {key: own[key] for key in section if key in own and key not in (*OURS, "in_channels")}
+    """Return the settings of the diffusers network that has the sizes of ours."""
+    ours = dataclasses.asdict(config)
+    same = {key: ours[key] for key in section if key in ours and key not in (*OURS, "in_channels")}
     wide = {"caption_projection_dim": config.hidden_size} if "caption_projection_dim" in section else {}
     return {**section, **same, **wide}
 
@@ -129,15 +130,15 @@ def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
 def inputs_of(config: Any, size: tuple[int, ...] = (), length: int = 9, samples: int = 2) -> dict[str, np.ndarray]:
     """Return samples: latents, times and conditions in the order of our network.
 
-    size: sides of the latents, (F, H, W) of clips and (H, W) of images; few patches where none is given.
-    length: states of text.
+    size: of the latents, (F, H, W) of clips and (H, W) of images; by default a few patches. length: of the text.
     """
     draw, video = np.random.default_rng(1), isinstance(config, WanConfig)
     patch = config.patch_size if video else (config.patch_size,) * 2
     size = size or tuple(side * count for side, count in zip(patch, (2, 2, 3) if video else (4, 6)))
     small = dataclasses.replace(config, latent_size=size)
-    length = 512 if getattr(config, "image_dim", None) else length  # (diffusers: an image's are those before 512)
-    given = {name: array[:, :length] if array.ndim == 3 and name == "text" else array
+    if getattr(config, "image_dim", None):  # (diffusers takes all tokens before the last 512 to be those of an image)
+        length = 512
+    conditions = {name: array[:, :length] if array.ndim == 3 and name == "text" else array
              for name, array in small.conditions.examples(samples).items()}  # fmt: skip
     channels = config.latent_channels if video else config.in_channels
     x = draw.standard_normal((samples, channels, *size), np.float32)
@@ -145,49 +146,49 @@ def inputs_of(config: Any, size: tuple[int, ...] = (), length: int = 9, samples:
     guided = (
         {"guidance": np.full(samples, config.guidance, np.float32)} if getattr(config, "guidance_embeds", False) else {}
     )
-    return {"x": x, "t": times, **given, **guided}
+    return {"x": x, "t": times, **conditions, **guided}
 
 
-def asked_of(config: Any, given: Inputs, theirs: Any) -> Inputs:
-    """Return the same samples as ``theirs``, diffusers' network, takes them."""
+def diffusers_inputs(config: Any, inputs: Inputs, theirs: Any) -> Inputs:
+    """Return the same samples as arguments of ``theirs``, the diffusers network."""
     from mindspeed_mm_dit.models.joint import pack
 
-    x, t, text = given["x"], given["t"], given["text"]
+    x, t, text = inputs["x"], inputs["t"], inputs["text"]
     if isinstance(config, WanConfig):
-        return {"encoder_hidden_states": text, **_of_wan(config, given)}
+        return {"encoder_hidden_states": text, **_wan_inputs(config, inputs)}
     h, w, L = x.shape[2] // 2, x.shape[3] // 2, text.shape[1]
     if isinstance(config, SD3Config):
-        return {"hidden_states": x, "encoder_hidden_states": text, "pooled_projections": given["pooled"],
+        return {"hidden_states": x, "encoder_hidden_states": text, "pooled_projections": inputs["pooled"],
                 "timestep": 1000 * t}  # fmt: skip
     tokens = {"hidden_states": pack(x), "encoder_hidden_states": text, "timestep": t}
     if isinstance(config, QwenImageConfig):
-        asked = {**tokens, "encoder_hidden_states_mask": np.ones((len(x), L), bool),
+        arguments = {**tokens, "encoder_hidden_states_mask": np.ones((len(x), L), bool),
                  "img_shapes": [[(1, h, w)]] * len(x)}  # fmt: skip
         counted = "txt_seq_lens" in inspect.signature(theirs.forward).parameters  # (diffusers 0.42 does not)
-        return asked | ({"txt_seq_lens": [L] * len(x)} if counted else {})
+        return arguments | ({"txt_seq_lens": [L] * len(x)} if counted else {})
     ids = np.array([(0, row, column) for row in range(h) for column in range(w)], np.float32)
-    return {**tokens, "pooled_projections": given["pooled"], "img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32),
-            "guidance": given.get("guidance")}  # fmt: skip
+    return {**tokens, "pooled_projections": inputs["pooled"], "img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32),
+            "guidance": inputs.get("guidance")}  # fmt: skip
 
 
-def _of_wan(config: WanConfig, given: Inputs) -> Inputs:
-    x, t = given["x"], given["t"]
+def _wan_inputs(config: WanConfig, inputs: Inputs) -> Inputs:
+    x, t = inputs["x"], inputs["t"]
     if config.mask_channels:
         from mindspeed_mm_dit.framework import ops
 
-        x = ops.cat([x, given["frames"]], 1)
-    found = {"hidden_states": x, "timestep": t}
+        x = ops.cat([x, inputs["frames"]], 1)
+    arguments = {"hidden_states": x, "timestep": t}
     if config.image_dim:
         tokens = 2 if config.pos_embed_seq_len else 1
-        found["encoder_hidden_states_image"] = given["image_embeds"].reshape(len(x) * tokens, -1, config.image_dim)
-    return found
+        arguments["encoder_hidden_states_image"] = inputs["image_embeds"].reshape(len(x) * tokens, -1, config.image_dim)
+    return arguments
 
 
-def tensor_of(config: Any, given: Inputs) -> Callable[[Any], Any]:
-    """Return the function that takes the tensor of diffusers' output, as ours has it."""
+def tensor_of(config: Any, inputs: Inputs) -> Callable[[Any], Any]:
+    """Return the function that takes the tensor from the output of diffusers, in the shape of ours."""
     from mindspeed_mm_dit.models.joint import unpack
 
     if isinstance(config, (WanConfig, SD3Config)):
-        return lambda found: found.sample
-    h, w = given["x"].shape[2] // 2, given["x"].shape[3] // 2
-    return lambda found: unpack(found.sample, h, w)
+        return lambda output: output.sample
+    h, w = inputs["x"].shape[2] // 2, inputs["x"].shape[3] // 2
+    return lambda output: unpack(output.sample, h, w)

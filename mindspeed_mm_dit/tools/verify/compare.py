@@ -30,9 +30,9 @@ from mindspeed_mm_dit.tools.verify.processes import (
     run_python,
     run_tasks,
 )
-from mindspeed_mm_dit.tools.verify.prove import named, place_of
+from mindspeed_mm_dit.tools.verify.prove import describe_location, named
 from mindspeed_mm_dit.tools.verify.table import BOUNDS, STEPS, Bound, Computed, Finding, judge_steps, worst
-from mindspeed_mm_dit.tools.verify.task import Taken, Task
+from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 JUDGED = ("output", *STEPS)
 """Kinds of quantities that decide."""
@@ -56,15 +56,15 @@ class Side(NamedTuple):
     script: Path = OURS
     """Script that its processes run."""
 
-    def take(self, tasks: Sequence[Task], folder: Path) -> list[Taken]:
-        """Do ``tasks`` in one process; raises UserError with the process's last words, or why a task was refused."""
+    def take(self, tasks: Sequence[Task], folder: Path) -> list[StepResult]:
+        """Do ``tasks`` in one process; raises UserError with its last output, or the reason why a task was refused."""
         why = run_tasks(1, self.framework, tasks, folder, {self.framework: self.python}, self.script)
-        found = list(map(Taken.read, tasks))
-        for taken in found:
-            if not isinstance(taken, Taken):
+        results = list(map(StepResult.read, tasks))
+        for result in results:
+            if not isinstance(result, StepResult):
                 log = Path(tasks[0].output).name
-                raise UserError(f"{self.label} ({self.python})", taken or why, f"its output is in {folder}/{log}.log")
-        return [taken for taken in found if isinstance(taken, Taken)]
+                raise UserError(f"{self.label} ({self.python})", result or why, f"its output is in {folder}/{log}.log")
+        return [result for result in results if isinstance(result, StepResult)]
 
 
 Sides = tuple[Side, Side]
@@ -94,7 +94,7 @@ class Comparison:
     about: dict[str, str]
     """What was compared: model, checkpoint, seed, flags."""
     findings: Sequence[Finding]
-    """All quantities; those of no kind of ``JUDGED`` only help to locate an error."""
+    """All quantities; those whose kind is not in ``JUDGED`` only help to locate an error."""
     speeds: Sequence[float] = ()
     """Training images per second of each side."""
     samples: ComparedSamples | None = None
@@ -102,20 +102,20 @@ class Comparison:
     """More quantities, which only help to locate an error."""
     bounds: Mapping[str, Bound] = field(default_factory=lambda: BOUNDS)
     their_names: Mapping[str, str] = field(default_factory=dict)
-    """Module -> its name in the reference, if that is another."""
+    """Module -> its name in the reference, if it differs."""
     when: str = ""
-    """In which step the sides part, if one was looked for."""
+    """The step in which the sides first differ, if several were compared."""
 
     @cached_property
     def kinds(self) -> dict[str, list[Finding]]:
         """The quantities of each kind that is judged."""
-        found = {kind: [each for each in self.findings if each.kind == kind] for kind in JUDGED}
-        return {kind: own for kind, own in found.items() if own}
+        by_kind = {kind: [each for each in self.findings if each.kind == kind] for kind in JUDGED}
+        return {kind: findings for kind, findings in by_kind.items() if findings}
 
     @property
     def checks(self) -> dict[str, Finding]:
-        """The worst finding of each kind: of those that tell something, if there are any."""
-        return {kind: worst([f for f in found if f.tells] or found) for kind, found in self.kinds.items()}
+        """The worst finding of each kind: of the conclusive ones, if there are any."""
+        return {kind: worst([f for f in findings if f.tells] or findings) for kind, findings in self.kinds.items()}
 
     @property
     def good(self) -> bool:
@@ -129,11 +129,11 @@ class Comparison:
 
     @property
     def where(self) -> str:
-        """Where the sides part in words: the first wrong module; empty if they do not."""
+        """Where the sides differ in words: the first wrong module; empty if they do not."""
         if self.good:
             return ""
         where = first_wrong([*self.watched, *self.findings], lambda name: self.their_names.get(name, ""))
-        return f"{self.when}, {place_of(where, self.named)}".removeprefix(", ")
+        return f"{self.when}, {describe_location(where, self.named)}".removeprefix(", ")
 
     @property
     def note(self) -> str:
@@ -147,19 +147,19 @@ class Comparison:
         return comparison_lines(self)
 
     def save(self, path: str | Path) -> None:
-        """Write a page, and the same as JSON beside it."""
+        """Write a page, and the same as JSON next to it."""
         from mindspeed_mm_dit.tools.verify.page import write_comparison
 
         write_comparison(Path(path), self)
 
 
-def judge_pair(ours: Taken, reference: Taken) -> list[Finding]:
+def judge_pair(ours: StepResult, reference: StepResult) -> list[Finding]:
     """Judge modules and gradients of one framework against those of another."""
     return judge_steps({**ours.watched, **ours.arrays}, {**reference.watched, **reference.arrays})
 
 
-def _losses(taken: Taken) -> Computed:
-    return {f"loss/{step}": np.array([losses.mean()]) for step, losses in enumerate(taken.losses, 1)}
+def _losses(result: StepResult) -> Computed:
+    return {f"loss/{step}": np.array([losses.mean()]) for step, losses in enumerate(result.losses, 1)}
 
 
 def compare_sides(
@@ -169,7 +169,7 @@ def compare_sides(
     """Run everything, leaving the arrays in ``folder``.
 
     Args:
-        model: path of model.json; checkpoint: where the weights come from; None: they are drawn from ``seed``.
+        model: path of model.json; checkpoint: source of the weights; None: random weights from ``seed``.
         steps: training steps on ``data`` with the flags in ``train_args``; sample_steps: of the quick sampler; 0: none.
     """
     config, start = load_model_config(model), folder / "weights.safetensors"
@@ -179,17 +179,17 @@ def compare_sides(
     write_weights(start, weights)
     np.savez(folder / "inputs.npz", **draw_inputs(config, seed, INPUTS))  # type: ignore[arg-type]
     flags = training_flags(model, str(data), train_args, steps, seed, batch_size, start if checkpoint else None)
-    taken = [_take(side, folder, model, start, steps, flags) for side in sides]
-    (first, *trained), (second, *trained_too) = taken
+    results = [_run_side(side, folder, model, start, steps, flags) for side in sides]
+    (first, *trained), (second, *trained_too) = results
     findings = judge_pair(second, first)
     for ours, reference in zip(trained_too, trained):
         findings += judge_steps(_losses(ours), _losses(reference))
-    drawn = (
-        f"drawn from seed {seed}; in the forward pass and the gradients, what adaLN-Zero starts at zero is drawn too"
+    weights_note = (
+        f"random, from seed {seed}; in the forward pass and the gradients, zero-initialised weights are random too"
     )
     return Comparison(
         labels=(sides[0].label, sides[1].label), facts=(first.facts, second.facts),
-        about={"model": model, "weights": checkpoint or drawn, "training": " ".join(flags) if steps else "none"},
+        about={"model": model, "weights": checkpoint or weights_note, "training": " ".join(flags) if steps else "none"},
         findings=findings, speeds=[_images_per_second(each, batch_size_of(flags)) for each in (*trained, *trained_too)],
         samples=_sample(sides, folder, config, model, start, seed, sample_steps) if sample_steps else None,
     )  # fmt: skip
@@ -201,11 +201,13 @@ def measuring(side: Side, model: str, weights: Path, inputs: Path, output: Path)
     return Task(flags, str(output), inputs=str(inputs))
 
 
-def _take(side: Side, folder: Path, model: str, weights: Path, steps: int, flags: Sequence[str]) -> list[Taken]:
+def _run_side(
+    side: Side, folder: Path, model: str, weights: Path, steps: int, flags: Sequence[str]
+) -> list[StepResult]:
     tasks = [measuring(side, model, weights, folder / "inputs.npz", folder / side.label)]
     if steps:
-        own = ("--host", "standalone", "--ai-framework", side.framework, *flags)
-        tasks.append(Task(own, str(folder / f"{side.label}-trained"), steps, drawn=False))
+        side_flags = ("--host", "standalone", "--ai-framework", side.framework, *flags)
+        tasks.append(Task(side_flags, str(folder / f"{side.label}-trained"), steps, drawn=False))
     _echo(f"{side.label}: forward pass and gradients" + (f", {steps} training steps" if steps else ""))
     return side.take(tasks, folder)
 
@@ -217,18 +219,18 @@ def training_flags(
 
     The learning rate follows the schedule of the whole run; these are its first steps.
     """
-    given = project_flags(train_args) if train_args.is_file() else ["--lr", "1e-4", "--micro-batch-size", "16"]
-    if "--lr-decay-iters" not in given and "--train-iters" in given:
-        given += ["--lr-decay-iters", given[given.index("--train-iters") + 1]]
-    flags = ["--mm-model", model, "--mm-data", data, *given, "--train-iters", str(steps), "--seed", str(seed)]
+    file_flags = project_flags(train_args) if train_args.is_file() else ["--lr", "1e-4", "--micro-batch-size", "16"]
+    if "--lr-decay-iters" not in file_flags and "--train-iters" in file_flags:
+        file_flags += ["--lr-decay-iters", file_flags[file_flags.index("--train-iters") + 1]]
+    flags = ["--mm-model", model, "--mm-data", data, *file_flags, "--train-iters", str(steps), "--seed", str(seed)]
     if batch_size is not None:
         flags += ["--micro-batch-size", str(batch_size), "--global-batch-size", str(batch_size)]
     return flags if start is None else [*flags, "--init-from", str(start)]
 
 
-def _images_per_second(taken: Taken, batch_size: int) -> float:
+def _images_per_second(result: StepResult, batch_size: int) -> float:
     """Return the median speed over the second half of the steps: the first ones compile and warm up."""
-    seconds = taken.arrays["seconds"].tolist()
+    seconds = result.arrays["seconds"].tolist()
     return batch_size / statistics.median(seconds[len(seconds) // 2 :])
 
 
@@ -242,7 +244,7 @@ def _sample(
     flags = ["--checkpoint", str(weights), "--model", model, "--num-per-class", "4"]
     flags += ["--classes", ",".join(map(str, classes)), "--sampler", sampler, "--steps", str(steps)]
     flags += ["--cfg-scale", str(scale), "--seed", str(seed)]
-    images = [_drawn(side, folder, flags) for side in sides]
+    images = [_generate(side, folder, flags) for side in sides]
     difference = np.abs(images[0].astype(int) - images[1].astype(int))
     return ComparedSamples(
         images=(_png(images[0]), _png(images[1])), largest_difference=int(difference.max()),
@@ -250,7 +252,7 @@ def _sample(
     )  # fmt: skip
 
 
-def _drawn(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:
+def _generate(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:
     """Generate images (N, H, W, C) uint8 with ``mm-dit sample``."""
     _echo(f"{side.label}: samples")
     output, log = folder / f"{side.label}_samples.npz", folder / f"{side.label}_samples.log"

@@ -1,4 +1,4 @@
-"""Compare what two machines recorded of their first steps (``record_trace.py``): where do they part?"""
+"""Compare the step traces of two machines (``step_trace.py``): where do they first differ?"""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ from mindspeed_mm_dit.tools.verify.table import MODULES, Bound, Finding, Toleran
 from mindspeed_mm_dit.tools.verify.witness_file import Recorded, read
 
 MEASURED = Bound(
-    "Measured on both machines: each repeated its own step with the weights, what every module gives, and every "
-    f"gradient moved at random by up to {ROUNDINGS} roundings. Twice the larger of the two distances is the bound; at "
+    "Measured on both machines: each repeated its step with the weights, the outputs of every module, and every "
+    f"gradient perturbed at random by up to {ROUNDINGS} roundings. Twice the larger of the two errors is the bound; at "
     f"least twice {ROUNDINGS} roundings. A weight's change may differ as its gradient may, and by its own rounding."
 )
-_MAY_LACK = ("loss/", "average/", *(f"{kind}/" for kind in MODULES))
-"""What only one machine may have seen: no loss or average was given, or the modules are compiled."""
+_OPTIONAL = ("loss/", "average/", *(f"{kind}/" for kind in MODULES))
+"""Quantities that may be missing on one side: a loss or average was not passed, or the modules are compiled."""
 KINDS = dict.fromkeys((*MODULES, *JUDGED), MEASURED)
 
 
-def compare_witnesses(first: str, second: str, names: Names | None = None) -> Comparison:
-    """Compare two witnesses; the first is the reference.
+def compare_traces(first: str, second: str, names: Names | None = None) -> Comparison:
+    """Compare two step traces; the first is the reference.
 
     names: parameter or module in the second -> its name in the first, if they differ.
 
     Raises:
-        UserError: a folder that is no whole witness; or steps of other weights, inputs, ranks or micro-batches.
+        UserError: a folder is not a whole step trace, or the two differ in weights, inputs, ranks or micro-batches.
     """
     theirs, mine = read(first), read(second)
     (their_steps, their_ranks), (steps, ranks) = max(theirs), max(mine)
-    _check_as_many(f"{first} and {second}", "ranks", their_ranks + 1, ranks + 1)
+    _check_same_number(f"{first} and {second}", "ranks", their_ranks + 1, ranks + 1)
     findings, where, when = list[Finding](), dict[str, str](), ""
     settled: dict[int, dict[str, Any]] = defaultdict(dict)
     for step in range(1, min(their_steps, steps) + 1):
-        begins = dict[str, int]()
+        first_kinds = dict[str, int]()
         for rank in range(ranks + 1):
-            place = f"step {step}" + (f" of rank {rank}" if ranks else "")
-            found, where = _judged(
-                f"{first} and {second}, {place}", theirs[step, rank], mine[step, rank], names or {}, settled[rank]
+            where_in_run = f"step {step}" + (f" of rank {rank}" if ranks else "")
+            judged, where = _judge_step(
+                f"{first} and {second}, {where_in_run}",
+                theirs[step, rank],
+                mine[step, rank],
+                names or {},
+                settled[rank],
             )
-            findings += found
-            if wrong := [list(KINDS).index(finding.kind) for finding in found if not finding.good]:
-                begins[place] = min(wrong)
-        if begins:  # (a wrong input of one rank makes the gradients of all wrong)
-            when = min(begins, key=lambda place: begins[place])
+            findings += judged
+            if wrong := [list(KINDS).index(finding.kind) for finding in judged if not finding.good]:
+                first_kinds[where_in_run] = min(wrong)
+        if first_kinds:  # (a wrong input of one rank makes the gradients of all wrong)
+            when = min(first_kinds, key=lambda each: first_kinds[each])
             break
     compared = str(step) if steps == their_steps else f"{step} of {max(steps, their_steps)}"
     return Comparison(
@@ -60,64 +64,68 @@ def compare_witnesses(first: str, second: str, names: Names | None = None) -> Co
     )  # fmt: skip
 
 
-def _judged(
-    said: str, there: Recorded, here: Recorded, names: Names, settled: dict[str, Any]
+def _judge_step(
+    sources: str, there: Recorded, here: Recorded, names: Names, settled: dict[str, Any]
 ) -> tuple[list[Finding], dict[str, str]]:
-    """Judge a step; ``settled``: for each parameter, a mask of the entries whose sign no step before has left open."""
-    _check_as_many(said, "micro-batches", there.facts.micro_batches, here.facts.micro_batches)
+    """Judge a step; ``settled``: for each parameter, a mask of the entries whose sign has been certain so far."""
+    _check_same_number(sources, "micro-batches", there.facts.micro_batches, here.facts.micro_batches)
     theirs, noise, modules = dict(there.arrays), dict(there.noise), dict[str, str]()
     if names:
         pairing = Pairing(here.arrays, theirs, parameters_paired(here.facts.shapes, there.facts.shapes, names), names)
         theirs, modules = pairing.named(theirs), {n: t for n, t in pairing.modules.items() if n != t}
         noise = {}
     unit = max(there.facts.unit, here.facts.unit)
-    _check_begin(said, theirs, here.arrays, 2 * ROUNDINGS * unit, not settled)
+    _check_same_start(sources, theirs, here.arrays, 2 * ROUNDINGS * unit, not settled)
     noise = {name: max(noise.get(name, 0.0), here.noise.get(name, 0.0)) for name in {*noise, *here.noise}}
-    own, reference = dict(here.arrays), dict(theirs)
-    for name in [name for name in reference if name not in own and name.startswith(_MAY_LACK)]:
+    actual, reference = dict(here.arrays), dict(theirs)
+    for name in [name for name in reference if name not in actual and name.startswith(_OPTIONAL)]:
         del reference[name]
     for name, moved in here.below("moved/").items():
-        noise |= _of_steps(name, moved, own, reference, unit, settled)
-    asked = Tolerances(rounding=2 * ROUNDINGS * unit)
-    return judge_steps(own, reference, KINDS, asked, noise), modules
+        noise |= _weight_noise(name, moved, actual, reference, unit, settled)
+    tolerances = Tolerances(rounding=2 * ROUNDINGS * unit)
+    return judge_steps(actual, reference, KINDS, tolerances, noise), modules
 
 
-def _of_steps(name: str, moved: np.ndarray, own: dict, reference: dict, unit: float, settled: dict) -> dict[str, float]:
-    """Leave entries out whose sign rounding may turn, and return how far a weight and its average may differ."""
+def _weight_noise(
+    name: str, moved: np.ndarray, actual: dict, reference: dict, unit: float, settled: dict
+) -> dict[str, float]:
+    """Drop the entries whose sign rounding may flip, and return how far a weight and its average may differ."""
     gradient, noise = reference.get(f"gradient/{name}"), {}
     if gradient is None or gradient.shape != moved.shape:
         return {}
     mask = settled[name] = decided(gradient, moved) & settled.get(name, True)
-    share = (moved / np.maximum(np.abs(gradient.astype(np.float64)), 1e-300))[mask]
+    relative = (moved / np.maximum(np.abs(gradient.astype(np.float64)), 1e-300))[mask]
     for kind in ("step", "average"):
         key = f"{kind}/{name}"
         if key in reference:
             change, start = reference[key][mask], reference.get(f"start/{key}", np.zeros(0))[mask]
-            reference[key], own[key] = change, own[key][mask] if key in own else np.zeros(0)
-            rounded = np.linalg.norm(change * share) + unit * np.linalg.norm(start)
+            reference[key], actual[key] = change, actual[key][mask] if key in actual else np.zeros(0)
+            rounded = np.linalg.norm(change * relative) + unit * np.linalg.norm(start)
             noise[key] = float(rounded / (np.linalg.norm(change) or 1.0))
     return noise
 
 
-def _check_begin(said: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], most: float, is_first: bool) -> None:
+def _check_same_start(
+    sources: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], most: float, is_first: bool
+) -> None:
     """Raise DataError unless both steps have an input that is the same, and the first steps the same weights."""
     for name in (name for name in theirs if is_first and name.startswith("start/step/")):
         if name not in mine or relative_error(mine[name], theirs[name]) > most:
             parameter = name.removeprefix("start/step/")
-            raise _other(said, f"other weights: {parameter}", "from the same checkpoint")
+            raise _mismatch(sources, f"other weights: {parameter}", "from the same checkpoint")
     inputs = [name for name in theirs if name.startswith("input//")]
     if any(name not in mine or mine[name].shape != theirs[name].shape for name in inputs):
-        raise _other(said, "inputs of other shapes", "with the same batch")
-    telling = [name for name in inputs if len(np.unique(theirs[name])) > 2]  # (a mask may be the same by chance)
-    if telling and all(relative_error(mine[name], theirs[name]) > most for name in telling):
-        raise _other(said, "other inputs, not one is the same",
-                     "with the same samples, and with noise and times drawn on the CPU from one seed")  # fmt: skip
+        raise _mismatch(sources, "inputs of other shapes", "with the same batch")
+    informative = [name for name in inputs if len(np.unique(theirs[name])) > 2]  # (a mask may be the same by chance)
+    if informative and all(relative_error(mine[name], theirs[name]) > most for name in informative):
+        how = "with the same samples, and with noise and times generated on the CPU from one seed"
+        raise _mismatch(sources, "other inputs: none is the same", how)
 
 
-def _check_as_many(said: str, what: str, there: int, here: int) -> None:
+def _check_same_number(sources: str, what: str, there: int, here: int) -> None:
     if there != here:
-        raise _other(said, f"{there} and {here} {what}", f"with as many {what}")
+        raise _mismatch(sources, f"{there} and {here} {what}", f"with as many {what}")
 
 
-def _other(said: str, what: str, how: str) -> DataError:
-    return DataError(said, f"are steps of {what}", f"record both again, {how}")
+def _mismatch(sources: str, what: str, how: str) -> DataError:
+    return DataError(sources, f"are steps of {what}", f"record both again, {how}")

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch
 Arrays = dict[str, np.ndarray]
 
 NUDGE = 0.05
-"""Standard deviation of the values that replace zero-initialised weights, which would hide every error behind them."""
+"""Standard deviation of the values that replace zero-initialised weights, behind which no error would show."""
 _PARTS = re.compile(r"|\w+|\w+\.\d+|\w+\.\d+\.\w+")
 """Names of modules that are watched. In a list such as ``blocks``, these are each item and its direct parts: small
 enough to locate an error, and few enough for a disk."""
@@ -43,25 +43,25 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
     runtime.load_arrays(network, load_file(weights))
     network = runtime.to_runtime_device(network)
     with np.load(inputs) as file:
-        given = runtime.to_device(dict(file))
-    latents, draws = given["latents"], [given[name] for name in process.draw_names]
-    condition = [given[name] for name in given if name not in ("latents", *process.draw_names)]
+        tensors = runtime.to_device(dict(file))
+    latents, draws = tensors["latents"], [tensors[name] for name in process.draw_names]
+    condition = [tensors[name] for name in tensors if name not in ("latents", *process.draw_names)]
 
     def losses(network: Any) -> Any:
         noised = process.noised(latents, *draws)
         return process.loss(ops.to_float32(network(noised, draws[0], *condition)), latents, noised, *draws)
 
     watch, step = Watch(network, lambda name: bool(_PARTS.fullmatch(name))), Step(lambda: network, losses)
-    found = {f"gradient/{name}": gradient for name, gradient in step.gradients.items()}
-    found |= {f"watched/{name}": values for name, values in watch.end().items()}
+    arrays = {f"gradient/{name}": gradient for name, gradient in step.gradients.items()}
+    arrays |= {f"watched/{name}": values for name, values in watch.end().items()}
     samples = np.arange(len(step.losses))[None]
-    return {**found, "losses": step.losses[None], "positions": samples, "grad_norm": step.grad_norm[None]}
+    return {**arrays, "losses": step.losses[None], "positions": samples, "grad_norm": step.grad_norm[None]}
 
 
 def draw_inputs(config: ModelConfig, seed: int, count: int) -> Arrays:
-    """Draw ``count`` samples, at least 2: latents, noise, times from data to noise, and labels.
+    """Generate ``count`` samples, at least 2: latents, noise, times from data to noise, and labels.
 
-    The last label is the null class.
+    The last label is the unconditional class.
     """
     numbers = np.arange(count)
     noise = normals(seed, Stream.NOISE, numbers, config.latent_shape)
@@ -76,8 +76,8 @@ def weights_of(model: ModelConfig, checkpoint: str | None, seed: int) -> Mapping
     """Return the weights of a checkpoint of any format; without one, a run's initial weights, with no zeros."""
     if checkpoint is not None:
         return read_source(checkpoint, model.predictor).weights
-    drawn = initial_weights(parameters_of(model.predictor), seed)
-    return {name: nudged(name, value, seed) for name, value in drawn.items()}
+    initial = initial_weights(parameters_of(model.predictor), seed)
+    return {name: nudged(name, value, seed) for name, value in initial.items()}
 
 
 def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
@@ -88,7 +88,7 @@ def write_weights(path: Path, weights: Mapping[str, np.ndarray]) -> None:
 
 
 def nudged(name: str, value: np.ndarray, seed: int) -> np.ndarray:
-    """Return ``value``, or random values if it is all zero, because zeros would hide errors behind them."""
+    """Return ``value``, or random values if it is all zero, because no error shows behind zeros."""
     if value.any():
         return value
     draw = philox((seed, zlib.crc32(name.encode())))
@@ -105,6 +105,6 @@ def facts() -> dict[str, str]:
     }  # fmt: skip
 
 
-def told() -> np.ndarray:
+def facts_as_array() -> np.ndarray:
     """Return :func:`facts` as an array, for a file of arrays."""
     return np.array(json.dumps(facts()))

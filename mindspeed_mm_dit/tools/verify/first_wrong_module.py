@@ -18,7 +18,7 @@ import numpy as np
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.table import MODULES, Finding
 
-AFTER_BACKWARD = "after backward: every module gives and is given back what it should, what follows is wrong"
+AFTER_BACKWARD = "after backward: all outputs and gradients of every module are right, what follows is wrong"
 
 
 class Watch:
@@ -30,7 +30,7 @@ class Watch:
 
     Args:
         is_watched: name of a module -> whether to watch it; the network itself, whose name is empty, must be watched.
-        taken: tensor -> what is recorded of it; None: all of it.
+        convert: tensor -> what is recorded of it; None: all of it, as an array.
         of_scalars: whether tensors without axes are recorded, too: they cannot be joined.
     """
 
@@ -38,30 +38,30 @@ class Watch:
         self,
         network: Any,
         is_watched: Callable[[str], bool] = lambda name: True,
-        taken: Callable[[Any], np.ndarray] | None = None,
+        convert: Callable[[Any], np.ndarray] | None = None,
         of_scalars: bool = False,
     ) -> None:
-        room, self._of_scalars = functions_for(network), of_scalars
-        self._found: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-        self._taken, self._micro_batch = taken or room.host, -1
+        backend, self._of_scalars = functions_for(network), of_scalars
+        self._values: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
+        self._convert, self._micro_batch = convert or backend.host, -1
         self._calls, self._summed = count(), dict[tuple[int, str], int]()
         self._hooks: list[Any] = []
-        for name, module in room.named(network):
+        for name, module in backend.named(network):
             if is_watched(name):
-                self._hooks += room.observe(module, name, partial(self._now, self._keep), self._next_sum)
+                self._hooks += backend.observe(module, name, partial(self._now, self._keep), self._next_sum)
 
     def next(self) -> None:
-        """Begin the next micro-batch."""
+        """Start the next micro-batch."""
         self._micro_batch += 1
 
     def end(self) -> dict[str, np.ndarray]:
         """Stop watching and return the values, in the order in which they were computed.
 
-        They are ``input/MODULE/PLACE``, ``output/MODULE``, and the gradients of output and input, ``given/MODULE`` and
-        ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
+        They are ``input/MODULE/ARGUMENT``, ``output/MODULE``, and the gradients of output and input,
+        ``given/MODULE`` and ``back/MODULE``; of several outputs, all but the first have ``#NUMBER`` at the end.
         """
         self.remove()
-        return {name: self._joined([each[n] for n in sorted(each)]) for name, each in self._found.items() if each}
+        return {name: self._joined([each[n] for n in sorted(each)]) for name, each in self._values.items() if each}
 
     def remove(self) -> None:
         """Stop watching."""
@@ -69,16 +69,16 @@ class Watch:
             hook.remove()
 
     def parts(self, begin: str) -> dict[int, dict[str, Any]]:
-        """Return the values whose names begin so, by micro-batch and the rest of the name, as they were taken."""
-        found: dict[int, dict[str, Any]] = defaultdict(dict)
-        for name in sorted(name for name in self._found if name.startswith(begin)):
-            for micro_batch, value in self._found[name].items():
-                found[micro_batch][name.removeprefix(begin)] = value
-        return dict(found)
+        """Return the values whose names start with ``begin``, by micro-batch and the rest of the name, as recorded."""
+        by_micro_batch: dict[int, dict[str, Any]] = defaultdict(dict)
+        for name in sorted(name for name in self._values if name.startswith(begin)):
+            for micro_batch, value in self._values[name].items():
+                by_micro_batch[micro_batch][name.removeprefix(begin)] = value
+        return dict(by_micro_batch)
 
     def _joined(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Join the values of micro-batches; a table, whose rows are not samples, is the same in all of them."""
-        network = [each for name, each in self._found.items() if name == "output/" or name.startswith("input//")]
+        network = [each for name, each in self._values.items() if name == "output/" or name.startswith("input//")]
         samples = {len(x) for each in network for x in each.values()}
         return np.concatenate(parts) if not samples or len(parts[0]) in samples else parts[0]
 
@@ -86,16 +86,16 @@ class Watch:
         return partial(record, self._micro_batch)
 
     def _keep(self, micro_batch: int, name: str, tensor: Any) -> None:
-        if (tensor.ndim or self._of_scalars) and micro_batch not in self._found[name]:
-            self._found[name][micro_batch] = self._taken(tensor)
+        if (tensor.ndim or self._of_scalars) and micro_batch not in self._values[name]:
+            self._values[name][micro_batch] = self._convert(tensor)
 
     def _next_sum(self) -> Callable[[str, Any], None]:
         return self._now(partial(self._add, next(self._calls)))
 
     def _add(self, call: int, micro_batch: int, name: str, tensor: Any) -> None:
         if self._summed.setdefault((micro_batch, name), call) == call:
-            sums = self._found[name] = self._found.pop(name, {})  # (a sum is computed when its last part is)
-            sums[micro_batch] = sums.get(micro_batch, 0.0) + self._taken(tensor)
+            sums = self._values[name] = self._values.pop(name, {})  # (a sum is computed when its last part is)
+            sums[micro_batch] = sums.get(micro_batch, 0.0) + self._convert(tensor)
 
 
 def functions_for(network: Any) -> Any:
@@ -104,12 +104,12 @@ def functions_for(network: Any) -> Any:
         framework = {"torch": "pytorch", "mindspore": "mindspore"}.get(kind.__module__.partition(".")[0])
         if framework:
             return importlib.import_module(f"mindspeed_mm_dit.tools.verify.{framework}.modules")
-    raise ConfigError(f"{type(network).__name__}", "is no module of PyTorch and no Cell of MindSpore")
+    raise ConfigError(f"{type(network).__name__}", "must be a torch.nn.Module or a mindspore.nn.Cell")
 
 
 @contextmanager
 def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Iterator[None]:
-    """While entered, each weight of ``module`` is moved by about ``size(name)`` of itself; no copy of it is held."""
+    """While entered, each weight of ``module`` is moved by about ``size(name)`` of itself; no copy is needed."""
     flip = partial(functions_for(module).flip, module, size, seed)
     flip()
     try:
@@ -119,25 +119,31 @@ def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Itera
 
 
 def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:
-    """Return in words where the error begins; ``findings``: of MODULES, each kind in the order of computation.
+    """Return in words where the error starts; ``findings``: of MODULES, each kind in the order of computation.
 
     The wrong module is the first one whose inputs are right and whose output is not. Submodules finish before their
     parent, so it is the smallest such module. If a parent's own code between its submodules is wrong, a submodule shows
     that first. theirs: module -> its name in the other program, or "".
     """
 
-    def said(module: str) -> str:
+    def label(module: str) -> str:
         return (module or "the network") + (f" (theirs: {other})" if (other := theirs(module)) else "")
 
-    inputs, out, given, back = ([f.which for f in findings if not f.good and f.kind == kind] for kind in MODULES)
+    inputs, out, output_gradients, input_gradients = (
+        [f.which for f in findings if not f.good and f.kind == kind] for kind in MODULES
+    )
     fed = [name.rpartition("/")[0] for name in inputs]
-    out, given, back = ([name.partition("#")[0] for name in names] for names in (out, given, back))
+    out, output_gradients, input_gradients = (
+        [name.partition("#")[0] for name in names] for names in (out, output_gradients, input_gradients)
+    )
     if "" in fed:
         numbers = " and ".join(name[1:] for name in inputs if name.startswith("/"))
         return f"forward: the data: input {numbers} of the network"
     if out:
         module = next((name for name in out if name not in fed), out[0])
-        return f"forward: module {said(module)}" + (f", first seen in {said(out[0])}" if module != out[0] else "")
-    if wrong := [name for name in back if name not in given]:
-        return f"backward: module {said(wrong[0])}"
-    return f"backward: behind module {said('' if '' in given else given[0])}" if given else AFTER_BACKWARD
+        return f"forward: module {label(module)}" + (f", first seen in {label(out[0])}" if module != out[0] else "")
+    if wrong := [name for name in input_gradients if name not in output_gradients]:
+        return f"backward: module {label(wrong[0])}"
+    if output_gradients:
+        return f"backward: behind module {label('' if '' in output_gradients else output_gradients[0])}"
+    return AFTER_BACKWARD

@@ -1,6 +1,6 @@
-"""The registry of layouts in which a training step is proved.
+"""The registry of layouts in which a training step is verified.
 
-A layout is *how* a step is computed. Its ``what`` flags change the mathematics, and so the truth it is compared with.
+A layout is *how* a step is computed. Its ``what`` flags change the mathematics, and with it the float64 reference.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WATCHED_BY = {"mindspore": ("--pynative",)}
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to spread a step over ranks, memory and precision."""
+    """How a step is spread over ranks, memory and precision."""
 
     name: str
     ranks: int = 1
@@ -32,7 +32,7 @@ class Layout:
     micro_batches: int = 1
     """Micro-batches of a step on each rank."""
     sharing: int = 1
-    """Ranks that share the tokens of a sample."""
+    """Size of the context-parallel group, whose ranks split the tokens of a sample."""
     sharding: Mapping[str, Any] | None = None
     """Keys of fsdp2.yaml that differ from the user's; None: the weights are replicated."""
     precision: str = "float32"
@@ -40,7 +40,7 @@ class Layout:
     host: str = "standalone"
     """Host of the step, a value of ``--host``."""
     against_host: bool = False
-    """Whether its truth is computed on the host's CPU, not on the accelerator; without one it is not offered."""
+    """Whether its reference is computed on the host's CPU, not on the accelerator; skipped if there is none."""
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
@@ -52,8 +52,8 @@ class Layout:
         return self.name if self.framework == "pytorch" else f"{self.name} ({self.framework})"
 
     @property
-    def truth(self) -> tuple[bool, tuple[str, ...]]:
-        """What layouts share that are compared with the same truth."""
+    def reference_key(self) -> tuple[bool, tuple[str, ...]]:
+        """Key of the float64 reference: layouts with the same key are compared with the same one."""
         return self.against_host, self.what
 
     @property
@@ -106,7 +106,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("replicated, graph", 2, micro_batches=2, framework="mindspore"),
     Layout("FSDP2, clipping active, graph", 2, what=_CLIPPED, sharding=_SHARDED, framework="mindspore"),
 )
-"""All layouts, in the order in which they are proved."""
+"""All layouts, in the order in which they are verified."""
 
 
 def chosen(patterns: Sequence[str], layouts: Sequence[Layout] = LAYOUTS) -> list[Layout]:
@@ -118,7 +118,7 @@ def chosen(patterns: Sequence[str], layouts: Sequence[Layout] = LAYOUTS) -> list
         if not any(_matches(layout, pattern) for layout in layouts):
             names = list(dict.fromkeys(layout.name for layout in layouts))
             raise ConfigError(
-                f"--layouts {pattern}", "is none here", f"{nearest(pattern, names)}There are: {'; '.join(names)}"
+                f"--layouts {pattern}", "matches no layout", f"{nearest(pattern, names)}Layouts are: {'; '.join(names)}"
             )
     return [layout for layout in layouts if not patterns or any(_matches(layout, pattern) for pattern in patterns)]
 

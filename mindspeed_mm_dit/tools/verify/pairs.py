@@ -14,12 +14,12 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.tools.verify.table import MODULES, Computed, relative_error
 
 Names = Mapping[str, "str | Sequence[str] | None"]
-"""Parameter or module of mine -> theirs; several of theirs are stacked in mine. None: the other program has none, of a
-name of either. ``*`` is any part of a name, the same on both sides."""
+"""Parameter or module of mine -> theirs; several of theirs are stacked in mine. None: a name of either program that has
+no counterpart. ``*`` is any part of a name, the same on both sides."""
 Shapes = Mapping[str, Shape]
 BY_PARAMETER = ("gradient/", "step/", "average/", "start/step/", "start/average/", "moved/")
-"""Beginnings of names that end in a parameter's."""
-MOST_SHOWN = 12
+"""Prefixes of names that end in the name of a parameter."""
+MAX_LISTED = 12
 """Pairs that an error lists."""
 
 
@@ -30,24 +30,24 @@ class Pair(NamedTuple):
     theirs: tuple[str, ...]
 
     def join(self, arrays: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """Return what theirs are in mine; None if one is not there."""
+        """Return the values of mine from those of theirs; None if one is missing."""
         parts = [arrays[name] for name in self.theirs if name in arrays]
         return None if len(parts) < len(self.theirs) else parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def theirs_of(name: str, names: Names) -> tuple[str, ...] | None:
     """Return the names of theirs for a parameter or module of mine; None: left out."""
-    for rule, found in sorted(names.items(), key=lambda item: -len(item[0])):
+    for rule, value in sorted(names.items(), key=lambda item: -len(item[0])):
         if match := _pattern(rule).fullmatch(name):
             *parts, rest = match.groups()
-            listed = [found] if isinstance(found, str) else found
+            listed = [value] if isinstance(value, str) else value
             filled = None if listed is None else [_filled(each, parts) for each in listed]
             return None if filled is None else tuple(f"{each}.{rest or ''}".strip(".") for each in filled)
     return (name,)
 
 
 def _pattern(rule: str) -> re.Pattern[str]:
-    """Return what matches the names of a rule: the parts that ``*`` stands for, and what follows."""
+    """Return the pattern of a rule's names; its groups are the parts that ``*`` stands for, and what follows."""
     begin = re.escape(rule).replace(r"\*", "([^.]+)")
     return re.compile(rf"{begin}(?:\.(.+))?" if rule else "(.+)?")
 
@@ -59,26 +59,26 @@ def _filled(name: str, parts: Iterable[str]) -> str:
 
 
 def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
-    """Pair the parameters; raises ConfigError that lists all that do not fit, or a name that names nothing."""
+    """Pair the parameters; raises ConfigError with all that do not fit, or with a name that matches nothing."""
     for rule, value in names.items():
         parts = [value] if isinstance(value, str) else [""] if value is None else value
         are_names = isinstance(parts, (list, tuple)) and parts and all(isinstance(part, str) for part in parts)
         if not isinstance(rule, str) or not are_names:
             raise ConfigError(f"names: {rule!r} = {short_repr(value)}", "expected a name, a list of names, or null")
-    alone = [_pattern(rule) for rule, found in names.items() if found is None]
-    for rule, found in names.items():
-        sides, said = ([*mine, *theirs], " or theirs") if found is None else (mine, "")
+    alone = [_pattern(rule) for rule, value in names.items() if value is None]
+    for rule, value in names.items():
+        sides, suffix = ([*mine, *theirs], " or theirs") if value is None else (mine, "")
         if not any(map(_pattern(rule).fullmatch, sides)):
-            raise ConfigError(f"names: {rule!r}", f"names no parameter of mine{said}", nearest(rule, sides).strip())
-    wanted = {name: theirs_of(name, names) for name in mine}
-    pairs = [Pair(name, others) for name, others in wanted.items() if others is not None]
+            raise ConfigError(f"names: {rule!r}", f"names no parameter of mine{suffix}", nearest(rule, sides).strip())
+    partners = {name: theirs_of(name, names) for name in mine}
+    pairs = [Pair(name, others) for name, others in partners.items() if others is not None]
     wrong = [line for pair in pairs if (line := _misfit(pair, mine, theirs))]
     known = {name for pair in pairs for name in pair.theirs}
     known |= {name for name in theirs if any(rule.fullmatch(name) for rule in alone)}
     wrong += [f"nothing of mine is theirs {name} {theirs[name]}" for name in theirs if name not in known]
     if wrong:
-        more = [f"and {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else []
-        lines = "\n      ".join(["", *wrong[:MOST_SHOWN], *more])
+        more = [f"and {len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
+        lines = "\n      ".join(["", *wrong[:MAX_LISTED], *more])
         raise ConfigError(
             "names", f"{len(wrong)} parameters find no partner:{lines}",
             'build both alike, with as many blocks, and say which is which: names={"blocks.*.attn.qkv": '
@@ -104,51 +104,51 @@ def modules_paired(mine: Collection[str], theirs: Collection[str], pairs: Sequen
     of_theirs: dict[frozenset[str], list[str]] = {}
     for module, owned in _owners(theirs, {name: (name,) for pair in pairs for name in pair.theirs}).items():
         of_theirs.setdefault(owned, []).append(module)
-    found = {"": ""}
+    paired = {"": ""}
     for module in sorted(mine, key=lambda name: name.count(".")):
         named, alike = theirs_of(module, names) or (), of_theirs.get(of_mine.get(module, frozenset()), [])
         parent, _, leaf = module.rpartition(".")
-        child = f"{found[parent]}.{leaf}".strip(".") if parent in found else ""
+        child = f"{paired[parent]}.{leaf}".strip(".") if parent in paired else ""
         options = [*(named if len(named) == 1 else ()), *alike, child]
-        taken = set(found.values())
-        if module and (free := [name for name in options if name in theirs and name and name not in taken]):
-            found[module] = free[0]
-    return found
+        used = set(paired.values())
+        if module and (free := [name for name in options if name in theirs and name and name not in used]):
+            paired[module] = free[0]
+    return paired
 
 
 def _owners(modules: Collection[str], known: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
     """Return the parameters of each module that has any, by names that both programs share."""
-    found: dict[str, set[str]] = {}
+    owners: dict[str, set[str]] = {}
     for name, shared in known.items():
         parts = name.split(".")
         for depth in range(len(parts)):
-            found.setdefault(".".join(parts[:depth]), set()).update(shared)
-    return {module: frozenset(owned) for module, owned in found.items() if module in modules}
+            owners.setdefault(".".join(parts[:depth]), set()).update(shared)
+    return {module: frozenset(owned) for module, owned in owners.items() if module in modules}
 
 
 def values_paired(mine: Computed, theirs: Computed, modules: Mapping[str, str]) -> dict[str, str]:
     """Return name of a watched value of mine -> theirs, in their order: of the same module and shape, the closest one.
 
-    Programs give a module's tensors in another order, and by other keywords; what has another shape is left out. A
-    gradient that never came to or from a module of mine is not.
+    Programs pass a module's tensors in different order and by different keywords. Values of another shape are skipped,
+    but not a gradient that never reached or left a module of mine.
     """
     by_module: dict[str, list[str]] = {}
     for name in theirs:
         kind, _, rest = name.partition("/")
         by_module.setdefault(f"{kind}/{_module(rest)}", []).append(name)
-    found = {}
+    paired = {}
     for name, values in mine.items():
         kind, _, rest = name.partition("/")
         module = _module(rest)
         if kind in MODULES and module in modules:
-            own = by_module.get(f"{kind}/{modules[module]}", [])
-            if alike := [each for each in own if theirs[each].shape == values.shape]:
-                found[name] = min(alike, key=lambda each: relative_error(values, theirs[each]))
+            candidates = by_module.get(f"{kind}/{modules[module]}", [])
+            if alike := [each for each in candidates if theirs[each].shape == values.shape]:
+                paired[name] = min(alike, key=lambda each: relative_error(values, theirs[each]))
     for module, other in modules.items():
-        ways = [(f"{kind}/{module}", f"{kind}/{other}") for kind in ("given", "back")]
-        found |= {name: there for name, there in ways if name not in mine and there in theirs}
-    order = {name: place for place, name in enumerate(theirs)}
-    return dict(sorted(found.items(), key=lambda item: order[item[1]]))
+        gradients = [(f"{kind}/{module}", f"{kind}/{other}") for kind in ("given", "back")]
+        paired |= {name: there for name, there in gradients if name not in mine and there in theirs}
+    order = {name: index for index, name in enumerate(theirs)}
+    return dict(sorted(paired.items(), key=lambda item: order[item[1]]))
 
 
 def _module(rest: str) -> str:
@@ -159,21 +159,21 @@ class Pairing:
     """Which values of two programs are the same quantity; ``mine`` and ``theirs``: what both computed."""
 
     def __init__(self, mine: Computed, theirs: Computed, pairs: Sequence[Pair], names: Names) -> None:
-        self.modules = modules_paired(_called(mine), _called(theirs), pairs, names)
+        self.modules = modules_paired(_module_names(mine), _module_names(theirs), pairs, names)
         self._pairs, self._watched = pairs, values_paired(mine, theirs, self.modules)
         whole = ("loss/", "gradient norm/", *(() if "" in names.values() else ("output//",)))
         self._whole = [name for name in mine if name in theirs and f"{name}/".startswith(whole)]
 
     def named(self, values: Computed) -> dict[str, np.ndarray]:
         """Return values of theirs by the names of mine; a module's by its number or keyword there."""
-        found = {mine: values[theirs] for mine, theirs in self._watched.items() if theirs in values}
-        found |= {name: values[name] for name in self._whole if name in values}
+        renamed = {mine: values[theirs] for mine, theirs in self._watched.items() if theirs in values}
+        renamed |= {name: values[name] for name in self._whole if name in values}
         for kind in BY_PARAMETER:
-            own = {name[len(kind) :]: array for name, array in values.items() if name.startswith(kind)}
-            joined = {f"{kind}{pair.mine}": pair.join(own) for pair in self._pairs} if own else {}
-            found |= {name: array for name, array in joined.items() if array is not None}
-        return found
+            by_parameter = {name[len(kind) :]: array for name, array in values.items() if name.startswith(kind)}
+            joined = {f"{kind}{pair.mine}": pair.join(by_parameter) for pair in self._pairs} if by_parameter else {}
+            renamed |= {name: array for name, array in joined.items() if array is not None}
+        return renamed
 
 
-def _called(found: Computed) -> list[str]:
-    return [name[7:] for name in found if name.startswith("output/") and "#" not in name]
+def _module_names(computed: Computed) -> list[str]:
+    return [name[7:] for name in computed if name.startswith("output/") and "#" not in name]

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.tools.verify.reference.dit import DIT
-from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Kind, read_arrays, unknown_quantity
+from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Kind, ReferenceArrays, read_arrays, unknown_quantity
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import IMAGE_TRANSFORMER
 from mindspeed_mm_dit.tools.verify.reference.jit import JIT
 from mindspeed_mm_dit.tools.verify.reference.lightningdit import LIGHTNING_DIT
@@ -56,12 +56,12 @@ def kind_of(names: Collection[str]) -> Kind:
     return next(kind for kind in KINDS if any(re.fullmatch(kind.signature, name) for name in names))
 
 
-Found = tuple[Quantity, tuple[str, ...]]
+MatchedRow = tuple[Quantity, tuple[str, ...]]
 """The row of a name, and the matches of its groups."""
 _FLOAT64 = "float64/"
-ROUNDED, NOTHING = 1e-2, 1e-6
-"""How far float32 may be from float64 in a file, relative (the published files: 8e-5) or in all, where it is nothing
-but rounding: what is further away is another quantity, and would widen its own bound."""
+MAX_RELATIVE, MAX_ABSOLUTE = 1e-2, 1e-6
+"""How far float32 may be from float64 in a file: relative (the published files: 8e-5), or absolute for values that are
+nothing but rounding. A larger difference means another quantity, which would widen its bound."""
 
 
 def compare(
@@ -81,30 +81,30 @@ def compare(
     Raises CheckpointError for a file without results, a file of images without ``config``, an unknown key, inputs that
     do not fit the network, or values that cannot belong to one quantity.
     """
-    given, asked = read_arrays(reference), Tolerances(tolerance, table_tolerance)
+    arrays, tolerances = read_arrays(reference), Tolerances(tolerance, table_tolerance)
     weights = {**({} if checkpoint is None else {"--checkpoint": checkpoint}), **(parts or {})}
-    names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in given))
+    names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in arrays))
     kind = kind_of(names)
     if kind.has_network and checkpoint is None:
         raise ConfigError("--checkpoint", "is required: the values of the file are those of a network")
-    with _said(reference, "its inputs"):
-        program = kind.program(given, weights)
+    with _named_errors(reference, "its inputs"):
+        program = kind.program(arrays, weights)
     results = _results(kind, names)
     for group, why in _left_out(kind, names, results, weights).items():
         on_left_out(group, why)
-    checked = {name: found for name, found in results.items() if found[0].needs in (None, *weights)}
+    checked = {name: row for name, row in results.items() if row[0].needs in (None, *weights)}
     if not checked:
         raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
     findings = []
-    for name, found in checked.items():
-        with _said(reference, name):
-            findings.append(_judged(name, found, program, given, asked))
+    for name, row in checked.items():
+        with _named_errors(reference, name):
+            findings.append(_judged(name, row, program, arrays, tolerances))
     return findings
 
 
 @contextmanager
-def _said(reference: str | Path, part: str) -> Iterator[None]:
-    """Raise CheckpointError, naming file and part, for whatever an operator says of values that do not fit."""
+def _named_errors(reference: str | Path, part: str) -> Iterator[None]:
+    """Raise CheckpointError, naming file and part, for any error of an operator about values that do not fit."""
     try:
         yield
     except UserError:
@@ -114,20 +114,22 @@ def _said(reference: str | Path, part: str) -> Iterator[None]:
         raise CheckpointError(f"--reference = {reference}: {part}", reason, FORMAT) from error
 
 
-def _results(kind: Kind, names: list[str]) -> dict[str, Found]:
+def _results(kind: Kind, names: list[str]) -> dict[str, MatchedRow]:
     """Return the results among ``names`` to recompute; raises CheckpointError for a name that has no row."""
     results = {}
     for name in names:
         if re.fullmatch(kind.inputs, name) or any(re.fullmatch(other, name) for other in kind.not_checked):
             continue
-        found = find(kind.rows, name)
-        if found is None:
+        row = find(kind.rows, name)
+        if row is None:
             raise unknown_quantity(name)
-        results[name] = found
+        results[name] = row
     return results
 
 
-def _left_out(kind: Kind, names: list[str], results: Mapping[str, Found], weights: Mapping[str, Any]) -> dict[str, str]:
+def _left_out(
+    kind: Kind, names: list[str], results: Mapping[str, MatchedRow], weights: Mapping[str, Any]
+) -> dict[str, str]:
     """Return groups that are not checked, or single results in a group that is, with the reasons."""
     why = {name.partition("/")[0]: kind.not_checked[other] for other in kind.not_checked for name in names
            if re.fullmatch(other, name)}  # fmt: skip
@@ -139,8 +141,8 @@ def _left_out(kind: Kind, names: list[str], results: Mapping[str, Found], weight
     return why
 
 
-def _ours(name: str, found: Found, program: Any) -> np.ndarray:
-    row, groups = found
+def _ours(name: str, matched: MatchedRow, program: Any) -> np.ndarray:
+    row, groups = matched
     try:
         values = row.compute(program, *groups)
     except NotThere as hint:
@@ -148,10 +150,10 @@ def _ours(name: str, found: Found, program: Any) -> np.ndarray:
     return np.asarray(values) if isinstance(values, (np.ndarray, np.generic, tuple)) else ops.numpy(values)
 
 
-def _judged(name: str, found: Found, program: Any, given: Given, asked: Tolerances) -> Finding:
+def _judged(name: str, matched: MatchedRow, program: Any, arrays: ReferenceArrays, tolerances: Tolerances) -> Finding:
     """Judge our value against float64, allowing for float32 rounding, or against the only published value."""
-    (row, groups), ours = found, _ours(name, found, program)
-    published, exact = given.get(name), given.get(_FLOAT64 + name)
+    (row, groups), ours = matched, _ours(name, matched, program)
+    published, exact = arrays.get(name), arrays.get(_FLOAT64 + name)
     if row.start is not None:
         start = row.start(program, *groups).astype(np.float64)
         ours, published, exact = (_from(start, values) for values in (ours, published, exact))
@@ -159,15 +161,15 @@ def _judged(name: str, found: Found, program: Any, given: Given, asked: Toleranc
     if published is None or exact is None:
         reference = published if exact is None else exact
         assert reference is not None, "a name of the file is one of the two"
-        return judge(name, ours, reference, bound, asked)
+        return judge(name, ours, reference, bound, tolerances)
     noise = relative_error(published, exact)
     both = f"--reference: {name} and {_FLOAT64}{name}"
     if not math.isfinite(noise):
         raise CheckpointError(both, "differ in shape, or are not finite")
-    if noise > ROUNDED and np.linalg.norm((published - exact).ravel()) > NOTHING:
-        reason = f"are {noise:.1e} apart, which is no rounding: at most {ROUNDED:g}"
+    if noise > MAX_RELATIVE and np.linalg.norm((published - exact).ravel()) > MAX_ABSOLUTE:
+        reason = f"are {noise:.1e} apart, which is no rounding: at most {MAX_RELATIVE:g}"
         raise CheckpointError(both, reason, "compute both with one program from the same inputs")
-    return judge(name, ours, exact, bound, asked, noise)
+    return judge(name, ours, exact, bound, tolerances, noise)
 
 
 def _from(start: np.ndarray, values: np.ndarray | None) -> Any:

@@ -1,4 +1,4 @@
-"""A past run, as its folder of checkpoints records it: its command, and where its steps can be repeated from."""
+"""A past run, as its folder of checkpoints records it: its command, and the checkpoints to repeat steps from."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class PastRun:
     """The flag that named it."""
 
     @classmethod
-    def open(cls, flag: str, place: str) -> PastRun:
+    def open(cls, flag: str, path: str) -> PastRun:
         """Return the run whose folder, or a checkpoint in it, ``flag`` names; raises CheckpointError for others."""
-        given = Path(os.path.realpath(place))
-        if not given.is_dir():
-            raise CheckpointError(f"{flag} = {given}", "there is no such folder", "name the folder of --save")
-        root, checkpoint = (given.parent, given) if given.name.startswith("iter_") else (given, None)
+        folder = Path(os.path.realpath(path))
+        if not folder.is_dir():
+            raise CheckpointError(f"{flag} = {folder}", "there is no such folder", "name the folder of --save")
+        root, checkpoint = (folder.parent, folder) if folder.name.startswith("iter_") else (folder, None)
         if checkpoint is None and CheckpointStore(root / "checkpoints").iterations():
             root /= "checkpoints"  # (as a run leaves them)
         run = cls(root, checkpoint, read_not_finite(root), flag)
@@ -76,17 +76,17 @@ class PastRun:
 
 
 def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> RunConfig:
-    """Return the flags of a run's ``command``, and go to the folder that it was started in, as seen from ``root``.
+    """Return the flags of a run's ``command``, and change to the folder that it was started in, relative to ``root``.
 
     Raises CheckpointError if ``command`` is not the command of a run; ``what`` says where it was read.
     """
     if not is_command(command):
         raise CheckpointError(
-            what, "does not say what command it comes from (an older version, or another host, wrote it)",
-            "resume it in the standalone host, which keeps its flags with the next checkpoint",
+            what, "does not record its command (an older version, or another host, wrote it)",
+            "resume it in the standalone host, which saves its flags with the next checkpoint",
         )  # fmt: skip
     flags = parse([*command["arguments"], *changed])
-    begun_in = root / command["folder"]
-    if (begun_in / flags.mm_model).is_file():
-        os.chdir(begun_in)  # its flags' paths start there; here, if only the checkpoint was moved
+    start_folder = root / command["folder"]
+    if (start_folder / flags.mm_model).is_file():
+        os.chdir(start_folder)  # its flags' paths start there; here, if only the checkpoint was moved
     return flags

@@ -1,4 +1,4 @@
-"""Interpreters of both frameworks, and the processes in them that ``mm-dit prove`` and ``compare`` start."""
+"""Interpreters of both frameworks, and the processes that ``mm-dit prove`` and ``compare`` start with them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_tasks(
 ) -> str:
     """Do ``tasks`` in ``ranks`` processes, started by the launcher of a run; return why they ended early, if they did.
 
-    Their output is kept in ``folder``, in a .log named after the first task.
+    Their output goes to ``folder``, in a .log named after the first task.
     """
     python = pythons[framework]
     if isinstance(python, UserError):
@@ -66,26 +66,26 @@ def run_python(python: str, arguments: Sequence[str], log: Path, **variables: st
 
 def interpreters(pytorch_python: str | None, mindspore_python: str | None) -> dict[str, str | UserError]:
     """Return an interpreter of each framework, or why there is none."""
-    found: dict[str, str | UserError] = {}
-    for framework, given in (("pytorch", pytorch_python), ("mindspore", mindspore_python)):
+    pythons: dict[str, str | UserError] = {}
+    for framework, requested in (("pytorch", pytorch_python), ("mindspore", mindspore_python)):
         try:
-            found[framework] = find_python(framework, given)
+            pythons[framework] = find_python(framework, requested)
         except PlatformError as error:
-            found[framework] = error
-    return found
+            pythons[framework] = error
+    return pythons
 
 
-def find_python(framework: str, given: str | None) -> str:
+def find_python(framework: str, requested: str | None) -> str:
     """Return an interpreter that has ``framework``; raises PlatformError if there is none.
 
-    That is the given one, or else this one, or else the one of .venv or .venv-mindspore in the working directory.
+    That is the requested one, or else this one, or else the one of .venv or .venv-mindspore in the working directory.
     """
     flag, package = f"--{framework}-python", PACKAGES[framework]
-    if given is not None:
-        if not _has(given, package):
-            raise PlatformError(f"{flag} = {given}", f"cannot run, or has no package {package!r}",
+    if requested is not None:
+        if not _has(requested, package):
+            raise PlatformError(f"{flag} = {requested}", f"cannot run, or has no package {package!r}",
                                 "name the python of an environment with it")  # fmt: skip
-        return given
+        return requested
     if importlib.util.find_spec(package) is not None:
         return sys.executable
     sibling = Path(VENVS[framework]).absolute() / "bin" / "python"
@@ -99,11 +99,11 @@ def find_python(framework: str, given: str | None) -> str:
 def project_flags(path: Path, left_out: Collection[str] = LEFT_OUT) -> list[str]:
     """Return the flags of a train.args, except those that are decided here, with their values."""
     words = [part for word in read_train_args(path, "--train-args") for part in word.split("=", 1)]
-    kept, is_kept = list[str](), True
+    included, is_included = list[str](), True
     for word in words:
-        is_kept = word not in left_out if word.startswith("--") else is_kept
-        kept += [word] if is_kept else []
-    return kept
+        is_included = word not in left_out if word.startswith("--") else is_included
+        included += [word] if is_included else []
+    return included
 
 
 def batch_size_of(flags: Sequence[str]) -> int:
@@ -118,7 +118,7 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
     """Return the reason a process gave: the error it ended with, or else its last line."""
     lines = [line.strip() for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
     named = [line for line in lines if "Error: " in line]
-    return f"exit code {done.returncode}: {(named or lines or ['it said nothing'])[-1]}"
+    return f"exit code {done.returncode}: {(named or lines or ['no output'])[-1]}"
 
 
 def _has(python: str, package: str) -> bool:

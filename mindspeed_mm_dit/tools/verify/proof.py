@@ -1,4 +1,4 @@
-"""A whole proof: the config that all layouts share, the processes that compute them, and the verdicts."""
+"""A whole verification: the config that all layouts share, the processes that compute them, and the verdicts."""
 
 from __future__ import annotations
 
@@ -32,23 +32,25 @@ from mindspeed_mm_dit.tools.verify.processes import (
     run_tasks,
 )
 from mindspeed_mm_dit.tools.verify.prove import DRAWS, ROUNDINGS, Crashed, Reference64, Verdict
-from mindspeed_mm_dit.tools.verify.task import Taken, Task
+from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 SAMPLES = 16
-"""Global batch of a proof: each of 4 ranks has 2 micro-batches of 2 samples."""
-_DECIDED_HERE = (
+"""Global batch size of a verification: each of 4 ranks has 2 micro-batches of 2 samples."""
+_OVERRIDDEN = (
     *LEFT_OUT, "--torch-compile", "--pynative", "--tf32", "--context-parallel-size", "--lr-warmup-iters",
     "--lr-decay-style", "--ema-decay", "--micro-batch-size",
 )  # fmt: skip
 SETTINGS = ("--lr-decay-style", "constant", "--ema-decay", "0.5")
-"""Flags that a proof sets so that the first step moves weights and EMA by more than float32 rounding."""
+"""Flags that a verification sets so that the first step moves weights and EMA by more than float32 rounding."""
 WEIGHTS = "weights.safetensors"
 REFERENCE_BYTES = 72
 """Bytes per parameter of a step in float64: the weight, a perturbed one, its gradient, a perturbed one, two moments and
 the EMA, and two copies of what is written."""
-Say = Callable[[str], None]
-TruthTasks = dict[tuple[bool, tuple[str, ...]], dict[str, list[Task]]]
-"""Layout.truth -> the task of the truth (key ""), and the tasks that measure rounding (key: precision)."""
+Echo = Callable[[str], None]
+ReferenceKey = tuple[bool, tuple[str, ...]]
+"""``Layout.reference_key``: layouts with the same key are compared with the same reference."""
+ReferenceTasks = dict[ReferenceKey, dict[str, list[Task]]]
+"""Key -> the task of the float64 reference (key ""), and the tasks that measure rounding noise (key: precision)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Config:
     """What all layouts share."""
 
     folder: Path
-    """Holds the model.json that is proved, the initial weights, and the files that the processes write."""
+    """Holds the model.json that is verified, the initial weights, and the files that the processes write."""
     model: ModelConfig
     data: str
     fsdp2: Mapping[str, Any]
@@ -67,15 +69,15 @@ class Config:
     """Global batch size."""
     steps: int
     about: Mapping[str, str]
-    """What was proved, for the report."""
+    """What was verified, for the report."""
 
     @property
     def weights(self) -> Path:
         """The file of initial weights of all layouts."""
         return self.folder / WEIGHTS
 
-    def task(self, layout: Layout, name: str, watched: bool = False, **truth: Any) -> Task:
-        """Return the task of computing ``layout``; ``truth``: fields of the task."""
+    def task(self, layout: Layout, name: str, watched: bool = False, **reference: Any) -> Task:
+        """Return the task of computing ``layout``; ``reference``: fields of the task of a float64 reference."""
         micro = self.samples * layout.sharing // (layout.ranks * layout.micro_batches)
         flags = [
             *("--ai-framework", layout.framework, "--host", layout.host),
@@ -86,50 +88,52 @@ class Config:
         if layout.sharding is not None:
             flags += ["--use-torch-fsdp2", "--fsdp2-config-path", str(self._sharding(layout))]
         flags += WATCHED_BY.get(layout.framework, ()) if watched else ()
-        return Task(tuple(flags), str(self.folder / name), self.steps, watched=watched, **truth)
+        return Task(tuple(flags), str(self.folder / name), self.steps, watched=watched, **reference)
 
     def _sharding(self, layout: Layout) -> Path:
         """Write the fsdp2.yaml of a layout: the user's, with the keys that the layout sets."""
         blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(self.model).block_prefixes]
-        asked = {"param_dtype": "fp32", "reduce_dtype": "fp32", **(layout.sharding or {})}
-        recomputed = asked.pop(RECOMPUTED, None)
-        content = {"sub_modules_to_wrap": blocks, **self.fsdp2, RECOMPUTED: blocks if recomputed else None, **asked}
+        settings = {"param_dtype": "fp32", "reduce_dtype": "fp32", **(layout.sharding or {})}
+        recomputed = settings.pop(RECOMPUTED, None)
+        content = {"sub_modules_to_wrap": blocks, **self.fsdp2, RECOMPUTED: blocks if recomputed else None, **settings}
         path = self.folder / f"{layout.stem}.yaml"
         path.write_text(yaml.safe_dump(content), encoding="utf-8")
         return path
 
 
-def open_config(given: Path, folder: Path, checkpoint: str | None, is_whole: bool, steps: int) -> Config:
-    """Read the config folder ``given`` and write its model, narrowed unless ``is_whole``, and weights into ``folder``.
+def open_config(source: Path, folder: Path, checkpoint: str | None, is_whole: bool, steps: int) -> Config:
+    """Read the config folder ``source``; write its model and weights into ``folder``.
+
+    The model is a copy of reduced width unless ``is_whole``.
 
     Raises:
         UserError: the folder lacks a file, or one of them is wrong.
     """
-    model = load_model_config(str(given / "model.json"))
-    content = spelled_out(read_json(str(given / "model.json"), "CONFIG"), str(given / "model.json"))
-    flags = project_flags(given / "train.args", _DECIDED_HERE)
-    small = model if is_whole or checkpoint else _narrowed(model)
+    model = load_model_config(str(source / "model.json"))
+    content = spelled_out(read_json(str(source / "model.json"), "CONFIG"), str(source / "model.json"))
+    flags = project_flags(source / "train.args", _OVERRIDDEN)
+    small = model if is_whole or checkpoint else _with_reduced_width(model)
     if small != model:
         content["predictor"] = dataclasses.asdict(small.predictor)
     (folder / "model.json").write_text(json.dumps(content), encoding="utf-8")
     _check_memory(small)
     weights = weights_of(small, checkpoint, _seed(flags))
     write_weights(folder / WEIGHTS, weights)
-    sharding = given / "fsdp2.yaml"
+    sharding = source / "fsdp2.yaml"
     fsdp2 = read_yaml(sharding, "--fsdp2-config-path") or {} if sharding.is_file() and small == model else {}
     return Config(
-        folder, small, str(given / "data.json"), fsdp2, [*flags, "--seed", str(_seed(flags))],
+        folder, small, str(source / "data.json"), fsdp2, [*flags, "--seed", str(_seed(flags))],
         samples=batch_size_of(flags) if is_whole else SAMPLES, steps=steps,
         about={
-            "config": str(given), "model": _said(model, small),
-            "weights": checkpoint or "drawn from the seed; what begins as zero is drawn too, for it would hide errors",
+            "config": str(source), "model": _model_summary(model, small),
+            "weights": checkpoint or "random from the seed, also those that start at zero",
             "digest of the weights": digest_of_base(weights)[:16], "steps": str(steps),
         },
     )  # fmt: skip
 
 
-def _narrowed(model: ModelConfig) -> ModelConfig:
-    """Return a narrower copy of the model; ``model`` itself if the copy would have the same weights."""
+def _with_reduced_width(model: ModelConfig) -> ModelConfig:
+    """Return a copy of the model with reduced width; ``model`` itself if the copy would have the same weights."""
     small = replace(model, predictor=model.predictor.reduced_width())
     return model if parameters_of(small.predictor).shapes() == parameters_of(model.predictor).shapes() else small
 
@@ -140,112 +144,115 @@ def _check_memory(model: ModelConfig) -> None:
     if need > there:
         raise ConfigError(
             "--full", f"a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB",
-            "leave --full and --checkpoint out: a narrowed copy is proved then",
+            "leave --full and --checkpoint out: a copy of reduced width is verified then",
         )  # fmt: skip
 
 
-def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Say) -> list[Verdict]:
-    """Compute the truths and every layout, and judge each layout; run wrong ones again to find where they differ."""
-    verdicts = [_verdict(*each) for each in _taken(config, layouts, pythons, echo)]
+def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Echo) -> list[Verdict]:
+    """Compute the float64 references and every layout, and judge each layout; rerun wrong ones to locate the error."""
+    verdicts = [_verdict(*each) for each in _run_layouts(config, layouts, pythons, echo)]
     wrong = {verdict.layout.stem: verdict for verdict in verdicts if verdict.wrong}
     if not wrong:
         return verdicts
-    echo(f"{len(wrong)} layout(s) are wrong: running them again to find where")
-    again = _taken(replace(config, steps=1), [each.layout for each in wrong.values()], pythons, echo, watched=True)
-    located = {layout.stem: _located(wrong[layout.stem], taken, truth) for layout, taken, truth in again}
+    echo(f"{len(wrong)} layout(s) are wrong: running them again to locate the error")
+    again = _run_layouts(
+        replace(config, steps=1), [each.layout for each in wrong.values()], pythons, echo, watched=True
+    )
+    located = {layout.stem: _located(wrong[layout.stem], result, reference) for layout, result, reference in again}
     return [located.get(verdict.layout.stem, verdict) for verdict in verdicts]
 
 
-def _verdict(layout: Layout, taken: Taken | str, truth: Reference64 | str) -> Verdict:
-    if isinstance(taken, str) or isinstance(truth, str):
-        return Verdict(layout, reason=taken if isinstance(taken, str) else f"its truth: {truth}")
-    return Verdict(layout, truth.judge(layout, taken), taken=taken)
+def _verdict(layout: Layout, result: StepResult | str, reference: Reference64 | str) -> Verdict:
+    if isinstance(result, str) or isinstance(reference, str):
+        return Verdict(layout, reason=result if isinstance(result, str) else f"its float64 reference: {reference}")
+    return Verdict(layout, reference.judge(layout, result), result=result)
 
 
-def _located(verdict: Verdict, taken: Taken | str, truth: Reference64 | str) -> Verdict:
-    if isinstance(taken, str) or isinstance(truth, str):
+def _located(verdict: Verdict, result: StepResult | str, reference: Reference64 | str) -> Verdict:
+    if isinstance(result, str) or isinstance(reference, str):
         return verdict
-    return replace(verdict, where=truth.first_wrong(verdict, taken))
+    return replace(verdict, where=reference.first_wrong(verdict, result))
 
 
-def _taken(
-    config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Say, watched: bool = False
-) -> list[tuple[Layout, Taken | str, Reference64 | str]]:
-    """Take the steps of every layout; return each with its results and its truth, or the reasons why there are none."""
-    asked = reference_tasks(config, layouts, watched)
-    truth = Layout("the truth in float64, and its rounding")
-    tasks = {task.output: (truth, task) for each in asked.values() for own in each.values() for task in own}
-    own = [(each, config.task(each, each.stem + watched * "-watched", watched)) for each in layouts]
-    found = _compute(config, tasks | {task.output: (each, task) for each, task in own}, pythons, echo)
-    truths = truths_of(asked, found)
-    return [(each, found[task.output], truths[each.truth]) for each, task in own]
+def _run_layouts(
+    config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Echo, watched: bool = False
+) -> list[tuple[Layout, StepResult | str, Reference64 | str]]:
+    """Run every layout; return each with its result and its float64 reference, or the reasons why there are none."""
+    requests = reference_tasks(config, layouts, watched)
+    reference = Layout("the float64 reference and its rounding noise")
+    groups = (group for by_precision in requests.values() for group in by_precision.values())
+    tasks = {task.output: (reference, task) for group in groups for task in group}
+    layout_tasks = [(each, config.task(each, each.stem + watched * "-watched", watched)) for each in layouts]
+    results = _compute(config, tasks | {task.output: (each, task) for each, task in layout_tasks}, pythons, echo)
+    references = references_from(requests, results)
+    return [(each, results[task.output], references[each.reference_key]) for each, task in layout_tasks]
 
 
-def reference_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False) -> TruthTasks:
-    """Return the tasks that compute each ``Layout.truth``, and its rounding in the layouts' precisions."""
-    asked: TruthTasks = {}
+def reference_tasks(config: Config, layouts: Sequence[Layout], watched: bool = False) -> ReferenceTasks:
+    """Return the tasks that compute each float64 reference, and its rounding noise in the layouts' precisions."""
+    requests: ReferenceTasks = {}
     for layout in layouts:
-        own, one = asked.setdefault(layout.truth, {}), Layout("truth", what=layout.what)
-        stem = f"truth{list(asked).index(layout.truth)}{watched * '-watched'}"
-        how = {"is_truth": True, "on_host": layout.against_host}
-        own.setdefault("", [config.task(one, stem, watched, **how)])
+        group, single = requests.setdefault(layout.reference_key, {}), Layout("float64 reference", what=layout.what)
+        stem = f"reference{list(requests).index(layout.reference_key)}{watched * '-watched'}"
+        settings = {"is_truth": True, "on_host": layout.against_host}
+        group.setdefault("", [config.task(single, stem, watched, **settings)])
         sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "kept": ROUNDINGS * UNITS["float32"]}
         names = [f"{stem}-{layout.precision}-{draw}" for draw in range(DRAWS)]
-        own.setdefault(layout.precision, [config.task(one, name, watched, draw=draw, **how, **sizes)
-                                          for draw, name in enumerate(names)])  # fmt: skip
-    return asked
+        group.setdefault(layout.precision, [config.task(single, name, watched, draw=draw, **settings, **sizes)
+                                            for draw, name in enumerate(names)])  # fmt: skip
+    return requests
 
 
-def truths_of(
-    asked: TruthTasks, found: Mapping[str, Taken | str]
-) -> dict[tuple[bool, tuple[str, ...]], Reference64 | str]:
-    """Return each truth from the results of its tasks, or the reason why there is none."""
-    truths: dict[tuple[bool, tuple[str, ...]], Reference64 | str] = {}
-    for key, tasks in asked.items():
-        taken = {precision: [found[task.output] for task in own] for precision, own in tasks.items()}
-        refused = [each for each in itertools.chain(*taken.values()) if isinstance(each, str)]
-        (exact,) = taken.pop("")
-        truths[key] = refused[0] if refused else Reference64(exact, taken)  # type: ignore[arg-type]
-    return truths
+def references_from(
+    requests: ReferenceTasks, results: Mapping[str, StepResult | str]
+) -> dict[ReferenceKey, Reference64 | str]:
+    """Return each float64 reference from the results of its tasks, or the reason why there is none."""
+    references: dict[ReferenceKey, Reference64 | str] = {}
+    for key, tasks in requests.items():
+        by_precision = {precision: [results[task.output] for task in group] for precision, group in tasks.items()}
+        refused = [each for each in itertools.chain(*by_precision.values()) if isinstance(each, str)]
+        (exact,) = by_precision.pop("")
+        references[key] = refused[0] if refused else Reference64(exact, by_precision)  # type: ignore[arg-type]
+    return references
 
 
 def _compute(
-    config: Config, asked: Mapping[str, tuple[Layout, Task]], pythons: Pythons, echo: Say
-) -> dict[str, Taken | str]:
+    config: Config, requests: Mapping[str, tuple[Layout, Task]], pythons: Pythons, echo: Echo
+) -> dict[str, StepResult | str]:
     """Do the tasks, with one launch for each number of ranks; return the results, or why there are none."""
-    found: dict[str, Taken | str] = {}
-    for own in _by_processes(asked):
-        (one, _), tasks = next(iter(own.values())), {output: task for output, (_, task) in own.items()}
-        is_ours = one.host == "standalone"
-        if isinstance(absent := pythons.get(one.host), UserError):
-            found |= dict.fromkeys(own, str(absent))
+    results: dict[str, StepResult | str] = {}
+    for group in _by_processes(requests):
+        (first, _), tasks = next(iter(group.values())), {output: task for output, (_, task) in group.items()}
+        is_ours = first.host == "standalone"
+        if isinstance(absent := pythons.get(first.host), UserError):
+            results |= dict.fromkeys(group, str(absent))
             continue
-        names = dict.fromkeys(layout.name for layout, _ in own.values())
-        echo(f"{one.framework} on {one.ranks} rank(s): {', '.join(names)}")
+        names = dict.fromkeys(layout.name for layout, _ in group.values())
+        echo(f"{first.framework} on {first.ranks} rank(s): {', '.join(names)}")
         while tasks:
             script = OURS if is_ours else HOSTED
-            why = run_tasks(one.ranks, one.framework, list(tasks.values()), config.folder, pythons, script)
-            done = {output: taken for output, task in tasks.items() if (taken := Taken.read(task))}
+            reason = run_tasks(first.ranks, first.framework, list(tasks.values()), config.folder, pythons, script)
+            done = {output: result for output, task in tasks.items() if (result := StepResult.read(task))}
             missing = [output for output in tasks if output not in done]
-            found |= done
-            if missing and (done or not (is_ours or why.startswith(f"exit code {USER_ERROR}:"))):
-                found[missing[0]] = Crashed(f"its process crashed: {why}")
-            else:  # the others would not begin either
-                found |= dict.fromkeys(missing, why)
+            results |= done
+            if missing and (done or not (is_ours or reason.startswith(f"exit code {USER_ERROR}:"))):
+                results[missing[0]] = Crashed(f"its process crashed: {reason}")
+            else:  # the others would not start either
+                results |= dict.fromkeys(missing, reason)
             tasks = {output: tasks[output] for output in missing[1:]} if done else {}
-    return found
+    return results
 
 
-def _by_processes(asked: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str, tuple[Layout, Task]]]:
+def _by_processes(requests: Mapping[str, tuple[Layout, Task]]) -> Iterable[dict[str, tuple[Layout, Task]]]:
     """Group the tasks by the processes that do them; a host that is not ours needs a launch for each task."""
     groups: dict[object, dict[str, tuple[Layout, Task]]] = {}
-    for output, (layout, task) in asked.items():
+    for output, (layout, task) in requests.items():
         key = (layout.framework, layout.ranks, task.on_host) if layout.host == "standalone" else output
         groups.setdefault(key, {})[output] = layout, task
     return groups.values()
 
 
-def _said(model: ModelConfig, proved: ModelConfig) -> str:
+def _model_summary(model: ModelConfig, proved: ModelConfig) -> str:
     count = f"{parameters_of(proved.predictor).num_elements():,} parameters"
     if proved == model:
         return f"whole: {count}"
@@ -255,7 +262,7 @@ def _said(model: ModelConfig, proved: ModelConfig) -> str:
         for field in dataclasses.fields(proved.predictor)
         if getattr(model.predictor, field.name) != getattr(proved.predictor, field.name)
     ]
-    return f"NARROWED to {count} of {whole.num_elements():,} ({', '.join(changed)}); --full proves it whole"
+    return f"REDUCED to {count} of {whole.num_elements():,} ({', '.join(changed)}); --full verifies it whole"
 
 
 def _seed(flags: Sequence[str]) -> int:

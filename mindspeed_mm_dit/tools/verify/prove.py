@@ -1,8 +1,8 @@
-"""Judge whether a training step is right in every layout: compare it with the truth, within bounds that are measured.
+"""Judge whether a training step is right in every layout: compare it with a float64 reference, within measured bounds.
 
-The truth is the step on one rank in float64. How far rounding may move each quantity is measured there too: in the same
-step, the weights, the outputs of every module, and every gradient are perturbed at random by ROUNDINGS roundings of the
-precision in question. A layout's own arithmetic is not used, so an error in a layout cannot widen its bound.
+The reference is the step on one rank in float64. How far rounding may move each quantity is measured there too: in the
+same step, the weights, the outputs of every module, and every gradient are perturbed at random by ROUNDINGS roundings
+of the precision in question. The arithmetic of the layout plays no part, so an error in it cannot widen its bound.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mindspeed_mm_dit.tools.verify.table import (
     noise_of,
     worst,
 )
-from mindspeed_mm_dit.tools.verify.task import Arrays, Taken
+from mindspeed_mm_dit.tools.verify.task import Arrays, StepResult
 
 ROUNDINGS = 8
 """Perturbation of a number, in roundings: a sum of many terms is rounded once per partial sum."""
@@ -39,90 +39,94 @@ the sign of single entries, as Adam does, may step either way, so such entries a
 compared."""
 
 UNWATCHED = "only where modules are not watched: in a compiled graph, or not every time"
-_PLACES = {
+_LOCATIONS = {
     "step": "the optimizer: gradients are right, the weights after its step are not",
     "average": "the average: weights are right, their average is not",
     "loss": "after the first step, which is right",
 }
-"""The place of an error after backward, by kind of quantity."""
+"""Where an error after backward is, by kind of quantity."""
 
 MEASURED = Bound(
-    f"Measured: twice the largest error of {DRAWS} steps in float64 in which the weights, what every module gives, and "
-    f"every gradient were moved at random by up to {ROUNDINGS} roundings; at least twice {ROUNDINGS} roundings."
+    f"Measured: twice the largest error of {DRAWS} steps in float64 in which the weights, every module's output, and "
+    f"every gradient were perturbed at random by up to {ROUNDINGS} roundings; at least twice {ROUNDINGS} roundings."
 )
 
 
 PROVED = dict.fromkeys(STEPS, MEASURED)
-"""The quantities that are proved of a layout: the loss of every sample, the gradient norm, every gradient, and the
+"""The quantities that are verified in a layout: the loss of every sample, the gradient norm, every gradient, and the
 change of every weight and its EMA by the optimizer step."""
 
 
-def asked_of(precision: str) -> Tolerances:
+def rounding_tolerances(precision: str) -> Tolerances:
     """Return the tolerance that is always allowed."""
     return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
 
 def decided(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Return a mask of the entries of a gradient that rounding, which has ``moved`` them, moves little (UNDECIDED)."""
+    """Return a mask of the entries of a gradient whose sign is certain (UNDECIDED).
+
+    ``moved``: how far rounding moved each entry.
+    """
     usual = math.sqrt(float((moved.astype(np.float64) ** 2).mean()))
     return np.maximum(moved, usual) < UNDECIDED * np.abs(gradient)
 
 
-def computed(taken: Taken, start: Arrays, counts: Arrays) -> Computed:
-    """Return the quantities of ``taken`` by their names in the table; weights and averages as changes from the start.
+def computed(result: StepResult, start: Arrays, counts: Arrays) -> Computed:
+    """Return the quantities of ``result`` by their names in the table; weights and averages as changes from the start.
 
     ``start``: the initial weights of all layouts; ``counts``: for each parameter, a mask of the entries to compare.
     """
-    found = dict(taken.quantities)
+    quantities = dict(result.quantities)
     for kind, tree in (("step", "model"), ("average", "ema")):
         for name, counted in counts.items():
-            there = taken.arrays.get(f"{tree}/{name}", np.zeros(0))
+            there = result.arrays.get(f"{tree}/{name}", np.zeros(0))
             fits = there.shape == counted.shape
-            found[f"{kind}/{name}"] = (there.astype(np.float64) - start[name])[counted] if fits else there
-    return found
+            quantities[f"{kind}/{name}"] = (there.astype(np.float64) - start[name])[counted] if fits else there
+    return quantities
 
 
 @dataclass(frozen=True)
 class Reference64:
-    """A step in float64, and the same step with rounding."""
+    """A step in float64, and the same step with rounding noise."""
 
-    taken: Taken
-    rounded: Mapping[str, Sequence[Taken]]
+    exact: StepResult
+    rounded: Mapping[str, Sequence[StepResult]]
     """The perturbed steps by precision."""
 
-    def judge(self, layout: Layout, taken: Taken) -> list[Finding]:
-        """Judge every quantity of ``taken``, in the order of the table; those without any certain entry come last."""
-        names = [name[9:] for name in self.taken.arrays if name.startswith("gradient/")]
+    def judge(self, layout: Layout, result: StepResult) -> list[Finding]:
+        """Judge every quantity of ``result``, in the order of the table; those without any certain entry come last."""
+        names = [name[9:] for name in self.exact.arrays if name.startswith("gradient/")]
         counts = {name: self._decided(name, layout.precision) for name in names}
-        ours, truth, *noisy = (
-            computed(each, self.taken.start, counts) for each in (taken, self.taken, *self.rounded[layout.precision])
+        ours, exact, *noisy = (
+            computed(each, self.exact.start, counts) for each in (result, self.exact, *self.rounded[layout.precision])
         )
-        lost = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in truth.items() if not values.size]
-        return judge_steps(ours, truth, PROVED, asked_of(layout.precision), noise_of(noisy, truth)) + lost
+        undecided = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in exact.items() if not values.size]
+        tolerances = rounding_tolerances(layout.precision)
+        return judge_steps(ours, exact, PROVED, tolerances, noise_of(noisy, exact)) + undecided
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
         """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
-        truth, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.taken, *self.rounded[precision]))
-        return decided(truth, np.max([np.abs(each - truth) for each in noisy], 0))
+        exact, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.exact, *self.rounded[precision]))
+        return decided(exact, np.max([np.abs(each - exact) for each in noisy], 0))
 
-    def first_wrong(self, verdict: Verdict, taken: Taken) -> str:
-        """Return in words where a layout departs from the truth; ``taken``: its steps again, watched."""
-        layout, samples = verdict.layout, len(self.taken.losses[0])
-        there = {
+    def first_wrong(self, verdict: Verdict, result: StepResult) -> str:
+        """Return in words where a layout departs from the reference; ``result``: its rerun, with modules watched."""
+        layout, samples = verdict.layout, len(self.exact.losses[0])
+        exact = {
             name: values
-            for name, values in self.taken.watched.items()
-            if name in taken.watched and (len(values) == samples or values.shape == taken.watched[name].shape)
+            for name, values in self.exact.watched.items()
+            if name in result.watched and (len(values) == samples or values.shape == result.watched[name].shape)
         }  # fmt: skip  (leaves out compiled modules, and tables of positions of which each rank has a part)
-        noise = noise_of([each.watched for each in self.rounded[layout.precision]], there)
-        asked, bounds = asked_of(layout.precision), dict.fromkeys(MODULES, MEASURED)
-        where = first_wrong(judge_steps(taken.watched, there, bounds, asked, noise))
-        if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, taken) if f.good}:
+        noise = noise_of([each.watched for each in self.rounded[layout.precision]], exact)
+        tolerances, bounds = rounding_tolerances(layout.precision), dict.fromkeys(MODULES, MEASURED)
+        where = first_wrong(judge_steps(result.watched, exact, bounds, tolerances, noise))
+        if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, result) if f.good}:
             return UNWATCHED
         return where
 
 
 class Crashed(str):
-    """The last words of processes that ended before the layout's steps were taken; no bound was applied."""
+    """The last output of processes that ended before the layout's steps were done; no bound was applied."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +136,10 @@ class Verdict:
     layout: Layout
     findings: Sequence[Finding] = ()
     reason: str = ""
-    """Why it is not proved, if it is not."""
+    """Why it is not verified, if it is not."""
     where: str = ""
-    """Where it departs from the truth, if it does."""
-    taken: Taken | None = None
+    """Where it departs from the reference, if it does."""
+    result: StepResult | None = None
 
     @property
     def word(self) -> str:
@@ -150,7 +154,7 @@ class Verdict:
 
     @cached_property
     def telling(self) -> list[Finding]:
-        """The findings that prove something; in the others, rounding is larger than the quantity."""
+        """The findings that show something; in the others, rounding is larger than the quantity."""
         return [finding for finding in self.findings if finding.tells]
 
     @cached_property
@@ -165,18 +169,18 @@ class Verdict:
 
     @property
     def place(self) -> str:
-        """Where it goes wrong, in words; empty if that was not looked for."""
-        return place_of(self.where, self.named)
+        """Where it goes wrong, in words; empty if that was not searched."""
+        return describe_location(self.where, self.named)
 
 
 def named(findings: Sequence[Finding]) -> str:
     """Return the quantity furthest past its bound: a gradient; if those are right, a step, average or loss; or ""."""
     for kind in ("gradient", "step", "average", "loss", "gradient norm"):
-        if found := [finding for finding in findings if finding.kind == kind and not finding.good]:
-            return worst(found).name
+        if wrong := [finding for finding in findings if finding.kind == kind and not finding.good]:
+            return worst(wrong).name
     return ""
 
 
-def place_of(where: str, name: str) -> str:
-    """Return in words where a step goes wrong, if that is behind the modules, for it is ``name`` that is wrong."""
-    return _PLACES.get(name.partition("/")[0], where) if where == AFTER_BACKWARD else where
+def describe_location(where: str, name: str) -> str:
+    """Return in words where a step goes wrong; after backward, that depends on the kind of the quantity ``name``."""
+    return _LOCATIONS.get(name.partition("/")[0], where) if where == AFTER_BACKWARD else where

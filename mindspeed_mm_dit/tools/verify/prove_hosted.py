@@ -1,4 +1,4 @@
-"""A process of ``mm-dit prove`` that takes the first steps of a run inside MindSpeed-MM, through pretrain_dit.py.
+"""A process of ``mm-dit prove`` that computes the first steps of a run inside MindSpeed-MM, through pretrain_dit.py.
 
 PyTorch's own hooks observe the modules and the optimizer; the gradient norm is read from what the host logs. A host
 cannot be started twice in one process, so each process does one task.
@@ -33,16 +33,16 @@ def main(task: Task) -> None:
     flags = parse(task.flags)
     activate("pytorch")
     at = task.flags.index("--init-from")
-    _begin_with(task.value("--init-from"))
+    _start_from(task.value("--init-from"))
     TraceRecorder(task, flags)
-    own = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
-    own += named(flags.host).flags_needed(flags)
-    sys.argv[:] = [str(ENTRY_SCRIPT), *task.flags[:at], *task.flags[at + 2 :], *own]
+    run_flags = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
+    run_flags += named(flags.host).flags_needed(flags)
+    sys.argv[:] = [str(ENTRY_SCRIPT), *task.flags[:at], *task.flags[at + 2 :], *run_flags]
     runpy.run_path(str(ENTRY_SCRIPT), run_name="__main__")
 
 
-def _begin_with(weights: str) -> None:
-    """Start the run from these weights instead of random ones: no host here has --init-from."""
+def _start_from(weights: str) -> None:
+    """Start the run from these weights instead of random ones: the hosts of MindSpeed-MM have no --init-from."""
     from safetensors.numpy import load_file
 
     from mindspeed_mm_dit.models import composite, init
@@ -59,31 +59,33 @@ class TraceRecorder:
     def __init__(self, task: Task, flags: RunConfig) -> None:
         from mindspeed_mm_dit.tools.verify.pytorch import step_record
 
-        self._task, self._flags, self._room = task, flags, step_record
+        self._task, self._flags, self._step_record = task, flags, step_record
         self._model: Any = None
         self._watch: Any = None
         self._names: dict[Any, str] = {}
         self._losses: list[np.ndarray] = []
         self._norms: list[float] = []
-        self._found: dict[str, np.ndarray] = {}
-        step_record.look_everywhere(self._before, self._after, self._step)
+        self._arrays: dict[str, np.ndarray] = {}
+        step_record.hook_everything(self._before, self._after, self._step)
 
     def _before(self, module: Any, inputs: Any) -> None:
-        """Look at the model before a micro-batch. The model is the one module that has an EMA of its weights."""
+        """Observe the model before a micro-batch. The model is the module that has an EMA of its weights."""
         from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch
 
         if not hasattr(module, "averages"):
             return
         if self._model is None:
             self._model = module
-            self._names = {p: name for name, p in self._room.weights(module).items()}
+            self._names = {p: name for name, p in self._step_record.weights(module).items()}
             self._watch = Watch(getattr(module, "predictor", module)) if self._task.watched else None
-            self._read_the_log()
-        if len(self._norms) == 1 and "grad_norm" not in self._found:
-            self._found["grad_norm"] = np.array(self._norms)
-            self._found |= {f"model/{name}": self._room.whole(p) for name, p in self._room.weights(module).items()}
-            self._found |= {f"ema/{name}": self._room.whole(mean) for name, mean in module.averages().items()}
-            self._found |= {f"watched/{name}": array for name, array in self._watched().items()}
+            self._record_grad_norms()
+        if len(self._norms) == 1 and "grad_norm" not in self._arrays:
+            self._arrays["grad_norm"] = np.array(self._norms)
+            self._arrays |= {
+                f"model/{name}": self._step_record.whole(p) for name, p in self._step_record.weights(module).items()
+            }
+            self._arrays |= {f"ema/{name}": self._step_record.whole(mean) for name, mean in module.averages().items()}
+            self._arrays |= {f"watched/{name}": array for name, array in self._watched().items()}
         if len(self._norms) == self._task.steps:
             self._write()
         if self._watch:
@@ -99,37 +101,37 @@ class TraceRecorder:
         from mindspeed_mm_dit.models.composite import DiTModel
 
         if isinstance(module, DiTModel):
-            self._losses.append(self._room.whole(output))
+            self._losses.append(self._step_record.whole(output))
 
     def _step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             if p.grad is not None and p in self._names:
-                self._found.setdefault(f"gradient/{self._names[p]}", self._room.whole(p.grad))
+                self._arrays.setdefault(f"gradient/{self._names[p]}", self._step_record.whole(p.grad))
 
-    def _read_the_log(self) -> None:
+    def _record_grad_norms(self) -> None:
         """Record the gradient norm of every step that the host logs."""
         module, _, name = named(self._flags.host).logs_steps.partition(":")
         *path, leaf = name.split(".")
         owner = reduce(getattr, path, sys.modules[module])
-        setattr(owner, leaf, self._noting(getattr(owner, leaf)))
+        setattr(owner, leaf, self._recording(getattr(owner, leaf)))
 
-    def _noting(self, log: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+    def _recording(self, log: Callable[..., Any]) -> Callable[..., Any]:
+        def recording(*args: Any, **kwargs: Any) -> Any:
             self._norms.append(float(inspect.signature(log).bind(*args, **kwargs).arguments["grad_norm"]))
             return log(*args, **kwargs)
 
-        return noted
+        return recording
 
     def _write(self) -> None:
-        """Write what was recorded, and end the run: the step that begins now is one more than requested."""
+        """Write what was recorded, and end the run: the step that starts now is one more than requested."""
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.tools.verify.examples import told
+        from mindspeed_mm_dit.tools.verify.examples import facts_as_array
         from mindspeed_mm_dit.tools.verify.task import sample_indices_of
 
         sample_indices = sample_indices_of(self._flags, self._task.steps, runtime.rank(), runtime.world_size())
         losses = np.concatenate(self._losses).reshape(self._task.steps, -1)
-        found = self._found | {"grad_norm": np.array(self._norms), "losses": losses, "positions": sample_indices}
-        self._task.write({**found, "facts": told()}, runtime.rank())
+        arrays = self._arrays | {"grad_norm": np.array(self._norms), "losses": losses, "positions": sample_indices}
+        self._task.write({**arrays, "facts": facts_as_array()}, runtime.rank())
         runtime.barrier()
         leave(0)  # (there is no other way to stop a host between steps)
 

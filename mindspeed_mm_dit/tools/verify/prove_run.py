@@ -24,24 +24,26 @@ from mindspeed_mm_dit.training.flags import quiet
 from mindspeed_mm_dit.training.resume import print_rank_0
 
 
-def take_again(run: Published, asked: Sequence[int]) -> list[Finding]:
-    """Take the steps up to the iterations ``asked``, judge losses and gradient norms by the log, and print both."""
-    places = run.places(asked)  # (refused before ranks join)
+def recompute(run: Published, requested: Sequence[int]) -> list[Finding]:
+    """Recompute the ``requested`` iterations, compare losses and gradient norms with the log, and print both."""
+    iterations = run.iterations_to_check(requested)  # (raises before the ranks join)
     args = join(quiet(run.flags))
     if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
-    log = _named((place, run.log[place]) for place in places)
-    ours = _named(_taken(args, run, places))
-    noisy = [_named(_taken(args, run, places, draw)) for draw in range(NOISY_STEPS if active() == "pytorch" else 0)]
+    log = _named((iteration, run.log[iteration]) for iteration in iterations)
+    ours = _named(_recomputed(args, run, iterations))
+    noisy = [
+        _named(_recomputed(args, run, iterations, draw)) for draw in range(NOISY_STEPS if active() == "pytorch" else 0)
+    ]
     findings = judge_steps(ours, log, RUN, Tolerances(0.0 if noisy else 1e-5), noise_of(noisy, ours))
     findings.sort(key=lambda finding: int(finding.which))
     print_rank_0("\n".join([*map(line_of, findings), *others(run.facts, findings)]))
     return findings
 
 
-def _named(taken: Iterable[tuple[int, tuple[float, float]]]) -> dict[str, np.ndarray]:
+def _named(steps: Iterable[tuple[int, tuple[float, float]]]) -> dict[str, np.ndarray]:
     """Return losses and gradient norms by their names in the table."""
-    return {f"{kind}/{place}": np.asarray(value) for place, values in taken for kind, value in zip(RUN, values)}
+    return {f"{kind}/{iteration}": np.asarray(value) for iteration, values in steps for kind, value in zip(RUN, values)}
 
 
 def described(run: Published) -> dict[str, str]:
@@ -59,23 +61,23 @@ def described(run: Published) -> dict[str, str]:
     return {**here, f"weights after iteration {run.newest.name[5:].lstrip('0')}": digest_of_base(weights)[:16]}
 
 
-def _taken(
-    args: RunConfig, run: Published, places: Sequence[int], draw: int | None = None
+def _recomputed(
+    args: RunConfig, run: Published, iterations: Sequence[int], draw: int | None = None
 ) -> Iterator[tuple[int, tuple[float, float]]]:
     """Yield loss and gradient norm of each iteration; with a ``draw``, all numbers are perturbed at random."""
     if draw is not None:  # (replicated, eager, in float32: mathematically the same step)
         args = join(replace(args, use_torch_fsdp2=False, torch_compile=False, bf16=False))
-    for checkpoint in dict.fromkeys(map(run.before, places)):
-        own = [place for place in places if run.before(place) == checkpoint]
+    for checkpoint in dict.fromkeys(map(run.before, iterations)):
+        group = [iteration for iteration in iterations if run.before(iteration) == checkpoint]
         start = starting(args, checkpoint)
         engine = begin(args, start)
         losses: dict[int, float] = {}
         for step in _steps(args, engine, start, draw, UNITS["bfloat16" if run.flags.bf16 else "float32"]):
             losses[step.iteration] = step.loss
-            if step.iteration in own:
+            if step.iteration in group:
                 interval = range(run.first(step.iteration), step.iteration + 1)
                 yield step.iteration, (float(np.mean([losses[n] for n in interval])), step.grad_norm)
-            if step.iteration == own[-1]:
+            if step.iteration == group[-1]:
                 break
 
 
@@ -84,8 +86,8 @@ def _steps(args: RunConfig, engine: Any, start: Any, draw: int | None, unit: flo
     if draw is None:
         yield from steps
         return
-    room: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}.step_record")
-    moved = room.Roundings(engine, ROUNDINGS * unit, ROUNDINGS * UNITS["float32"], draw)
+    step_record: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}.step_record")
+    moved = step_record.RoundingNoise(engine, ROUNDINGS * unit, ROUNDINGS * UNITS["float32"], draw)
     while True:
         moved.begin()
         yield next(steps)

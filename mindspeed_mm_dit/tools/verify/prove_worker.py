@@ -1,4 +1,4 @@
-"""A process of ``mm-dit prove`` or ``compare``: take the first steps of a run in one layout after another, and write
+"""A process of ``mm-dit prove`` or ``compare``: compute the first steps of a run, one layout after another, and write
 the results.
 
 The launcher of a run starts it with a file of tasks, so launcher, checks, model and engine are the same as in a run.
@@ -27,7 +27,7 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import exit_on_sigint
 from mindspeed_mm_dit.framework.launched import end_with_launcher
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.examples import measure, nudged, told
+from mindspeed_mm_dit.tools.verify.examples import facts_as_array, measure, nudged
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch
 from mindspeed_mm_dit.tools.verify.task import Task, read_tasks, sample_indices_of
 from mindspeed_mm_dit.training.data_set import open_data_set
@@ -54,15 +54,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def take(task: Task) -> None:
-    """Take the steps of ``task``, and write the results."""
+    """Compute the steps of ``task``, and write the results."""
     from mindspeed_mm_dit.framework import runtime
 
     if task.inputs:
         model, weights = load_model_config(task.value("--mm-model")), Path(task.value("--init-from"))
-        found = measure(model, weights, Path(task.inputs))
+        arrays = measure(model, weights, Path(task.inputs))
     else:
-        found = _steps(task, parse(list(task.flags)))
-    task.write({**found, "facts": told()}, runtime.rank())
+        arrays = _steps(task, parse(list(task.flags)))
+    task.write({**arrays, "facts": facts_as_array()}, runtime.rank())
 
 
 def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
@@ -71,67 +71,65 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.training.batches import train_valid_batches
     from mindspeed_mm_dit.training.initial_weights import first_weights
 
-    room: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}.step_record")
+    step_record: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}.step_record")
     if task.on_host:
-        room.stay_on_host()
+        step_record.stay_on_host()
     args = join(quiet(flags))
     if task.on_host:
         _check_inputs(args)
     first: Any = first_weights(args, None)
-    first = _drawn(first, args.seed) if task.drawn else first
-    engine = begin(args, made=room.in_float64 if task.is_truth else lambda model: model, first=first)
-    roundings = room.Roundings(engine, task.rounding, task.kept, task.draw) if task.rounding else None
-    seen, losses = room.StepObserver(engine), list[Any]()
+    first = _without_zeros(first, args.seed) if task.drawn else first
+    engine = begin(args, prepare=step_record.in_float64 if task.is_truth else lambda model: model, first=first)
+    roundings = step_record.RoundingNoise(engine, task.rounding, task.kept, task.draw) if task.rounding else None
+    observer, losses = step_record.StepObserver(engine), list[Any]()
     watch = Watch(engine.predictor, _watched(args)) if task.watched else None
-    how = {"losses_of": room.losses_in_float64} if task.is_truth else {}
-    step = script(lambda found: losses.append(found), watch.next if watch else lambda: None, **how)
+    options = {"losses_of": step_record.losses_in_float64} if task.is_truth else {}
+    step = script(losses.append, watch.next if watch else lambda: None, **options)
     schedule = LearningRate.of(args)
     batches, _ = train_valid_batches(args)
-    found, norms, seconds = dict[str, np.ndarray](), [], []
+    arrays, norms, seconds = dict[str, np.ndarray](), [], []
     for number in range(task.steps):
         if roundings:
             roundings.begin()
         began = time.perf_counter()
-        norms.append(room.whole(engine.train_step(step, batches, schedule.at(number)).grad_norm))
+        norms.append(step_record.whole(engine.train_step(step, batches, schedule.at(number)).grad_norm))
         seconds.append(time.perf_counter() - began)
         if number == 0:
-            found = _first(seen, watch, runtime.num_microbatches() if room.IS_DIVIDED_AFTER else 1)
+            arrays = _first(observer, watch, runtime.num_microbatches() if step_record.IS_DIVIDED_AFTER else 1)
     del batches  # ends its threads too
     if task.is_truth and not task.rounding:
-        found |= {f"start/{name}": array for name, array in first.weights.items()}
-    values = np.concatenate([room.whole(each) for each in losses]).reshape(task.steps, -1)
-    sample_indices = sample_indices_of(
-        args, task.steps, runtime.data_rank(), runtime.data_world_size(),
-        open_data_set(args.mm, args.seed).micro_batches,
-    )  # fmt: skip
-    found |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
-    room.forget()
-    return {**found, "positions": sample_indices[:, : values.shape[1]]}
+        arrays |= {f"start/{name}": array for name, array in first.weights.items()}
+    values = np.concatenate([step_record.whole(each) for each in losses]).reshape(task.steps, -1)
+    rank, ranks, data = runtime.data_rank(), runtime.data_world_size(), open_data_set(args.mm, args.seed)
+    sample_indices = sample_indices_of(args, task.steps, rank, ranks, data.micro_batches)
+    arrays |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
+    step_record.forget()
+    return {**arrays, "positions": sample_indices[:, : values.shape[1]]}
 
 
 def _check_inputs(args: RunConfig) -> None:
-    """Refuse to compare two devices that would each encode the inputs, with roundings that are not measured."""
+    """Raise ConfigError if each device would encode the inputs, whose rounding is not measured."""
     if args.mm.encodes and (args.mm.autoencoder or args.mm.model.text_encoders or args.mm.model.teachers):
-        raise ConfigError("layout device", "autoencoder and encoders would give each device other inputs",
+        raise ConfigError("layout device", "with autoencoder or encoders, each device would compute different inputs",
                           "fill a cache first: mm-dit cache-latents")  # fmt: skip
 
 
-def _drawn(first: Any, seed: int) -> Any:
-    """Draw the weights that begin as zero: in adapters every second matrix does, which would hide other errors."""
+def _without_zeros(first: Any, seed: int) -> Any:
+    """Replace zero-initialised weights by random ones: every B of LoRA is one, and would hide other errors."""
     return first._replace(weights={name: nudged(name, value, seed) for name, value in first.weights.items()})
 
 
-def _first(seen: Any, watch: Watch | None, divided_by: int) -> dict[str, np.ndarray]:
-    found = {f"gradient/{name}": gradient for name, gradient in seen.gradients.items()}
+def _first(observer: Any, watch: Watch | None, divided_by: int) -> dict[str, np.ndarray]:
+    arrays = {f"gradient/{name}": gradient for name, gradient in observer.gradients.items()}
     for tree in ("model", "ema"):
-        found |= {f"{tree}/{name}": array for name, array in seen.tree(tree).items()}
+        arrays |= {f"{tree}/{name}": array for name, array in observer.tree(tree).items()}
     for name, array in (watch.end() if watch else {}).items():
-        found[f"watched/{name}"] = array / divided_by if name.startswith(("given/", "back/")) else array
-    return found
+        arrays[f"watched/{name}"] = array / divided_by if name.startswith(("given/", "back/")) else array
+    return arrays
 
 
 def _watched(args: RunConfig) -> Any:
-    """Return a test for the names of modules to watch; compiled blocks are not looked into."""
+    """Return a predicate of the names of modules to watch; the inside of compiled blocks is not watched."""
     block_prefixes = "|".join(map(re.escape, parameters_of(args.mm.model).block_prefixes))
     inside = re.compile(rf"(?:{block_prefixes})\.\d+\..+")
     return lambda name: not (args.torch_compile and inside.fullmatch(name))

@@ -32,16 +32,17 @@ from mindspeed_mm_dit.tools.verify.table import Bound, Finding
 from mindspeed_mm_dit.training.read_logs import read_steps
 
 NOISY_STEPS = 2
-"""Number of times the steps are taken with every number perturbed; the largest error counts."""
+"""Number of times the steps are computed with every number perturbed; the largest error counts."""
 LOGGED = Bound(
-    f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, what every module "
-    f"gives, and every gradient were moved at random by up to {ROUNDINGS} roundings; and the digits that a log prints.",
+    f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, the outputs of "
+    f"every module, and every gradient were perturbed at random by up to {ROUNDINGS} roundings; and the "
+    "digits that a log prints.",
     least=lambda reference: 5e-7,
 )
 NORM = Bound(LOGGED.why, least=lambda reference: 5.1e-4 / max(float(np.abs(reference)), 1e-30))
 RUN = {"loss": LOGGED, "gradient norm": NORM}
 """The quantities of a step in a log, with their bounds."""
-PLACES = 10
+MAX_ITERATIONS = 10
 _JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
 Log = Mapping[int, tuple[float, float]]
 """Mean loss of the interval that ends with a step, and gradient norm of that step."""
@@ -56,60 +57,62 @@ class Published:
     flags: RunConfig
     log: Log
     past: PastRun | None = None
-    """None for a card; its steps are taken from the beginning."""
+    """None for a card; its steps are recomputed from the beginning."""
     newest: Path | None = None
-    """The last checkpoint, or the one that was named."""
+    """The last checkpoint, or the one that was requested."""
 
     @classmethod
-    def open(cls, place: str, log: str | None, changed: Sequence[str]) -> Published:
-        """Return the run at ``place``; ``log``: the log of a folder's run; None: its --tensorboard-dir.
+    def open(cls, path: str, log: str | None, changed: Sequence[str]) -> Published:
+        """Return the run at ``path``; ``log``: the log of a folder's run; None: its --tensorboard-dir.
 
-        Raises UserError if ``place`` is no run, or if there is no log.
+        Raises UserError if ``path`` is not a run, or if there is no log.
         """
-        if Path(place).is_file():
-            facts, root = _read_card(Path(place)), Path(place).resolve().parent
-            known = read_steps(log or place)
-            return cls(facts, flags_of(facts[COMMAND], changed, root, f"--run = {place}"), known)
+        if Path(path).is_file():
+            facts, root = _read_card(Path(path)), Path(path).resolve().parent
+            known = read_steps(log or path)
+            return cls(facts, flags_of(facts[COMMAND], changed, root, f"--run = {path}"), known)
         log = str(Path(log).resolve()) if log else None
-        past = PastRun.open("--run", place)
+        past = PastRun.open("--run", path)
         newest = past.checkpoint or (CheckpointStore(past.root).path(past.iterations[-1]) if past.iterations else None)
         flags = past.flags(newest, changed)
         log = log or flags.parts["tensorboard_dir"]
         if not log:
-            raise ConfigError("--log", f"is needed: {past.root} does not say where its log is", "name it")
+            raise ConfigError("--log", f"is needed: {past.root} does not record where its log is", "name it")
         return cls(past.facts(newest), flags, read_steps(log), past, newest)
 
-    def before(self, place: int) -> Path | None:
-        """Return the checkpoint before the log interval that ends with step ``place``; None: the beginning."""
-        return self.past.before(self.first(place)) if self.past else None
+    def before(self, iteration: int) -> Path | None:
+        """Return the checkpoint before the log interval that ends with ``iteration``; None: the beginning."""
+        return self.past.before(self.first(iteration)) if self.past else None
 
-    def first(self, place: int) -> int:
+    def first(self, iteration: int) -> int:
         """Return the first step of that interval."""
-        return (place - 1) // self.flags.log_interval * self.flags.log_interval + 1
+        return (iteration - 1) // self.flags.log_interval * self.flags.log_interval + 1
 
-    def places(self, asked: Sequence[int]) -> list[int]:
-        """Return the iterations ``asked``; if empty, the first logged one after each checkpoint, ten at most.
+    def iterations_to_check(self, requested: Sequence[int]) -> list[int]:
+        """Return the ``requested`` iterations; if empty, the first logged one after each checkpoint, ten at most.
 
         Raises ConfigError for an iteration that is not logged.
         """
-        for place in asked:
-            if place not in self.log:
-                near = sorted(self.log, key=lambda step: abs(step - place))[:3]
-                raise ConfigError(f"--at = {place}", "is not in the log", f"there are {', '.join(map(str, near))}, ...")
-        first = {self.before(place): place for place in sorted(self.log, reverse=True)}
-        return sorted(asked) or sorted(first.values())[:PLACES]
+        for iteration in requested:
+            if iteration not in self.log:
+                near = sorted(self.log, key=lambda step: abs(step - iteration))[:3]
+                raise ConfigError(
+                    f"--at = {iteration}", "is not in the log", f"there are {', '.join(map(str, near))}, ..."
+                )
+        first = {self.before(iteration): iteration for iteration in sorted(self.log, reverse=True)}
+        return sorted(requested) or sorted(first.values())[:MAX_ITERATIONS]
 
 
 def _read_card(path: Path) -> Mapping[str, Any]:
-    """Return the run.json in a card; raises DataError if the file is no card."""
+    """Return the run.json in a card; raises DataError if the file is not a card."""
     try:
         check_file(path)
-        found = _JSON.search(path.read_text(encoding="utf-8"))
-        facts = json.loads(found[1]) if found else None
+        match = _JSON.search(path.read_text(encoding="utf-8"))
+        facts = json.loads(match[1]) if match else None
     except (OSError, ValueError, RecursionError, UnusableFile):
         facts = None
     if not isinstance(facts, dict) or COMMAND not in facts:
-        raise DataError(f"--run = {path}", "is no card of a run", "name a folder of --save, or what --card has written")
+        raise DataError(f"--run = {path}", "is not a run card", "name a folder of --save, or a file that --card wrote")
     return facts
 
 
@@ -122,7 +125,7 @@ def write_card(path: Path, run: Published, findings: Sequence[Finding], table: M
     lines = [
         f" iteration {step:8d}/{run.flags.train_iters:8d} | mean of {run.flags.log_interval} | loss: {loss:.6E} |"
         f" grad norm: {grad_norm:.3f} |"
-        for step in _ten(list(run.log), again)
+        for step in _selected(list(run.log), again)
         for loss, grad_norm in [run.log[step]]
     ]
     facts = json.dumps(without_places(run.facts), indent=1)
@@ -135,7 +138,7 @@ def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:
     ours, logged = format(finding.ours, digits), format(finding.reference, digits)
     how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
     if ours == logged or finding.error <= RUN[finding.kind].least(np.asarray(finding.reference)):
-        how = "the same digits" if ours == logged else "the same but for the last digit"
+        how = "the same digits" if ours == logged else "the same except for the last digit"
     return "PASS" if finding.good else "FAIL", finding.which, finding.kind, ours, logged, how
 
 
@@ -145,9 +148,9 @@ def line_of(finding: Finding) -> str:
     return f"{word}  iteration {step:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
 
 
-def _ten(logged: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return ten iterations of a log: the first, the last, those ``wanted``, and others evenly between."""
-    rest = [step for step in logged if step not in wanted]
-    count = min(PLACES - min(len(wanted), PLACES), len(rest))
+def _selected(logged: Sequence[int], required: Sequence[int]) -> list[int]:
+    """Return ten iterations of a log: the first, the last, the ``required`` ones, and others evenly between."""
+    rest = [step for step in logged if step not in required]
+    count = min(MAX_ITERATIONS - min(len(required), MAX_ITERATIONS), len(rest))
     between = [rest[round(n * (len(rest) - 1) / max(count - 1, 1))] for n in range(count)]
-    return sorted({*wanted, *between, logged[0], logged[-1]})
+    return sorted({*required, *between, logged[0], logged[-1]})

@@ -21,12 +21,12 @@ from mindspeed_mm_dit.training.data_set import Sample, open_data_set
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.resume import Start, print_rank_0
 
-SAMPLES_SHOWN = 16
+MAX_SAMPLES_LISTED = 16
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one rank saw in a step."""
+    """What one rank observed in a step."""
 
     iteration: int
     loss: float
@@ -49,7 +49,7 @@ class StepReport:
         return f"iteration {self.iteration} | loss: {self.loss:.6E} | grad norm: {self.grad_norm:.3f} |"
 
     def lines(self) -> list[str]:
-        """Return the lines about what this rank saw."""
+        """Return the lines about what this rank observed."""
         return [self._first(), *self._samples(), *self._activations()]
 
     def _first(self) -> str:
@@ -72,10 +72,10 @@ class StepReport:
             for row, sample in enumerate(batch)
             for mark in [(number, row) in where]
         ]
-        shown = [line + "  <- not finite" for line, mark in named if mark]
-        shown += [line for line, mark in named if not mark][: max(0, SAMPLES_SHOWN - len(shown))]
-        more = len(named) - len(shown)
-        return ["samples (index, file, class):", *shown, *([f"  and {more} more"] if more else [])]
+        listed = [line + "  <- not finite" for line, mark in named if mark]
+        listed += [line for line, mark in named if not mark][: max(0, MAX_SAMPLES_LISTED - len(listed))]
+        more = len(named) - len(listed)
+        return ["samples (index, file, class):", *listed, *([f"  and {more} more"] if more else [])]
 
     def _activations(self) -> list[str]:
         rows = [(unit, *_largest(self.largest, unit)) for unit in _units(self.largest, self.blocks)]
@@ -85,7 +85,7 @@ class StepReport:
 
 
 def _units(modules: Mapping[str, float], blocks: Sequence[str]) -> list[str]:
-    """Return the blocks and the modules beside them, in the order of their outputs."""
+    """Return the blocks and the modules outside of them, in the order of their outputs."""
     block_of = {name: block for block in blocks for name in modules if f"{name}.".startswith(f"{block}.")}
     return list(dict.fromkeys(block_of.get(name, name.split(".")[0]) for name in modules if name))
 
@@ -98,7 +98,7 @@ def _largest(modules: Mapping[str, float], unit: str) -> tuple[float, str]:
 
 
 def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
-    """Take the steps after ``checkpoint`` up to ``iteration``; print a report of it and return whether it is finite.
+    """Compute the steps after ``checkpoint`` up to ``iteration``; print a report of it and return whether it is finite.
 
     Stops earlier at a step that is not finite, and reports that one. ``checkpoint`` None: from the beginning.
     ``args``: the flags of the run; its batch has the same samples, divided among the ranks there are now.
@@ -110,8 +110,8 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
     print_rank_0(report.head())
     for rank in range(runtime.world_size()):
         if rank == runtime.rank():
-            own = [f"rank {rank}:"] if runtime.world_size() > 1 else []
-            echo_if_open("\n".join([*own, *report.lines()]))
+            header = [f"rank {rank}:"] if runtime.world_size() > 1 else []
+            echo_if_open("\n".join([*header, *report.lines()]))
         runtime.barrier()
     runtime.shutdown()
     return report.is_finite
@@ -132,7 +132,7 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
 
 
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
-    """Return the samples in the ``count`` micro-batches of this rank, in the step that begins at ``began_at``."""
+    """Return the samples of this rank's ``count`` micro-batches, in the step after the first ``began_at`` samples."""
     data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
     sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
-    return [data.named(own) for _, own in zip(range(count), sample_indices)]
+    return [data.named(indices) for _, indices in zip(range(count), sample_indices)]

@@ -1,9 +1,9 @@
-"""Record the first steps of anybody's training loop, for ``mm-dit compare A.trace B.trace``.
+"""Record the first steps of any training loop, for ``mm-dit compare A.trace B.trace``.
 
-Recorded are inputs, outputs and gradients of every module, the gradients that the optimizer gets, and what it does to
-the weights. Of large tensors a fixed random choice of entries is kept. Before the optimizer steps, the same step is
-repeated with every number moved at random by its rounding: so far is this machine from itself. In later steps, weights
-are moved by as much as the optimizer may have turned the roundings of earlier ones into.
+Recorded are inputs, outputs and gradients of every module, the gradients that the optimizer gets, and the changes that
+it makes to the weights. Of large tensors a fixed random choice of entries is recorded. Before the optimizer steps, the
+step is repeated with every number perturbed at random by its rounding, which measures the rounding noise of this
+machine. In later steps, weights are also perturbed by the drift that the optimizer may have made of earlier rounding.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, functions_for, moved_weights
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.tools.verify.table import noise_of
-from mindspeed_mm_dit.tools.verify.witness_file import MOST_ENTRIES, write
+from mindspeed_mm_dit.tools.verify.witness_file import MAX_ENTRIES, write
 
-MOST_REPEATS = 100
-MOST_STEPS = 100
+MAX_REPEATS = 100
+MAX_STEPS = 100
 MAX_RELATIVE_DRIFT = 2.0
-"""By so many times itself the change of an entry is off at most: rounding has turned its sign."""
+"""Largest relative error of the change of an entry: rounding may flip its sign, which is an error of twice itself."""
 
-Sent = Mapping[int, Mapping[str, Any]]
-"""Micro-batch -> what a loop has sent back to each output that its loss has used."""
+OutputGradients = Mapping[int, Mapping[str, Any]]
+"""Micro-batch -> the gradient that the loop sent back to each output that its loss used."""
 
 
 class TraceRecorder:
     """Records the first steps within a ``with`` block; see ``dit.record_trace``."""
 
     def __init__(
-        self, model: Any, optimizer: Any, place: str, average: Any = None, repeats: int = 3, steps: int = 2
+        self, model: Any, optimizer: Any, path: str, average: Any = None, repeats: int = 3, steps: int = 2
     ) -> None:
-        check_between("repeats", repeats, 1, MOST_REPEATS)
-        check_between("steps", steps, 1, MOST_STEPS)
-        self._room, self._model, self._optimizer, self._average = functions_for(model), model, optimizer, average
-        self._place, self._repeats, self._steps, self._unit = Path(place), repeats, steps, 0.0
+        check_between("repeats", repeats, 1, MAX_REPEATS)
+        check_between("steps", steps, 1, MAX_STEPS)
+        self._backend, self._model, self._optimizer, self._average = functions_for(model), model, optimizer, average
+        self._path, self._repeats, self._steps, self._unit = Path(path), repeats, steps, 0.0
         self._moved: dict[str, np.ndarray] = {}
         self._drift: dict[str, float] = {}
         self._watch: Watch | None = None
@@ -50,11 +50,11 @@ class TraceRecorder:
 
     def __enter__(self) -> TraceRecorder:
         for ending in (".json", "-*.safetensors"):
-            for earlier in self._place.glob(f"step*-rank{self._room.rank()}{ending}"):
+            for earlier in self._path.glob(f"step*-rank{self._backend.rank()}{ending}"):
                 earlier.unlink()
         self._hooks = [
-            self._room.before_call(self._model, self._called),
-            self._room.before_step(self._optimizer, self._model, self._stepping),
+            self._backend.before_call(self._model, self._called),
+            self._backend.before_step(self._optimizer, self._model, self._stepping),
         ]
         self._step, self._start = 0, self._weights()
         self._next()
@@ -69,160 +69,168 @@ class TraceRecorder:
     def step(self, loss: Any = None) -> None:
         """End a step: call it after the optimizer's. Calls after the last recorded step do nothing.
 
-        loss: the number that was differentiated; of several, the mean is recorded.
+        loss: the number that was differentiated; if it has several entries, their mean is recorded.
 
         Raises:
-            ConfigError: no call of the model was seen, or the optimizer took no step.
+            ConfigError: the model was not called, or the optimizer took no step.
         """
         if not self._hooks:
             return
-        if not self._calls or not any(name.startswith("gradient/") for name in self._found):
+        if not self._calls or not any(name.startswith("gradient/") for name in self._arrays):
             what = "the optimizer took no step after backward()" if self._calls else "the model was not called"
             raise ConfigError("w.step()", f"since the block began, {what}",
-                              "give dit.trace the module and the optimizer that the loop calls, without a closure, "
-                              "and not compiled to a graph on MindSpore")  # fmt: skip
-        after, found, name = self._weights(), self._found, f"loss/{self._step}"
-        found |= {f"start/{key}": value for key, value in self._start.items()}
-        found |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}
-        found |= {f"moved/{key}": value for key, value in self._moved.items()}
+                              "give dit.record_trace the module and the optimizer that the loop calls, without a "
+                              "closure, and not compiled to a graph on MindSpore")  # fmt: skip
+        after, arrays, name = self._weights(), self._arrays, f"loss/{self._step}"
+        arrays |= {f"start/{key}": value for key, value in self._start.items()}
+        arrays |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}
+        arrays |= {f"moved/{key}": value for key, value in self._moved.items()}
         if loss is not None:
-            found[name] = np.atleast_1d(self._room.host(self._room.tensor(loss)).astype(np.float64).mean())
-            self._noise[name] = self._noise.pop("loss") / max(abs(float(found[name][0])), 1e-30)
-        shapes = {name: list(p.shape) for name, p in self._room.parameters(self._model).items()}
-        write(self._place, self._step, self._room.rank(), found, self._noise,
-              {"unit": self._unit, "shapes": shapes, "settings": self._room.settings(),
+            arrays[name] = np.atleast_1d(self._backend.host(self._backend.tensor(loss)).astype(np.float64).mean())
+            self._noise[name] = self._noise.pop("loss") / max(abs(float(arrays[name][0])), 1e-30)
+        shapes = {name: list(p.shape) for name, p in self._backend.parameters(self._model).items()}
+        write(self._path, self._step, self._backend.rank(), arrays, self._noise,
+              {"unit": self._unit, "shapes": shapes, "settings": self._backend.settings(),
                "model": type(self._model).__name__, "micro_batches": len(self._calls)})  # fmt: skip
-        self._drifted(after)
+        self._add_drift(after)
         self._start = after
         self._next()
         if self._step > self._steps:
             self._end()
 
     def _next(self) -> None:
-        """Begin the next step."""
+        """Start the next step."""
         self._step, self._watch = self._step + 1, None
         self._calls: list[Any] = []
-        self._found: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, np.ndarray] = {}
         self._noise: dict[str, float] = {}
 
     def _end(self) -> None:
-        for each in (*self._hooks, *((self._watch, self._ends) if self._watch else ())):
+        for each in (*self._hooks, *((self._watch, self._output_watch) if self._watch else ())):
             each.remove()
         self._hooks = []
 
-    def _drifted(self, after: Mapping[str, np.ndarray]) -> None:
-        """Add up by how much of itself another right machine's weight may be off after this step.
+    def _add_drift(self, after: Mapping[str, np.ndarray]) -> None:
+        """Accumulate the relative weight drift that rounding alone may cause.
 
-        What is not finite adds nothing: the comparison names it.
+        Values that are not finite add nothing: the comparison reports them.
         """
-        for name in (each for each in self._moved if f"gradient/{each}" in self._found):
-            gradient = np.abs(self._found[f"gradient/{name}"].astype(np.float64))
-            share = np.minimum(self._moved[name] / np.maximum(gradient, 1e-300), MAX_RELATIVE_DRIFT)
-            off, size = np.linalg.norm(share * self._found[f"step/{name}"]), np.linalg.norm(after[f"step/{name}"])
-            more = math.sqrt(3) * float(off) / max(float(size), 1e-30)
+        for name in (each for each in self._moved if f"gradient/{each}" in self._arrays):
+            gradient = np.abs(self._arrays[f"gradient/{name}"].astype(np.float64))
+            relative = np.minimum(self._moved[name] / np.maximum(gradient, 1e-300), MAX_RELATIVE_DRIFT)
+            drift, size = np.linalg.norm(relative * self._arrays[f"step/{name}"]), np.linalg.norm(after[f"step/{name}"])
+            more = math.sqrt(3) * float(drift) / max(float(size), 1e-30)
             self._drift[name] = self._drift.get(name, 0.0) + (more if math.isfinite(more) else 0.0)
 
     def _weights(self) -> dict[str, np.ndarray]:
         trees = {"step": self._model, "average": self._average}
-        return {f"{kind}/{name}": self._taken(p) for kind, tree in trees.items() if tree is not None
-                for name, p in self._room.parameters(tree).items()}  # fmt: skip
+        return {f"{kind}/{name}": self._to_array(p) for kind, tree in trees.items() if tree is not None
+                for name, p in self._backend.parameters(tree).items()}  # fmt: skip
 
-    def _taken(self, x: Any) -> np.ndarray:
+    def _to_array(self, x: Any) -> np.ndarray:
         """Return a tensor, or the chosen entries of a large one."""
-        count = self._room.size(x)
-        return self._room.host(self._room.picked(x, chosen(count)) if count > MOST_ENTRIES else x)
+        count = self._backend.size(x)
+        return self._backend.host(self._backend.picked(x, chosen(count)) if count > MAX_ENTRIES else x)
 
-    def _seen(self, x: Any) -> np.ndarray:
-        self._unit = max(self._unit, self._room.unit(x))
-        return self._taken(x)
+    def _record(self, x: Any) -> np.ndarray:
+        self._unit = max(self._unit, self._backend.unit(x))
+        return self._to_array(x)
 
     def _called(self, call: Any) -> None:
-        """Note a call of the model by the loop."""
+        """Record a call of the model by the loop."""
         if self._watch is None:
-            self._watch = Watch(self._model, taken=self._seen)
-            self._ends = Watch(self._model, lambda name: not name, self._room.copied, of_scalars=True)
+            self._watch = Watch(self._model, convert=self._record)
+            self._output_watch = Watch(self._model, lambda name: not name, self._backend.copied, of_scalars=True)
         self._calls.append(call)
         self._watch.next()
-        self._ends.next()
+        self._output_watch.next()
 
     def _stepping(self, gradients: Mapping[str, Any]) -> None:
-        """Record what the optimizer gets, and repeat the step with every number moved."""
+        """Record the gradients that the optimizer gets, and repeat the step with every number perturbed."""
         if self._watch is None or self._noise:
             return
-        found = self._watch.end()
-        sent = self._ends.parts("given/")
-        self._ends.remove()
-        self._found = {**found, **{f"gradient/{name}": self._taken(g) for name, g in gradients.items()},
-                       f"gradient norm/{self._step}": self._room.norm(gradients.values())}  # fmt: skip
-        calls, self._calls = self._calls, []  # (a repeated call is none of the loop)
-        value, base, outputs = self._again(calls, sent)
-        shares = {name: _share(self._found[name], array) for name, array in base.items()
-                  if name.startswith("gradient") and name in self._found}  # fmt: skip
-        base |= {name: base[name] * share for name, share in shares.items()}
-        for draw in range(self._repeats):  # (the values of one repetition at a time are held)
-            off, moved, _ = self._again(calls, sent, draw, outputs)
-            moved |= {name: moved[name] * share for name, share in shares.items()}
-            noise = noise_of([moved], {**base, **found}) | {"loss": abs(off - value)}
-            self._noise = {name: max(far, self._noise.get(name, 0.0)) for name, far in noise.items()}
+        values = self._watch.end()
+        sent = self._output_watch.parts("given/")
+        self._output_watch.remove()
+        self._arrays = {**values, **{f"gradient/{name}": self._to_array(g) for name, g in gradients.items()},
+                       f"gradient norm/{self._step}": self._backend.norm(gradients.values())}  # fmt: skip
+        calls, self._calls = self._calls, []  # (repeated calls do not count as calls of the loop)
+        value, base, outputs = self._repeat(calls, sent)
+        scales = {name: _norm_ratio(self._arrays[name], array) for name, array in base.items()
+                  if name.startswith("gradient") and name in self._arrays}  # fmt: skip
+        base |= {name: base[name] * scale for name, scale in scales.items()}
+        for draw in range(self._repeats):  # (one repetition at a time is in memory)
+            moved_value, moved, _ = self._repeat(calls, sent, draw, outputs)
+            moved |= {name: moved[name] * scale for name, scale in scales.items()}
+            noise = noise_of([moved], {**base, **values}) | {"loss": abs(moved_value - value)}
+            self._noise = {name: max(error, self._noise.get(name, 0.0)) for name, error in noise.items()}
             for name in (key[9:] for key in base if key.startswith("gradient/")):
-                far = np.abs(moved[f"gradient/{name}"] - base[f"gradient/{name}"])
-                self._moved[name] = np.maximum(self._moved.get(name, 0.0), far)
+                distance = np.abs(moved[f"gradient/{name}"] - base[f"gradient/{name}"])
+                self._moved[name] = np.maximum(self._moved.get(name, 0.0), distance)
         self._calls = calls
 
-    def _again(
-        self, calls: list[Any], sent: Sent, draw: int | None = None, before: Sequence[Any] = ()
+    def _repeat(
+        self, calls: list[Any], sent: OutputGradients, draw: int | None = None, before: Sequence[Any] = ()
     ) -> tuple[float, dict[str, Any], list[Any]]:
-        """Take the calls again; return the change of the loss by the outputs, all quantities, and the outputs.
+        """Repeat the calls; return the change of the loss by the outputs, all quantities, and the outputs.
 
-        A draw: with every number moved. What the loop sends back is moved too, by as much as the outputs have moved
-        from those ``before``, for a loss compares them with something of their size.
+        draw: seed of the perturbation of every number; None: nothing is perturbed. The gradients of the outputs are
+        perturbed too, by as much as the outputs differ from those ``before``, because a loss compares outputs with
+        targets of their size.
         """
-        room, watch, value = self._room, Watch(self._model, taken=self._taken), 0.0
+        backend, watch, value = self._backend, Watch(self._model, convert=self._to_array), 0.0
         outputs, gradients = list[Any](), dict[str, np.ndarray]()
-        with room.restored_afterwards(self._model, whole=False), self._moving(draw):
+        with backend.restored_afterwards(self._model, whole=False), self._moving(draw):
             for n in sorted(sent):
                 watch.next()
                 back, earlier = tuple(sent[n].values()), before[len(outputs)] if before else ()
 
-                def loss(found: Any, back: Any = back, earlier: Any = earlier) -> Any:
+                def loss(tensors: Any, back: Any = back, earlier: Any = earlier) -> Any:
                     if earlier:
-                        back = [b + (room.copied(x) - y) * room.share(b, y) for b, x, y in zip(back, found, earlier)]
-                    return sum((x * b).sum() for x, b in zip(found, back))
+                        back = [
+                            b + (backend.copied(x) - y) * backend.norm_ratio(b, y)
+                            for b, x, y in zip(back, tensors, earlier)
+                        ]
+                    return sum((x * b).sum() for x, b in zip(tensors, back))
 
-                found, _, own = room.gradients(self._model, partial(self._used, calls[n], sent[n]), loss, self._taken)
-                outputs.append(tuple(map(room.copied, found)))
-                value += sum(float(room.host((x * b).sum())) for x, b in zip(outputs[-1], back))
-                gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in own.items()}
-        found = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+                results, _, step_gradients = backend.gradients(
+                    self._model, partial(self._used, calls[n], sent[n]), loss, self._to_array
+                )
+                outputs.append(tuple(map(backend.copied, results)))
+                value += sum(float(backend.host((x * b).sum())) for x, b in zip(outputs[-1], back))
+                gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in step_gradients.items()}
+        values = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
-        return value, {**found, f"gradient norm/{self._step}": np.atleast_1d(norm)}, outputs
+        return value, {**values, f"gradient norm/{self._step}": np.atleast_1d(norm)}, outputs
 
     @contextmanager
     def _moving(self, draw: int | None) -> Iterator[None]:
-        """While entered, every number is moved by a few of its roundings, weights also by their drift; without a draw,
-        none is."""
+        """While entered, every number is perturbed by a few roundings, and weights also by their drift.
+
+        Without a draw, nothing is.
+        """
         if draw is None:
             yield
             return
         size = ROUNDINGS * self._unit
         with (
             moved_weights(self._model, lambda name: size + self._drift.get(name, 0.0), draw),
-            self._room.Roundings(self._model, size, draw),
+            self._backend.RoundingNoise(self._model, size, draw),
         ):
             yield
 
     def _used(self, call: Any, sent: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Call again; return the outputs that something was sent back to."""
-        found = {self._room.mark(n): x for n, (_, x) in enumerate(self._room.tensors(call(self._model)))}
-        return tuple(found[mark] for mark in sent)
+        """Repeat a call; return the outputs to which a gradient was sent back."""
+        tensors = {self._backend.mark(n): x for n, (_, x) in enumerate(self._backend.tensors(call(self._model)))}
+        return tuple(tensors[mark] for mark in sent)
 
 
-def _share(found: np.ndarray, repeated: np.ndarray) -> float:
-    """Return by what a loop has multiplied a gradient since it went back, as clipping and scales of a loss do."""
-    return float(np.linalg.norm(found) / (np.linalg.norm(repeated) or 1.0))
+def _norm_ratio(recorded: np.ndarray, repeated: np.ndarray) -> float:
+    """Return the factor by which the loop scaled a gradient after backward, as clipping and loss scaling do."""
+    return float(np.linalg.norm(recorded) / (np.linalg.norm(repeated) or 1.0))
 
 
 @cache
 def chosen(count: int) -> np.ndarray:
-    """Return which entries are kept of a tensor of ``count``: the same on every machine."""
-    return np.random.Generator(np.random.Philox(count)).integers(0, count, MOST_ENTRIES)
+    """Return the indices of the recorded entries of a tensor of ``count``: the same on every machine."""
+    return np.random.Generator(np.random.Philox(count)).integers(0, count, MAX_ENTRIES)

@@ -1,4 +1,4 @@
-"""Set up a run of the standalone host and take some of its steps, for commands that observe them."""
+"""Set up a run of the standalone host and compute some of its steps, for commands that observe them."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def join(args: RunConfig) -> RunConfig:
 def begin(
     args: RunConfig,
     start: Start | None = None,
-    made: Callable[[Any], Any] = lambda model: model,
+    prepare: Callable[[Any], Any] = lambda model: model,
     first: First | None = None,
 ) -> Any:
     """Return the engine of a run that has joined.
 
-    made: receives the composite before it is sharded, and returns the one to use. first: the initial weights; None:
+    prepare: receives the composite before it is sharded, and returns the one to use. first: the initial weights; None:
     those of the run.
     """
 
-    def provided() -> Any:
-        return made(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
+    def build_model() -> Any:
+        return prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
 
-    engine = build_engine(args, engine_module(), provided, first or first_weights(args, start))
+    engine = build_engine(args, engine_module(), build_model, first or first_weights(args, start))
     if start is not None:
         engine.load(start.path, with_optimizer=not args.no_load_optim)
     return engine

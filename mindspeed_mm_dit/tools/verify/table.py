@@ -19,7 +19,7 @@ import numpy as np
 
 NOISES = 2.0
 """An error up to this multiple of another correct program's error passes too: two correct float32 programs round
-differently, and neither need be nearer to the truth."""
+differently, and neither need be nearer to the exact value."""
 
 
 class Tolerances(NamedTuple):
@@ -31,7 +31,7 @@ class Tolerances(NamedTuple):
     """For quantities that both programs compute in float64."""
 
 
-ASKED = Tolerances()
+DEFAULT_TOLERANCES = Tolerances()
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Bound:
     least: Callable[[np.ndarray], float] = lambda reference: 0.0
     """Reference -> error that always passes, because better agreement is impossible."""
 
-    def limit(self, reference: np.ndarray, asked: Tolerances) -> float:
+    def limit(self, reference: np.ndarray, tolerances: Tolerances) -> float:
         """Return the largest error that passes."""
-        return max(asked.exact if self.is_exact else asked.rounding, self.least(reference))
+        return max(tolerances.exact if self.is_exact else tolerances.rounding, self.least(reference))
 
 
-EXACT = Bound("Tables and laws of times are float64 arithmetic on both sides.", is_exact=True)
+EXACT = Bound("Tables and distributions of times are float64 arithmetic on both sides.", is_exact=True)
 FORWARD = Bound(
     "A float32 sum of a thousand terms, added in another order, differs by about 1e-6 of its size, and so do two "
-    "implementations of exp, tanh or a normalisation; the embedded default was measured at 4e-7. 1e-5 leaves room for "
+    "implementations of exp, tanh or a normalisation; the embedded default was measured at 4e-7. 1e-5 allows for "
     "tens of layers of that, and is far below what a wrong formula, axis or constant does."
 )
 GRADIENTS = Bound(
@@ -150,7 +150,7 @@ def judge_steps(
     ours: Computed,
     reference: Computed,
     bounds: Mapping[str, Bound] = BOUNDS,
-    asked: Tolerances = ASKED,
+    tolerances: Tolerances = DEFAULT_TOLERANCES,
     noise: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Finding]:
     """Judge every quantity of the reference whose kind has a bound, in the order of ``bounds``.
@@ -158,7 +158,7 @@ def judge_steps(
     noise: how far rounding alone moves each quantity (:func:`noise_of`); twice as much passes.
     """
     return [
-        judge(name, ours.get(name, _NOT_THERE), values, bound, asked, noise.get(name))
+        judge(name, ours.get(name, _NOT_THERE), values, bound, tolerances, noise.get(name))
         for kind, bound in bounds.items()
         for name in reference
         if name.partition("/")[0] == kind
@@ -176,20 +176,20 @@ def noise_of(noisy: Sequence[Computed], exact: Computed) -> dict[str, float]:
 
 
 def judge(
-    name: str, ours: np.ndarray, reference: np.ndarray, bound: Bound, asked: Tolerances, noise: float | None = None
+    name: str, ours: np.ndarray, reference: np.ndarray, bound: Bound, tolerances: Tolerances, noise: float | None = None
 ) -> Finding:
     """Judge ``ours`` against ``reference`` by ``bound``; an error up to twice ``noise`` passes too."""
-    tolerance = max(bound.limit(reference, asked), NOISES * (noise or 0.0))
+    tolerance = max(bound.limit(reference, tolerances), NOISES * (noise or 0.0))
     return Finding(name, relative_error(ours, reference), tolerance, _norm(ours), _norm(reference), noise)
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
     """Return the finding that is furthest past its tolerance, or if none is, closest to it."""
 
-    def share(finding: Finding) -> float:
+    def excess(finding: Finding) -> float:
         return finding.error / finding.tolerance if 0 < finding.tolerance < math.inf else finding.error
 
-    return max(findings, key=lambda finding: (not finding.good, share(finding)))
+    return max(findings, key=lambda finding: (not finding.good, excess(finding)))
 
 
 def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
@@ -199,10 +199,10 @@ def relative_error(ours: np.ndarray, reference: np.ndarray) -> float:
     """
     if ours.shape != reference.shape:
         return math.inf
-    wanted = reference.astype(np.float64)
-    if (same := np.isinf(wanted) & (ours == wanted)).any():
-        ours, wanted = ours[~same], wanted[~same]
-    difference, norm = np.linalg.norm((ours - wanted).ravel()), np.linalg.norm(wanted.ravel())
+    expected = reference.astype(np.float64)
+    if (same := np.isinf(expected) & (ours == expected)).any():
+        ours, expected = ours[~same], expected[~same]
+    difference, norm = np.linalg.norm((ours - expected).ravel()), np.linalg.norm(expected.ravel())
     return float(difference / (norm or 1.0)) if np.isfinite(difference) else math.inf
 
 

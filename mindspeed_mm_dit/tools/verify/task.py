@@ -31,26 +31,26 @@ class Task:
     on_host: bool = False
     """Whether it is computed on the host's CPU, whatever accelerators there are."""
     rounding: float = 0.0
-    """Relative size of the perturbation of a truth's numbers."""
+    """Relative size of the perturbation of every number of a float64 reference."""
     kept: float = 0.0
-    """The same for the weights that the optimizer is given."""
+    """The same for the optimizer's weights and for constants, which are float32 in every precision."""
     draw: int = 0
     """Seed of the perturbation."""
     watched: bool = False
     """Whether the modules are watched."""
     inputs: str = ""
-    """An .npz of samples for the network, instead of data; then it takes no step."""
+    """An .npz of samples for the network, instead of data; then no step is done."""
     drawn: bool = True
-    """Whether weights that begin as zero are drawn too."""
+    """Whether zero-initialised weights are replaced by random ones."""
 
     def value(self, flag: str) -> str:
         """Return the value after ``flag``."""
         return self.flags[self.flags.index(flag) + 1]
 
-    def write(self, found: Arrays, rank: int) -> None:
+    def write(self, arrays: Arrays, rank: int) -> None:
         """Write the results of a rank; only rank 0 writes the arrays that are the same on all ranks."""
-        own = {n: a for n, a in found.items() if rank == 0 or not n.startswith(_ALIKE)}
-        np.savez(f"{self.output}.rank{rank}.npz", **own)  # type: ignore[arg-type]
+        written = {n: a for n, a in arrays.items() if rank == 0 or not n.startswith(_ALIKE)}
+        np.savez(f"{self.output}.rank{rank}.npz", **written)  # type: ignore[arg-type]
 
     def refuse(self, error: UserError) -> None:
         """Write the reason why there are no results."""
@@ -60,13 +60,13 @@ class Task:
 def sample_indices_of(
     args: RunConfig, steps: int, rank: int, ranks: int, dealt: Callable[..., Iterator[np.ndarray]] = micro_batches
 ) -> np.ndarray:
-    """Return the sample indices of a rank, (steps, samples); ``ranks``: the number that have samples of their own.
+    """Return the sample indices of a rank, (steps, samples); ``ranks``: the number of data-parallel ranks.
 
     dealt: how a step's samples are dealt to micro-batches (``DataSet.micro_batches``).
     """
     rounds = args.global_batch_size // (args.micro_batch_size * ranks)
-    own = dealt(0, args.micro_batch_size, rank, ranks, rounds)
-    return np.concatenate([next(own) for _ in range(steps * rounds)]).reshape(steps, -1)
+    batches = dealt(0, args.micro_batch_size, rank, ranks, rounds)
+    return np.concatenate([next(batches) for _ in range(steps * rounds)]).reshape(steps, -1)
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
@@ -76,17 +76,18 @@ def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
 
 def read_tasks(path: str | Path) -> list[Task]:
     """Return the tasks that ``write_tasks`` wrote."""
-    found = json.loads(Path(path).read_text(encoding="utf-8"))
-    return [Task(**{**each, "flags": tuple(each["flags"])}) for each in found]
+    tasks = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [Task(**{**each, "flags": tuple(each["flags"])}) for each in tasks]
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepResult:
     """The results of steps in one layout, from all its ranks."""
 
     arrays: Arrays
     """``grad_norm`` and ``seconds``, (steps,); ``gradient/PARAMETER``, ``model/PARAMETER`` and ``ema/PARAMETER`` of the
-    first step; for a truth ``start/PARAMETER``, the weights before it. ``facts``: versions, device, as JSON."""
+    first step; for a float64 reference ``start/PARAMETER``, the weights before it. ``facts``: versions and device as
+    JSON."""
     losses: Sequence[np.ndarray]
     """Losses of each step, (samples,), in the order of the run."""
     watched: Arrays
@@ -105,17 +106,17 @@ class Taken:
     @property
     def facts(self) -> dict[str, str]:
         """Versions and device."""
-        found: dict[str, str] = json.loads(str(self.arrays["facts"]))
-        return found
+        facts: dict[str, str] = json.loads(str(self.arrays["facts"]))
+        return facts
 
     @property
     def start(self) -> Arrays:
-        """The weights before the first step; only a truth has them."""
+        """The weights before the first step; only a float64 reference has them."""
         return {name[6:]: array for name, array in self.arrays.items() if name.startswith("start/")}
 
     @classmethod
-    def read(cls, task: Task) -> Taken | str:
-        """Return the results that the processes wrote, or the reason that they gave."""
+    def read(cls, task: Task) -> StepResult | str:
+        """Return the results that the processes wrote, or the reason why they have none."""
         refused = Path(f"{task.output}.refused")
         if refused.is_file():
             return refused.read_text(encoding="utf-8")
@@ -138,19 +139,19 @@ def _by_sample_index(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarr
 
 
 def _joined(sample_indices: Sequence[np.ndarray], values: Sequence[np.ndarray], name: str) -> np.ndarray:
-    """Join the ranks' parts of one tensor, which are samples, or parts of the tokens of shared samples.
+    """Join the ranks' parts of one tensor: different samples, or token shards of the same samples.
 
-    A rank averages gradients over its own samples only; they are rescaled to the mean over the whole batch.
+    A rank averages gradients over its local samples only; they are rescaled to the mean over the whole batch.
     """
-    if any(len(own) != len(value) for own, value in zip(sample_indices, values)):
+    if any(len(indices) != len(value) for indices, value in zip(sample_indices, values)):
         return values[0]  # not by sample
     groups: dict[int, list[np.ndarray]] = {}
-    for own, value in zip(sample_indices, values):
-        groups.setdefault(int(own[0]), []).append(value)
+    for indices, value in zip(sample_indices, values):
+        groups.setdefault(int(indices[0]), []).append(value)
     shared = {first: each[0] if _same(each) else np.concatenate(each, 1) for first, each in groups.items()}
-    share = 1 / len(groups) if name.startswith(("watched/given", "watched/back")) else 1.0
-    firsts = {int(own[0]): own for own in sample_indices}
-    return _by_sample_index([(firsts[first], value * share) for first, value in shared.items()])
+    scale = 1 / len(groups) if name.startswith(("watched/given", "watched/back")) else 1.0
+    firsts = {int(indices[0]): indices for indices in sample_indices}
+    return _by_sample_index([(firsts[first], value * scale) for first, value in shared.items()])
 
 
 def _same(parts: Sequence[np.ndarray]) -> bool:

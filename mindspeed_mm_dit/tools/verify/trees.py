@@ -1,4 +1,4 @@
-"""Tensors in what modules take and give: lists, tuples and mappings of them, nested at will."""
+"""Nested inputs and outputs of modules: lists, tuples and mappings of tensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf with its place: the keys and numbers that lead to it, joined by dots."""
+    """Yield every leaf with its path: the keys and indices that lead to it, joined by dots."""
     if isinstance(value, Mapping):
         items: Any = value.items()
     elif isinstance(value, (list, tuple)):
@@ -23,10 +23,10 @@ def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the same structure with every leaf changed."""
     if isinstance(value, Mapping):
-        found = copy.copy(value)
+        mapping = copy.copy(value)
         for key, inside in value.items():
-            found[key] = mapped(inside, change)  # type: ignore[index]
-        return found
+            mapping[key] = mapped(inside, change)  # type: ignore[index]
+        return mapping
     if isinstance(value, (list, tuple)):
         changed = [mapped(inside, change) for inside in value]
         return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)

@@ -1,4 +1,4 @@
-"""The folder of a witness: for each step and rank a .json, written last, and the safetensors that it lists."""
+"""The folder of a step trace: for each step and rank a .json, written last, and the safetensors that it lists."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 
 FORM = "mm-dit witness 1"
-MOST_ENTRIES = 4096
-"""Entries that are kept of a tensor."""
-MOST_JSON_BYTES = 2**26
+"""Version of the file format; the name is older than the term step trace."""
+MAX_ENTRIES = 4096
+"""Number of entries that are recorded of a larger tensor."""
+MAX_JSON_BYTES = 2**26
 _PARAMETER_KINDS = ("gradient", "moved", "step", "start/step", "average", "start/average")
-"""Kinds of arrays of which a parameter has one each, all of one shape."""
+"""Kinds of arrays that each parameter has, all of the same shape."""
 PART_BYTES = 2**26
-"""Bytes after which a new file begins."""
+"""Bytes after which a new file is started."""
 RECORD_AGAIN = "record it again: with dit.record_trace(...) as w, and w.step() after the optimizer's step"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the .json of a step says about it."""
+    """The facts about a step in its .json."""
 
     unit: float
     """The largest relative error of one rounding: 2**-53 of float64, 2**-4 of float8."""
@@ -82,7 +83,7 @@ class Recorded:
 def write(
     folder: Path, step: int, rank: int, arrays: Mapping[str, np.ndarray], noise: Any, facts: Mapping[str, Any]
 ) -> None:
-    """Write what a rank recorded of a step, a part at a time."""
+    """Write the record of a step by one rank, in files of about PART_BYTES."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,17 +103,17 @@ def write(
 
 
 def read(folder: str | Path) -> dict[tuple[int, int], Recorded]:
-    """Return what was recorded by step, from 1, and rank; raises DataError for a folder that is no whole witness."""
+    """Return the records by step, from 1, and rank; raises DataError for a folder that is not a whole step trace."""
     name = re.compile(r"step([1-9][0-9]*)-rank(0|[1-9][0-9]*)(-[0-9]+\.safetensors|\.json)")
     named = {path: name.fullmatch(path.name) for path in Path(folder).glob("step*")}
     files = {path: (int(match[1]), int(match[2])) for path, match in named.items() if match}
     paths = {key: path for path, key in files.items() if path.suffix == ".json"}
-    if adapted_starter := set(files.values()) - paths.keys():
-        step, rank = min(adapted_starter)
-        reason = f"is not whole: rank {rank} has not finished step {step}, which has no .json"
+    if incomplete := set(files.values()) - paths.keys():
+        step, rank = min(incomplete)
+        reason = f"is incomplete: rank {rank} has not finished step {step}, which has no .json"
         raise DataError(str(folder), reason, RECORD_AGAIN)
     if not paths:
-        raise DataError(str(folder), "is no witness", RECORD_AGAIN)
+        raise DataError(str(folder), "is not a step trace", RECORD_AGAIN)
     steps, ranks = map(max, zip(*paths))
     if len(paths) < steps * (ranks + 1):
         every = ((step, rank) for step in itertools.count(1) for rank in range(ranks + 1))
@@ -125,14 +126,14 @@ def read(folder: str | Path) -> dict[tuple[int, int], Recorded]:
 def _read(path: Path, shapes: dict[str, tuple[int, ...]]) -> Recorded:
     """Read a step; ``shapes`` of the arrays of each parameter are the same in all steps."""
     try:
-        if check_file(path) > MOST_JSON_BYTES:
-            raise UnusableFile(f"has more than {MOST_JSON_BYTES:,} bytes")
+        if check_file(path) > MAX_JSON_BYTES:
+            raise UnusableFile(f"has more than {MAX_JSON_BYTES:,} bytes")
         content = from_mapping(Content, json.loads(path.read_text(encoding="utf-8")), path.name)
         arrays: dict[str, np.ndarray] = {}
         for file, size in content.files.items():
             if not re.fullmatch(rf"{path.stem}-[0-9]+\.safetensors", file) or check_file(path.with_name(file)) != size:
                 raise UnusableFile(f"lists {file} with {size} bytes, which is another file")
-            arrays |= read_safetensors_file(path.with_name(file), set(content.names).intersection, MOST_ENTRIES)[0]
+            arrays |= read_safetensors_file(path.with_name(file), set(content.names).intersection, MAX_ENTRIES)[0]
         if missing := [name for name in content.names if name not in arrays]:
             raise UnusableFile(f"lists {missing[0]}, which its files lack")
         for name, array in arrays.items():

@@ -12,9 +12,9 @@ import numpy as np
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, Layout
-from mindspeed_mm_dit.tools.verify.proof import open_config, reference_tasks, truths_of
+from mindspeed_mm_dit.tools.verify.proof import open_config, reference_tasks, references_from
 from mindspeed_mm_dit.tools.verify.prove import Reference64
-from mindspeed_mm_dit.tools.verify.task import Taken
+from mindspeed_mm_dit.tools.verify.task import StepResult
 from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs
 from tests.tools.verify.forked_tasks import run_tasks
@@ -49,7 +49,7 @@ def truths_here(config, layouts, watched=False) -> dict:
         for task in tasks:
             take(task)
         runtime.shutdown()
-    return truths_of(asked, {task.output: Taken.read(task) for task in tasks})
+    return references_from(asked, {task.output: StepResult.read(task) for task in tasks})
 
 
 def called_wrong(
@@ -64,15 +64,15 @@ def called_wrong(
         config = open_config(given, folder, None, True, steps=STEPS)
         layouts = drawn_layouts(seed, given)
         truths = truths_here(config, layouts)
-        asked += [(seed, each, truths[each.truth], config.task(each, each.stem)) for each in layouts]
+        asked += [(seed, each, truths[each.reference_key], config.task(each, each.stem)) for each in layouts]
     said = {}
     for ranks in sorted({layout.ranks for _, layout, _, _ in asked}):
         tasks = [task for _, layout, _, task in asked if layout.ranks == ranks]
         said[ranks] = run_tasks(ranks, "pytorch", tasks, config.folder, PYTHONS)
     found = {}
     for seed, layout, truth, task in asked:
-        taken = Taken.read(task)
-        assert isinstance(taken, Taken) and isinstance(truth, Reference64), (
+        taken = StepResult.read(task)
+        assert isinstance(taken, StepResult) and isinstance(truth, Reference64), (
             seed,
             layout,
             taken,

@@ -147,7 +147,7 @@ def test_compare_refuses_before_any_work(tiny, flags):
     ("words", "message"),
     [
         ([], "--model"),
-        (["a.trace"], "two witnesses"),
+        (["a.trace"], "two step traces"),
         (["a.trace", "b.trace"], "a.trace"),
         (["--against", "diffusers:Wan"], "WanTransformer3DModel"),
         (["--against", "timm:vit"], "timm:vit"),

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.tools.verify import proof
 from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, chosen
 from mindspeed_mm_dit.tools.verify.proof import open_config
 from mindspeed_mm_dit.tools.verify.prove import Verdict
-from mindspeed_mm_dit.tools.verify.task import Taken
+from mindspeed_mm_dit.tools.verify.task import StepResult
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
 from tests.external import plugin
@@ -62,9 +62,13 @@ def judged(given, folder, names, pythons=PYTHONS):
         run_tasks(ranks, framework, own, folder, pythons, ROOT / "tests/tools/verify/plants.py")
     found = {}
     for name, fault in faults.items():
-        taken = Taken.read(tasks[name])
-        assert isinstance(taken, Taken), (name, taken, *(each.read_text()[-3000:] for each in folder.glob("*.log")))
-        truth = truths[fault.layout.truth]
+        taken = StepResult.read(tasks[name])
+        assert isinstance(taken, StepResult), (
+            name,
+            taken,
+            *(each.read_text()[-3000:] for each in folder.glob("*.log")),
+        )
+        truth = truths[fault.layout.reference_key]
         verdict = Verdict(fault.layout, truth.judge(fault.layout, taken))
         found[name] = replace(verdict, where=truth.first_wrong(verdict, taken))
     return found

@@ -16,7 +16,7 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import DataError, UserError
-from mindspeed_mm_dit.tools.verify.compare_traces import compare_witnesses
+from mindspeed_mm_dit.tools.verify.compare_traces import compare_traces
 from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for
 from mindspeed_mm_dit.tools.verify.witness_file import write
 from tests.conftest import FRAMEWORK
@@ -64,7 +64,7 @@ def test_first_difference_of_two_witnesses_is_named(framework, request, tmp_path
     other = {"parts": FAULTS[name][0]} if name in FAULTS else {"loop": LOOPS[name][0]}
     where = (FAULTS | LOOPS)[name][1]
     right = request.getfixturevalue("two_right" if "step 2" in where else "right")
-    found = compare_witnesses(right, recorded(framework, tmp_path / "w", **other))
+    found = compare_traces(right, recorded(framework, tmp_path / "w", **other))
     assert not found.good and where in found.where, (found.where, str(found))
 
 
@@ -77,7 +77,7 @@ def test_average_that_misses_a_compiled_module_is_named(framework, right, tmp_pa
         return torch.compile(model, backend="eager")
 
     average = network(framework, depth=1)
-    found = compare_witnesses(right, recorded(framework, tmp_path / "w", prepare=compiled, average=average))
+    found = compare_traces(right, recorded(framework, tmp_path / "w", prepare=compiled, average=average))
     assert found.where == "step 1, the average: weights are right, their average is not" and "average/" in found.named
 
 
@@ -94,7 +94,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", rows(STEPS, ["keys in another order"]))
 def test_step_computed_another_right_way_is_right(framework, right, tmp_path, name):
-    found = compare_witnesses(right, recorded(framework, tmp_path / "w", **STEPS[name]))
+    found = compare_traces(right, recorded(framework, tmp_path / "w", **STEPS[name]))
     assert found.good, str(found)
     assert {each.kind for each in found.findings} >= {"output", "loss", "gradient norm", "gradient", "step"}
 
@@ -103,7 +103,7 @@ def test_step_computed_another_right_way_is_right(framework, right, tmp_path, na
 @pytest.mark.pytorch
 def test_bounds_of_clipped_gradients_are_as_sharp(framework, right, tmp_path):
     places = [recorded(framework, tmp_path / name, loop=Loop(clipped=0.01)) for name in "ab"]
-    found = [compare_witnesses(right, right), compare_witnesses(*places)]
+    found = [compare_traces(right, right), compare_traces(*places)]
     whole, clipped = ({f.name: f.tolerance for f in each.findings if f.kind != "loss"} for each in found)
     assert found[1].good and all(clipped[name] < 2 * bound for name, bound in whole.items() if name in clipped)
     assert {name.partition("/")[0] for name in clipped} >= {"output", "gradient norm", "gradient", "step"}
@@ -134,12 +134,12 @@ def test_witnesses_that_cannot_be_compared_are_refused(framework, right, tmp_pat
         "are steps of other weights: x_embedder.weight": {"seed": 1},
     }.items():
         with pytest.raises(UserError, match=words):
-            compare_witnesses(right, recorded(framework, tmp_path / f"{other}"[:20], **other))
+            compare_traces(right, recorded(framework, tmp_path / f"{other}"[:20], **other))
     damaged = shutil.copytree(right, tmp_path / "w")
     file = next(damaged.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(UserError, match="is cut short or damaged"):
-        compare_witnesses(right, damaged)
+        compare_traces(right, damaged)
     (damaged / "step1-rank0.json").unlink()
     assert main(["compare", str(right), str(damaged)]) == 2
     with pytest.raises(UserError, match="the model was not called"):
@@ -178,7 +178,7 @@ def recorded_odd(place, told=of_mean, factor=1.0, closure=False):
 def test_witnesses_are_compared_by_what_both_have(tmp_path):
     right, nan = recorded_odd(tmp_path / "right"), "step 1, forward: module b"
     for told, factor, where in ((lambda each: each, 1.0, ""), (lambda each: None, 1.0, ""), (of_mean, math.nan, nan)):
-        found = compare_witnesses(right, recorded_odd(tmp_path / f"{factor}{told}", told, factor))
+        found = compare_traces(right, recorded_odd(tmp_path / f"{factor}{told}", told, factor))
         assert (found.good, found.where) == (not where, where), str(found)
         found.save(tmp_path / "r.html")
     with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
@@ -213,7 +213,7 @@ def test_bounds_are_measured_whatever_the_model_returns(tmp_path, name):
     noise = json.loads((Path(recorded_of(tmp_path / "a")) / "step1-rank0.json").read_text())["noise"]
     assert {each for each in noise if each.startswith("gradient/")} >= {"gradient/a.weight", "gradient/table.weight"}
     assert all(1e-9 < noise[each] < 1e-4 for each in ("gradient/a.weight", "gradient norm/1", "loss/1"))
-    assert compare_witnesses(tmp_path / "a", recorded_of(tmp_path / "b", 1 + 1e-7)).good
+    assert compare_traces(tmp_path / "a", recorded_of(tmp_path / "b", 1 + 1e-7)).good
 
 
 @pytest.mark.pytorch
@@ -242,7 +242,7 @@ def test_output_of_another_shape_is_wrong(framework, right, tmp_path):
 
     recorded(framework, tmp_path / "w", prepare=cut)
     for names in (None, {"blocks": "blocks"}):
-        found = compare_witnesses(right, tmp_path / "w", names)
+        found = compare_traces(right, tmp_path / "w", names)
         assert next(f.error for f in found.findings if f.name == "output/") == math.inf
 
 
@@ -273,9 +273,9 @@ def test_ranks_are_compared_one_by_one(framework, tmp_path):
             recorded(framework, tmp_path / name, loop=loop, prepare=prepare)
 
     on_two_ranks(work, tmp_path)
-    found = compare_witnesses(tmp_path / "replicated", tmp_path / "sharded")
+    found = compare_traces(tmp_path / "replicated", tmp_path / "sharded")
     assert found.good and found.about["ranks"] == "2", str(found)
-    found = compare_witnesses(tmp_path / "replicated", tmp_path / "wrong")
+    found = compare_traces(tmp_path / "replicated", tmp_path / "wrong")
     assert found.where == "step 1 of rank 1, forward: the data: input 1 of the network"
 
 
@@ -337,7 +337,7 @@ DAMAGE = {
 def test_damaged_traces_are_refused_by_name(tmp_path, damage):
     DAMAGE[damage](trace(tmp_path / "bad", (4,), (4,)))
     with pytest.raises(DataError, match=str(tmp_path / "bad")):
-        compare_witnesses(trace(tmp_path / "right", (4,)), tmp_path / "bad")
+        compare_traces(trace(tmp_path / "right", (4,)), tmp_path / "bad")
 
 
 def test_traces_of_other_lengths_show_which_steps_are_compared(tmp_path, capsys):
@@ -346,4 +346,4 @@ def test_traces_of_other_lengths_show_which_steps_are_compared(tmp_path, capsys)
     trace(tmp_path / "one", (4,))
     assert main(["compare", str(tmp_path / "two"), str(tmp_path / "one"), "--output", str(tmp_path / "r.html")]) == 0
     assert "1 of 2" in capsys.readouterr().out
-    assert compare_witnesses(tmp_path / "two", tmp_path / "two").about["steps"] == "2"
+    assert compare_traces(tmp_path / "two", tmp_path / "two").about["steps"] == "2"

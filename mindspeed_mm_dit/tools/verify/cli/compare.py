@@ -20,34 +20,34 @@ from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.against import compare_against
 from mindspeed_mm_dit.tools.verify.compare import Comparison, Side, Sides, compare_sides
-from mindspeed_mm_dit.tools.verify.compare_traces import compare_witnesses
+from mindspeed_mm_dit.tools.verify.compare_traces import compare_traces
 from mindspeed_mm_dit.tools.verify.processes import find_python
 
 DESCRIPTION = """\
-Where do two programs or two machines part? Three kinds of comparison:
+Where do two programs or two machines first differ? Three kinds of comparison:
 
   mm-dit compare --model examples/dit/model.json             a model on PyTorch and on MindSpore
-  mm-dit compare --against diffusers:Wan2.1-T2V-1.3B         our network and diffusers', with the weights in a folder
+  mm-dit compare --against diffusers:Wan2.1-T2V-1.3B         our network and that of diffusers, with weights of a folder
   mm-dit compare --against diffusers:WanTransformer3DModel   the same for a small network with random weights
   mm-dit compare gpu.trace npu.trace                     first steps of any training loop, on two machines
 
-The last two measure how far two right programs may differ: they move every number by its rounding. They compare
-outputs, gradients and the loss, and name the first module that is wrong. Witnesses are recorded by two lines in the
+The last two measure how far two right programs may differ: they perturb every number by its rounding. They compare
+outputs, gradients and the loss, and name the first module that is wrong. Step traces are recorded by two lines in the
 loop, "with dit.record_trace(model, optimizer, 'gpu.trace') as w" and "w.step(loss)" (docs/prove.md).
 
 With --model, both frameworks get the same weights and random numbers.
 Compares the forward pass layer by layer, every parameter's gradient, the losses of the first training steps (with the
-train.args beside model.json), and samples. Measures images/s. Writes one HTML page, and the same as JSON. Each
-framework runs in a process of its own, and in an interpreter of its own if needed. The exit code is 1 if a check
+train.args next to model.json), and samples. Measures images/s. Writes one HTML page, and the same as JSON. Each
+framework runs in a separate process, and with a separate interpreter if needed. The exit code is 1 if a check
 fails."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument(
-        "witnesses", nargs="*", metavar="WITNESS", help="what two machines recorded; the first is the reference"
+        "traces", nargs="*", metavar="TRACE", help="step traces of two machines; the first is the reference"
     )
-    parser.add_argument("--names", metavar="JSON", help="of witnesses: an object, parameter or module in the second -> "
+    parser.add_argument("--names", metavar="JSON", help="of traces: an object, parameter or module in the second -> "
                         "its name in the first, * for any part")  # fmt: skip
     parser.add_argument("--against", metavar="PROGRAM", help="diffusers:FOLDER or diffusers:CLASS")
     parser.add_argument("--model", metavar="JSON", help="model.json")
@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)"
     )
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps; 0: none (default 20)")
-    parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json beside --model)")
-    parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args beside --model)")
+    parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json next to --model)")
+    parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args next to --model)")
     parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: from train.args)")
     parser.add_argument(
         "--sample-steps",
@@ -74,29 +74,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare what is asked for; return 0 if it agrees, 1 if not."""
-    if sum(map(bool, (args.witnesses, args.against, args.model))) != 1 or len(args.witnesses) not in (0, 2):
-        raise ConfigError("mm-dit compare", "takes two witnesses, or --against, or --model", "name one of them")
+    """Run the requested comparison; return 0 if both sides agree, 1 if not."""
+    if sum(map(bool, (args.traces, args.against, args.model))) != 1 or len(args.traces) not in (0, 2):
+        raise ConfigError("mm-dit compare", "takes two step traces, or --against, or --model", "name one of them")
     if not args.model:
         _check_output(args.output)
-        return _told(args, _of_witnesses(args) if args.witnesses else _of_diffusers(args))
+        return _report(args, _compare_traces(args) if args.traces else _compare_with_diffusers(args))
 
     check_arguments(args)
-    given = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
-    first, second = (Side(name, find_python(name, python), name) for name, python in given.items())
+    pythons = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
+    first, second = (Side(name, find_python(name, python), name) for name, python in pythons.items())
     return run_sides(args, (first, second))
 
 
-def _of_witnesses(args: argparse.Namespace) -> Comparison:
-    first, second = args.witnesses
-    return compare_witnesses(first, second, read_json(args.names, "--names") if args.names else None)
+def _compare_traces(args: argparse.Namespace) -> Comparison:
+    first, second = args.traces
+    return compare_traces(first, second, read_json(args.names, "--names") if args.names else None)
 
 
-def _of_diffusers(args: argparse.Namespace) -> Comparison:
+def _compare_with_diffusers(args: argparse.Namespace) -> Comparison:
     return compare_against(args.against, args.seed)
 
 
-def _told(args: argparse.Namespace, comparison: Comparison) -> int:
+def _report(args: argparse.Namespace, comparison: Comparison) -> int:
     """Write the report and print it."""
     comparison.save(args.output)
     echo(str(comparison))
@@ -105,7 +105,7 @@ def _told(args: argparse.Namespace, comparison: Comparison) -> int:
 
 
 def run_sides(args: argparse.Namespace, sides: Sides) -> int:
-    """Compare any two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
+    """Compare two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
         comparison = compare_sides(
@@ -115,8 +115,8 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise
-    shutil.rmtree(folder)  # (kept if a side fails, for its log)
-    return _told(args, comparison)
+    shutil.rmtree(folder)  # (remains if a side fails, for its log)
+    return _report(args, comparison)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -132,10 +132,10 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.batch_size is not None and args.batch_size < 1:
         raise ConfigError(f"--batch-size = {args.batch_size}", "must be at least 1")
     if args.train_args is not None and not Path(args.train_args).is_file():
-        raise ConfigError(f"--train-args = {args.train_args}", "is not there", "correct it, or leave it out")
+        raise ConfigError(f"--train-args = {args.train_args}", "does not exist", "correct it, or leave it out")
     if args.steps:
         if not _data(args).is_file():
-            raise ConfigError(f"--data = {_data(args)}", "is not there", "name a data.json, or pass --steps 0")
+            raise ConfigError(f"--data = {_data(args)}", "does not exist", "name a data.json, or pass --steps 0")
         load_data_config(_data(args), "--data")
     if args.checkpoint:
         find_checkpoint(args.checkpoint)

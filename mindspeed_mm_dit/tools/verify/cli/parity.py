@@ -21,8 +21,8 @@ file with the weights of a checkpoint, and compare.
   mm-dit parity --reference lora_values.npz --checkpoint wan_tiny.pt --lora wan_lora_tiny
 
 Prints for each quantity our value, the reference, the relative error (norm of the difference over norm of the
-reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file has float64 values beside
-the published float32 ones, the float64 values are the reference, and an error up to twice the published one passes too.
+reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file also has float64 values,
+these are the reference, and an error up to twice that of the published float32 values passes too.
 docs/parity.md describes the file format."""
 
 
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.tools.verify.parity import compare
     from mindspeed_mm_dit.tools.verify.table import worst
 
-    given = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder, "--lora": args.lora}
-    parts = {flag: path for flag, path in given.items() if path}
+    paths = {"--wan": args.wan, "--vae": args.vae, "--text-encoder": args.text_encoder, "--lora": args.lora}
+    parts = {flag: path for flag, path in paths.items() if path}
     left_out: dict[str, str] = {}
     findings = compare(
         args.reference, args.checkpoint, args.tolerance, args.table_tolerance, parts, left_out.__setitem__

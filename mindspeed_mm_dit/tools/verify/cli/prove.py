@@ -18,14 +18,14 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.choose import named
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, Layout, chosen
-from mindspeed_mm_dit.tools.verify.page import said, write_proof, write_proof_of_run
+from mindspeed_mm_dit.tools.verify.page import proof_lines, write_proof, write_proof_of_run
 from mindspeed_mm_dit.tools.verify.processes import interpreters
 from mindspeed_mm_dit.tools.verify.proof import Config, open_config, prove
 from mindspeed_mm_dit.tools.verify.published import Published, write_card
 from mindspeed_mm_dit.training.flags import parse, quiet
 
-MOST_STEPS = 1000
-"""Most steps of a proof; one step shows almost every fault."""
+MAX_STEPS = 1000
+"""Maximum number of steps; one step shows almost every fault."""
 
 DESCRIPTION = """\
 Is my training step right, in every layout I am going to pay for?
@@ -36,9 +36,10 @@ Is my training step right, in every layout I am going to pay for?
   mm-dit prove --run runs/mine/checkpoints --at 20,400 --card run_card.md
   mm-dit prove --run run_card.md -- --mm-data elsewhere/data.json
 
-Takes one optimizer step on one rank in float64 with your config folder and data: the truth. Then takes the same step in
-every layout that this machine can run. Losses, every gradient, the gradient norm, and every weight and its EMA after
-the step must equal the truth up to rounding, which is measured. If a layout is wrong, prints its first wrong module.
+Computes one optimizer step on one rank in float64 with your config folder and data: the reference. Then computes the
+same step in every layout that this machine can run. Losses, every gradient, the gradient norm, and every weight and its
+EMA after the step must equal the reference up to rounding, which is measured. If a layout is wrong, prints its first
+wrong module.
 The exit code is 1 if a layout is wrong, 2 for a mistake in the input.
 
 With --run, recomputes steps of a published run on this machine, and compares loss and gradient norm with its log."""
@@ -58,26 +59,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--list", action="store_true", help="list the layouts, and exit")
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="weights to begin with, in any format (default: random ones)"
+        "--checkpoint", metavar="PATH", help="weights to start from, in any format (default: random ones)"
     )
     parser.add_argument(
         "--full",
         action="store_true",
         help="use the whole model and batch (default: a narrower copy of the model, 16 samples)",
     )
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps to take (default 1)")
-    parser.add_argument("--output", default="proof.html", metavar="HTML", help="page to write, and a JSON beside it")
-    parser.add_argument("--run", dest="past", metavar="PLACE", help="a folder of --save, or the card of a run")
-    parser.add_argument("--at", type=_places, default=[], metavar="N,N", help="with --run: logged iterations to "
+    parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps to compute (default 1)")
+    parser.add_argument("--output", default="proof.html", metavar="HTML", help="page to write, with a JSON next to it")
+    parser.add_argument("--run", dest="past", metavar="PATH", help="a folder of --save, or a run card")
+    parser.add_argument("--at", type=_iterations, default=[], metavar="N,N", help="with --run: logged iterations to "
                         "recompute (default: the first after each checkpoint)")  # fmt: skip
-    parser.add_argument("--log", metavar="LOG", help="with --run: a log or TensorBoard folder (default: the run's own)")
-    parser.add_argument("--card", metavar="MD", help="with --run: write a card of the run, to publish beside weights")
+    parser.add_argument(
+        "--log", metavar="LOG", help="with --run: a log or TensorBoard folder (default: that of the run)"
+    )
+    parser.add_argument("--card", metavar="MD", help="with --run: write a run card, to publish with the weights")
     parser.add_argument("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, "
                         ".venv-mindspore)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove the layouts; return 0 if all that were proved are right, 1 if one is wrong."""
+    """Verify the layouts; return 0 if all that were verified are right, 1 if one is wrong."""
     layouts = chosen(args.layouts)
     if args.list:
         echo("\n".join(map(str, layouts)))
@@ -89,14 +92,16 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-prove-"))
     try:
         config = open_config(config_folder(args.config[0]), folder, args.checkpoint, args.full, args.steps)
-        config = _checked(config)
-        layouts = chosen(args.layouts, _offered())
-        verdicts = prove(config, layouts, {**interpreters(None, args.mindspore_python), **_absent(layouts)}, _echo)
+        config = _preflighted(config)
+        layouts = chosen(args.layouts, _available_layouts())
+        verdicts = prove(
+            config, layouts, {**interpreters(None, args.mindspore_python), **_missing_hosts(layouts)}, _echo
+        )
         write_proof(Path(args.output), config, verdicts)
     finally:
         shutil.rmtree(folder)
-    echo(said(verdicts))
-    _say_page(Path(args.output))
+    echo(proof_lines(verdicts))
+    _log_page(Path(args.output))
     return 1 if any(verdict.word == "FAIL" for verdict in verdicts) else 0
 
 
@@ -106,13 +111,13 @@ def _run_again(args: argparse.Namespace) -> int:
     run = Published.open(args.past, args.log, args.config)
     activate(run.flags.ai_framework)
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.tools.verify.prove_run import described, others, take_again
+    from mindspeed_mm_dit.tools.verify.prove_run import described, others, recompute
 
-    findings = take_again(run, args.at)
+    findings = recompute(run, args.at)
     if runtime.rank() == 0:
         about = described(run)
         write_proof_of_run(page, run, findings, about, others(run.facts, findings))
-        _say_page(page)
+        _log_page(page)
         if card:
             write_card(card, run, findings, about)
             echo(f"card: {card}")
@@ -120,31 +125,31 @@ def _run_again(args: argparse.Namespace) -> int:
     return 0 if all(finding.good for finding in findings) else 1
 
 
-def _checked(config: Config) -> Config:
-    """Refuse, before time is spent, what a run of the config would refuse; return the config with its data's digest."""
+def _preflighted(config: Config) -> Config:
+    """Check the config as a run would, before time is spent; return it with the digest of its data."""
     from mindspeed_mm_dit.hosts.preflight import preflight
 
-    activate("pytorch")  # of the truth
-    mm = preflight(quiet(parse(list(config.task(Layout("truth"), "truth").flags)))).mm
+    activate("pytorch")  # which computes the float64 reference
+    mm = preflight(quiet(parse(list(config.task(Layout("float64 reference"), "reference").flags)))).mm
     return replace(config, about={**config.about, "data": mm.data_digest})
 
 
-def _offered() -> list[Layout]:
-    """Return the layouts that mean something on this machine."""
+def _available_layouts() -> list[Layout]:
+    """Return the layouts that differ from the reference on this machine."""
     from mindspeed_mm_dit.framework import runtime
 
     return [layout for layout in LAYOUTS if not (layout.against_host and runtime.device_type() == "cpu")]
 
 
-def _absent(layouts: Sequence[Layout]) -> dict[str, UserError]:
-    """Return the hosts of ``layouts`` that are not installed here, each with the reason."""
-    found = {}
+def _missing_hosts(layouts: Sequence[Layout]) -> dict[str, UserError]:
+    """Return the hosts of ``layouts`` that are not installed, each with the reason."""
+    reasons = {}
     for host in {layout.host for layout in layouts}:
         try:
             named(host).needs(["--host", host])
         except UserError as error:
-            found[host] = error
-    return found
+            reasons[host] = error
+    return reasons
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -159,18 +164,20 @@ def check_arguments(args: argparse.Namespace) -> None:
     if len(args.config) != 1:
         raise ConfigError("CONFIG", "name one config folder", "or name a run by --run")
     if args.at or args.log or args.card:
-        raise ConfigError("--at, --log and --card", "are about a run: --run PLACE")
+        raise ConfigError("--at, --log and --card", "need a run: --run PATH")
     config_folder(args.config[0])
-    check_between("--steps", args.steps, 1, MOST_STEPS, "every layout takes each step again, and one in float64")
+    check_between(
+        "--steps", args.steps, 1, MAX_STEPS, "every layout computes each step, and so does the float64 reference"
+    )
 
 
-def _places(text: str) -> list[int]:
+def _iterations(text: str) -> list[int]:
     if not all(part.isdecimal() for part in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text} is no list of iterations: write 20,400")
+        raise argparse.ArgumentTypeError(f"expected a list of iterations such as 20,400, not {text}")
     return [int(part) for part in text.split(",")]
 
 
-def _say_page(path: Path) -> None:
+def _log_page(path: Path) -> None:
     echo(f"page: {path}, the same as JSON: {path.with_suffix('.json')}")
 
 

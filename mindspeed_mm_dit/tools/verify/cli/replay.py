@@ -19,7 +19,7 @@ largest activations of each block. Nothing is saved.
   mm-dit replay --checkpoint outputs/digits/checkpoints --iteration 650    any other
   torchrun --nproc_per_node 2 -m mindspeed_mm_dit.cli.main -- replay ...   of a run on two ranks
 
-The flags are those of the run, kept with its checkpoints. Write flags that differ now, such as a path that has moved,
+The flags are those of the run, saved with its checkpoints. Pass flags that differ now, such as a path that has moved,
 after "--":
 
   mm-dit replay --checkpoint DIR --iteration 650 -- --mm-data elsewhere/data.json"""
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     past = PastRun.open("--checkpoint", args.checkpoint)
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")
     if iteration is None:
-        raise ConfigError("--iteration", f"is needed: {past.root} knows of no step that was not finite",
-                          "name the step to take again")  # fmt: skip
+        raise ConfigError("--iteration", f"is needed: {past.root} has no record of a step that was not finite",
+                          "name the step to recompute")  # fmt: skip
     checkpoint = past.before(iteration)
     flags = quiet(past.flags(checkpoint, args.flags))
     if iteration > flags.train_iters:
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> int:
     activate(flags.ai_framework)
     from mindspeed_mm_dit.tools.verify.replay import replay
 
-    whole = replace(flags, torch_compile=False)  # compiled, the outputs of single modules would be hidden
+    whole = replace(flags, torch_compile=False)  # compiled modules have no outputs that hooks could observe
     return 0 if replay(whole, checkpoint, iteration) else 1

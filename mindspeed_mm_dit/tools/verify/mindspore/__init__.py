@@ -1,1 +1,1 @@
-"""What is done with MindSpore."""
+"""Functions for MindSpore."""

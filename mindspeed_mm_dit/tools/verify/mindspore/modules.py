@@ -1,6 +1,6 @@
-"""Any ``Cell``: its names and values, what it computes, and the same with every number moved or in float64.
+"""Any ``Cell``: its parameters, its computation, and the same perturbed by rounding noise or in float64.
 
-Only MindSpore is imported here, for the room of our framework makes settings that another program's run may not have.
+Only MindSpore is imported here, because our ``framework`` package changes settings that the other program may not have.
 Cells are watched operator by operator: a compiled graph does not call them.
 """
 
@@ -28,7 +28,7 @@ _NARROW = (mindspore.float16, mindspore.bfloat16)
 
 
 def named(module: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
-    """Yield name and cell of all within."""
+    """Yield name and cell of the cell and all its descendants."""
     return module.cells_and_names()
 
 
@@ -38,7 +38,7 @@ def parameters(module: nn.Cell) -> dict[str, Parameter]:
 
 
 def host(x: Tensor) -> np.ndarray:
-    """Return a tensor as an array of its own; floats of fewer than 32 bits become float32."""
+    """Return a copy of a tensor as an array; floats of fewer than 32 bits become float32."""
     return np.array((x.astype(mindspore.float32) if x.dtype in _NARROW else x).asnumpy())
 
 
@@ -53,21 +53,21 @@ def picked(x: Tensor, indices: np.ndarray) -> Tensor:
 
 
 def tensors(value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in what a cell takes or gives, each with its place."""
+    """Return the tensors in a cell's inputs or outputs, each with its path."""
     return [(at, x) for at, x in leaves(value) if isinstance(x, Tensor)]
 
 
-def placed(value: Any, like: nn.Cell, exact: bool = False) -> Any:
+def to_tensors(value: Any, like: nn.Cell, exact: bool = False) -> Any:
     """Return arrays and tensors as tensors; exact: floats in float64."""
 
-    def place(x: Any) -> Any:
+    def convert(x: Any) -> Any:
         if not isinstance(x, Tensor):
             if not hasattr(x, "__array__"):
                 return x
             x = Tensor(np.asarray(x))
         return x.astype(mindspore.float64) if exact and x.dtype in FLOATS else x
 
-    return mapped(value, place)
+    return mapped(value, convert)
 
 
 def like(array: np.ndarray, x: Tensor) -> Tensor:
@@ -77,36 +77,39 @@ def like(array: np.ndarray, x: Tensor) -> Tensor:
 
 def settings() -> dict[str, str]:
     """Return the version, the device and the settings that decide numbers."""
-    found = {name: mindspore.get_context(name) for name in ("device_target", "deterministic", "jit_level")}
-    return {"mindspore": mindspore.__version__, **{name: str(value) for name, value in found.items()}}
+    context = {name: mindspore.get_context(name) for name in ("device_target", "deterministic", "jit_level")}
+    return {"mindspore": mindspore.__version__, **{name: str(value) for name, value in context.items()}}
 
 
 def observe(module: nn.Cell, name: str, keep: Callable[[], Keep], add: Callable[[], Keep]) -> list[Any]:
-    """Have ``module`` tell what it takes and gives, and the gradients of both; see the same for PyTorch."""
+    """Record the inputs and outputs of ``module``, and the gradients of both; see the same function for PyTorch."""
 
     def forward(module: nn.Cell, args: Any, kwargs: Any, output: Any) -> None:
-        found = keep()
+        record = keep()
         for at, x in tensors([*args]) + tensors(kwargs):
-            found(f"input/{name}/{at}", x)
-        for place, (_, y) in enumerate(tensors(output)):
-            found(f"output/{name}{mark(place)}", y)
+            record(f"input/{name}/{at}", x)
+        for index, (_, y) in enumerate(tensors(output)):
+            record(f"output/{name}{mark(index)}", y)
 
     def backward(module: nn.Cell, of_inputs: Any, of_outputs: Any) -> None:
-        found = keep()
+        record = keep()
         for kind, values in (("given", of_outputs), ("back", of_inputs)):
-            for place, (_, x) in enumerate(tensors(values)):
-                found(f"{kind}/{name}{mark(place)}", x)
+            for index, (_, x) in enumerate(tensors(values)):
+                record(f"{kind}/{name}{mark(index)}", x)
 
     return [module.register_forward_hook(forward, with_kwargs=True), module.register_backward_hook(backward)]
 
 
-def mark(place: int) -> str:
+def mark(index: int) -> str:
     """Return the end of the name of one of several tensors; the first has none."""
-    return f"#{place}" if place else ""
+    return f"#{index}" if index else ""
 
 
 def gradients(
-    module: nn.Cell, run: Callable[[], Any], loss: Callable[[Any], Tensor], taken: Callable[[Tensor], np.ndarray] = host
+    module: nn.Cell,
+    run: Callable[[], Any],
+    loss: Callable[[Any], Tensor],
+    convert: Callable[[Tensor], np.ndarray] = host,
 ) -> tuple[Any, Tensor, Arrays]:
     """Return output, loss, and every gradient of a forward and backward pass."""
     trained = {name: p for name, p in parameters(module).items() if p.requires_grad}
@@ -116,19 +119,19 @@ def gradients(
         value = loss(output)
         return value.mean(), value, output
 
-    (_, value, output), found = mindspore.value_and_grad(forward, None, list(trained.values()), has_aux=True)()
+    (_, value, output), values = mindspore.value_and_grad(forward, None, list(trained.values()), has_aux=True)()
     frozen = {name: ops.zeros_like(p) for name, p in parameters(module).items() if name not in trained}
-    return output, value, {name: taken(g) for name, g in (dict(zip(trained, found)) | frozen).items()}
+    return output, value, {name: convert(g) for name, g in (dict(zip(trained, values)) | frozen).items()}
 
 
-class Roundings:
+class RoundingNoise:
     """Moves every cell's output, and each gradient that comes back to it, at random by up to ``size`` of themselves."""
 
     def __init__(self, module: nn.Cell, size: float, seed: int) -> None:
         self._size, self._draw = size, np.random.default_rng(seed)
         self._hooks = [each.register_forward_hook(self._output) for _, each in named(module)]
 
-    def __enter__(self) -> Roundings:
+    def __enter__(self) -> RoundingNoise:
         return self
 
     def __exit__(self, *failure: Any) -> None:
@@ -137,8 +140,8 @@ class Roundings:
 
     def moved(self, x: Tensor, size: float) -> Tensor:
         """Return ``x`` with each entry moved by up to ``size`` of itself."""
-        share = self._draw.uniform(-size, size, x.shape).astype(np.float32)
-        return x * Tensor(1 + share).astype(x.dtype)
+        noise = self._draw.uniform(-size, size, x.shape).astype(np.float32)
+        return x * Tensor(1 + noise).astype(x.dtype)
 
     def _output(self, module: nn.Cell, inputs: Any, output: Any) -> Any:
         return mapped(output, self._moved)
@@ -153,7 +156,7 @@ class Roundings:
 
 
 def flip(module: nn.Cell, size: Callable[[str], float], seed: int) -> None:
-    """Change last bits of weights, which moves each by up to about ``size(name)`` of itself; twice gives them back."""
+    """Flip last bits of weights, which moves each by up to about ``size(name)`` of itself; twice restores them."""
     draw = np.random.default_rng(seed)
     for name, p in parameters(module).items():
         if p.dtype in FLOATS:
@@ -165,12 +168,12 @@ def _flip(p: Parameter, size: float, draw: np.random.Generator) -> None:
     bits, length = values.view(f"i{values.itemsize}"), round(-math.log2(step))
     last = min(max(1, round(math.log2(size / step)) + 1), length)
     bits ^= draw.integers(2**last, size=values.shape, dtype=bits.dtype) * ((bits << 1) >> (length + 1) != 0)
-    ops.assign(p, Tensor(values, p.dtype))  # (a compiled optimizer keeps the place of a weight)
+    ops.assign(p, Tensor(values, p.dtype))  # (a compiled optimizer keeps the address of a weight)
 
 
 @contextlib.contextmanager
 def restored_afterwards(module: nn.Cell, whole: bool = True) -> Iterator[None]:
-    """Give a cell its mode and moving averages back; whole: its weights too, and while entered it has no dropout."""
+    """Restore mode and moving averages of a cell on exit; whole: its weights too, and without dropout while entered."""
     values = {p: p.asnumpy().copy() for p in module.get_parameters() if whole or "moving_" in p.name}
     training = module.training
     module.set_train(training and not whole)
@@ -184,29 +187,29 @@ def restored_afterwards(module: nn.Cell, whole: bool = True) -> Iterator[None]:
 
 def load(module: nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
     """Write values into the parameters."""
-    own = parameters(module)
+    targets = parameters(module)
     for name, array in arrays.items():
-        own[name].set_data(Tensor(array, own[name].dtype))
+        targets[name].set_data(Tensor(array, targets[name].dtype))
 
 
 def before_call(module: nn.Cell, see: Callable[[Callable[[nn.Cell], Any]], None]) -> Any:
-    """Have each call seen before it is made, as what repeats it."""
+    """Call ``see`` before each call, with a function that repeats it."""
 
     def forward(module: nn.Cell, args: Any, kwargs: Any) -> None:
-        see(lambda own: own(*args, **kwargs))
+        see(lambda cell: cell(*args, **kwargs))
 
     return module.register_forward_pre_hook(forward, with_kwargs=True)
 
 
 def before_step(optimizer: Any, module: nn.Cell, see: Callable[[dict[str, Tensor]], None]) -> Any:
-    """Have the gradients seen that the optimizer is given."""
+    """Call ``see`` with the gradients that the optimizer gets."""
 
     def step(cell: Any, args: Any) -> None:
         names = {id(p): name for name, p in parameters(module).items()}
         see({names[id(p)]: gradient for p, gradient in zip(cell.parameters, args[0]) if id(p) in names})
 
     if not isinstance(optimizer, nn.Optimizer):
-        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of MindSpore")
+        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is not a mindspore.nn.Optimizer")
     return optimizer.register_forward_pre_hook(step)
 
 
@@ -226,7 +229,7 @@ def norm(values: Iterable[Tensor]) -> np.ndarray:
     return np.sqrt(np.atleast_1d(sum(float(ops.square(x.astype(mindspore.float32)).sum()) for x in values)))
 
 
-def share(x: Tensor, y: Tensor) -> float:
+def norm_ratio(x: Tensor, y: Tensor) -> float:
     """Return the norm of ``x`` over that of ``y``."""
     return float(norm([x])[0] / max(float(norm([y])[0]), 1e-30))
 

@@ -43,4 +43,4 @@ def whole(tensor: Any) -> np.ndarray:
 
 
 def forget() -> None:
-    """Do nothing, as nothing is kept from one layout to the next."""
+    """Do nothing: no state carries over from one layout to the next."""

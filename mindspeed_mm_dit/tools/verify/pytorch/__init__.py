@@ -1,1 +1,1 @@
-"""What is done with PyTorch."""
+"""Functions for PyTorch."""

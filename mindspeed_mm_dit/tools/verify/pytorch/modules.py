@@ -1,6 +1,6 @@
-"""Any ``nn.Module``: its names and values, what it computes, and the same with every number moved or in float64.
+"""Any ``nn.Module``: its parameters, its computation, and the same perturbed by rounding noise or in float64.
 
-Only PyTorch is imported here, for the room of our framework makes settings that another program's run may not have.
+Only PyTorch is imported here, because our ``framework`` package changes settings that the other program may not have.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mindspeed_mm_dit.tools.verify.trees import leaves, mapped
 Arrays = dict[str, np.ndarray]
 Keep = Callable[[str, Tensor], None]
 _WRAPPED = re.compile(r"(?:^module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
-MOST_DRAWN = 2**20
-"""Entries of larger tensors are moved by so many random numbers, again and again: drawing takes time."""
+MAX_RANDOM_NUMBERS = 2**20
+"""Larger tensors are perturbed by this many random numbers, repeated: generating more would take too long."""
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 HAS_FLOAT64 = True
 """Whether all operators have float64."""
@@ -33,12 +33,12 @@ NARROW = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def plain_name(name: str) -> str:
-    """Return a name without what DDP, FSDP, ``torch.compile`` and recomputation add to it."""
+    """Return a name without the prefixes that DDP, FSDP, ``torch.compile`` and recomputation add to it."""
     return _WRAPPED.sub("", name).rstrip(".")
 
 
 def named(module: nn.Module, at: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield name and module of all whose calls can be seen: what is inside of a compiled one cannot."""
+    """Yield name and module of all whose calls can be observed, which those inside a compiled module cannot."""
     yield at, module
     if is_compiled(module):
         return
@@ -67,7 +67,7 @@ def local(x: Tensor) -> Tensor:
 
 
 def host(x: Tensor) -> np.ndarray:
-    """Return a tensor, sharded or not, as an array of its own; floats of fewer than 32 bits become float32."""
+    """Return a copy of a tensor, sharded or not, as an array; floats of fewer than 32 bits become float32."""
     x = x.detach()
     x = (x.full_tensor() if is_sharded(x) else x).cpu()
     return np.array(x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x)
@@ -86,22 +86,22 @@ def picked(x: Tensor, indices: np.ndarray) -> Tensor:
 
 
 def tensors(value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in what a module takes or gives, each with its place."""
+    """Return the tensors in a module's inputs or outputs, each with its path."""
     return [(at, x) for at, x in leaves(value) if isinstance(x, Tensor)]
 
 
-def placed(value: Any, like: nn.Module, exact: bool = False) -> Any:
+def to_tensors(value: Any, like: nn.Module, exact: bool = False) -> Any:
     """Return arrays and tensors as tensors on the device of ``like``; exact: floats in float64."""
     device = next((p.device for p in like.parameters()), torch.device("cpu"))
 
-    def place(x: Any) -> Any:
+    def convert(x: Any) -> Any:
         if isinstance(x, (np.ndarray, np.generic)):
             x = torch.from_numpy(np.array(x))
         if not isinstance(x, Tensor):
             return x
         return x.detach().to(device, torch.float64 if exact and x.is_floating_point() else x.dtype)
 
-    return mapped(value, place)
+    return mapped(value, convert)
 
 
 def like(array: np.ndarray, x: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def like(array: np.ndarray, x: Tensor) -> Tensor:
 
 def settings() -> dict[str, str]:
     """Return the version, the device and the settings that decide numbers."""
-    found = {
+    values = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "float32 products": torch.get_float32_matmul_precision(),
@@ -119,49 +119,49 @@ def settings() -> dict[str, str]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in values.items()}
 
 
 # --- what a module computes ------------------------------------------------------------------------------------------
 
 
 def observe(module: nn.Module, name: str, keep: Callable[[], Keep], add: Callable[[], Keep]) -> list[Any]:
-    """Have ``module`` tell what it takes and gives, and the gradients of both. No number of the run changes.
+    """Record the inputs and outputs of ``module``, and the gradients of both. No number of the run changes.
 
-    keep: returns what receives values now. add: the same for parts of a sum. PyTorch's own hooks for backward would
-    put copies of tensors into the graph: code that writes in place, or asks whether two tensors are one, takes another
-    way then.
+    keep: returns the function that receives values now. add: the same for parts of a sum. PyTorch's module hooks for
+    backward would put copies of tensors into the graph, and code that writes in place, or tests whether two tensors are
+    the same object, would behave differently.
     """
 
     def forward(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        found, given, results = keep(), tensors([*args]) + tensors(kwargs), tensors(output)
-        for at, x in given:
-            found(f"input/{name}/{at}", x)
-        for place, (_, y) in enumerate(results):
-            found(f"output/{name}{mark(place)}", y)
+        record, inputs, results = keep(), tensors([*args]) + tensors(kwargs), tensors(output)
+        for at, x in inputs:
+            record(f"input/{name}/{at}", x)
+        for index, (_, y) in enumerate(results):
+            record(f"output/{name}{mark(index)}", y)
             if y.requires_grad:
-                y.register_hook(partial(found, f"given/{name}{mark(place)}"))
-        _look_back(name, [x for _, x in given if x.requires_grad], [y for _, y in results], add())
+                y.register_hook(partial(record, f"given/{name}{mark(index)}"))
+        _hook_input_gradients(name, [x for _, x in inputs if x.requires_grad], [y for _, y in results], add())
 
     return [module.register_forward_hook(forward, with_kwargs=True)]
 
 
-def mark(place: int) -> str:
+def mark(index: int) -> str:
     """Return the end of the name of one of several tensors; the first has none."""
-    return f"#{place}" if place else ""
+    return f"#{index}" if index else ""
 
 
-def _look_back(name: str, given: list[Tensor], results: list[Tensor], add: Keep) -> None:
-    """Have the nodes of the graph between results and inputs tell the gradients that they send to the inputs."""
-    edges = {tuple(get_gradient_edge(x)[:2]): f"back/{name}{mark(n)}" for n, x in reversed(list(enumerate(given)))}
-    made = [y.grad_fn for y in results if y.grad_fn is not None]
-    floor = max((node._sequence_nr() for x in given if (node := x.grad_fn) is not None), default=-1)
-    todo, seen = [node for node in made if node._sequence_nr() > floor], set[Any]()
+def _hook_input_gradients(name: str, inputs: list[Tensor], results: list[Tensor], add: Keep) -> None:
+    """Record the gradients that the graph nodes between results and inputs send to the inputs."""
+    edges = {tuple(get_gradient_edge(x)[:2]): f"back/{name}{mark(n)}" for n, x in reversed(list(enumerate(inputs)))}
+    nodes = [y.grad_fn for y in results if y.grad_fn is not None]
+    floor = max((node._sequence_nr() for x in inputs if (node := x.grad_fn) is not None), default=-1)
+    todo, visited = [node for node in nodes if node._sequence_nr() > floor], set[Any]()
     while todo:
         node = todo.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         for slot, edge in enumerate(node.next_functions):
             if tuple(edge[:2]) in edges:
                 node.register_hook(partial(_notify, edges[tuple(edge[:2])], slot, add))
@@ -178,33 +178,33 @@ def gradients(
     module: nn.Module,
     run: Callable[[], Any],
     loss: Callable[[Any], Tensor],
-    taken: Callable[[Tensor], np.ndarray] = host,
+    convert: Callable[[Tensor], np.ndarray] = host,
 ) -> tuple[Any, Tensor, Arrays]:
-    """Return output, loss, and every gradient of a forward and backward pass; the module's own gradients stay."""
-    own = {p: p.grad for p in module.parameters()}
+    """Return output, loss, and every gradient of a forward and backward pass; ``.grad`` of the module is unchanged."""
+    saved = {p: p.grad for p in module.parameters()}
     try:
-        for p in own:
+        for p in saved:
             p.grad = None
         output = run()
         value = loss(output)
         if value.requires_grad:
             mean = value.mean()  # (its backward() would leave Roundings, also for what is recomputed)
             _engine_run_backward((mean,), (torch.ones_like(mean),), False, False, (), accumulate_grad=True)
-        found = {n: taken(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in parameters(module).items()}
-        return output, value.detach(), found
+        values = {n: convert(torch.zeros_like(p) if p.grad is None else p.grad) for n, p in parameters(module).items()}
+        return output, value.detach(), values
     finally:
-        for p, gradient in own.items():
+        for p, gradient in saved.items():
             p.grad = gradient
 
 
 # --- the same with every number moved, and in float64 ----------------------------------------------------------------
 
 
-class Roundings(TorchFunctionMode):
+class RoundingNoise(TorchFunctionMode):
     """Moves numbers at random, as rounding does but by a chosen ``size`` (Parker 1997).
 
     It changes every module's output, and each gradient that comes back to it, by up to ``size`` of themselves; while
-    entered, also the result of every function, for modules compute much between what they give.
+    entered, also the result of every function, because modules compute much between their outputs.
     """
 
     def __init__(self, module: nn.Module, size: float, seed: int) -> None:
@@ -228,20 +228,20 @@ class Roundings(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) or function.__name__ == "__get__":  # (such as a parameter's gradient)
             return result
-        given = {local(x).untyped_storage().data_ptr() for _, x in tensors([args, kwargs or {}])}
-        return result if local(result).untyped_storage().data_ptr() in given else self._moved(result)
+        storages = {local(x).untyped_storage().data_ptr() for _, x in tensors([args, kwargs or {}])}
+        return result if local(result).untyped_storage().data_ptr() in storages else self._moved(result)
 
     def moved(self, x: Tensor, size: float) -> Tensor:
         """Return ``x`` with each entry moved by up to ``size`` of itself."""
-        drawn = torch.rand(min(x.numel(), MOST_DRAWN), generator=self._draw, dtype=x.dtype) * 2 - 1
-        share = drawn.to(x.device).repeat(-(-x.numel() // MOST_DRAWN))[: x.numel()].reshape(x.shape)
-        return x * (1 + size * share)
+        uniform = torch.rand(min(x.numel(), MAX_RANDOM_NUMBERS), generator=self._draw, dtype=x.dtype) * 2 - 1
+        noise = uniform.to(x.device).repeat(-(-x.numel() // MAX_RANDOM_NUMBERS))[: x.numel()].reshape(x.shape)
+        return x * (1 + size * noise)
 
     @torch.no_grad()
     def move(self, x: Tensor, size: float) -> None:
         """Move a weight or a constant in place."""
-        own = local(x)
-        own.copy_(self.moved(own, size))
+        shard = local(x)
+        shard.copy_(self.moved(shard, size))
 
     def _output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         return mapped(output, self._moved)
@@ -256,7 +256,7 @@ class Roundings(TorchFunctionMode):
 
 
 def flip(module: nn.Module, size: Callable[[str], float], seed: int) -> None:
-    """Change last bits of weights, which moves each by up to about ``size(name)`` of itself; twice gives them back."""
+    """Flip last bits of weights, which moves each by up to about ``size(name)`` of itself; twice restores them."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in parameters(module).items():
         x = local(parameter.detach())
@@ -269,13 +269,13 @@ def _flip(x: Tensor, size: float, draw: torch.Generator) -> None:
     bits, step = x.view(_BITS[x.itemsize]), torch.finfo(x.dtype).eps
     length = round(-math.log2(step))  # (of a mantissa)
     last = min(max(1, round(math.log2(size / step)) + 1), length)
-    drawn = torch.randint(2**last, (min(x.numel(), MOST_DRAWN),), generator=draw).to(x.device, bits.dtype)
-    drawn = drawn.repeat(-(-x.numel() // MOST_DRAWN))[: x.numel()].reshape(x.shape)
-    bits ^= drawn * ((bits << 1) >> (length + 1) != 0)
+    random_bits = torch.randint(2**last, (min(x.numel(), MAX_RANDOM_NUMBERS),), generator=draw).to(x.device, bits.dtype)
+    random_bits = random_bits.repeat(-(-x.numel() // MAX_RANDOM_NUMBERS))[: x.numel()].reshape(x.shape)
+    bits ^= random_bits * ((bits << 1) >> (length + 1) != 0)
 
 
 class InFloat64(TorchFunctionMode):
-    """Has code that asks for float32, float16 or bfloat16 by name compute in float64 all the same."""
+    """Makes code that casts to float32, float16 or bfloat16 by name compute in float64."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(function, "__name__", "")
@@ -300,9 +300,9 @@ def exactly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_afterwards(module: nn.Module, whole: bool = True) -> Iterator[None]:
-    """Give a module its buffers and modes back at the end; whole: its weights too, and while entered no dropout."""
-    kept = (*module.buffers(), *(module.parameters() if whole else ()))
-    values = {x: (local(x).detach().to("cpu", copy=True)) for x in kept}
+    """Restore buffers and modes of a module on exit; whole: its weights too, and without dropout while entered."""
+    state = (*module.buffers(), *(module.parameters() if whole else ()))
+    values = {x: (local(x).detach().to("cpu", copy=True)) for x in state}
     modes = {each: each.training for each in module.modules()}
     module.train(module.training and not whole)
     try:
@@ -317,27 +317,27 @@ def restored_afterwards(module: nn.Module, whole: bool = True) -> Iterator[None]
 
 def load(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Write values into the parameters."""
-    own = parameters(module)
+    targets = parameters(module)
     with torch.no_grad():
         for name, array in arrays.items():
-            own[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+            targets[name].copy_(torch.from_numpy(np.ascontiguousarray(array)))
 
 
-# --- a step of somebody's loop ---------------------------------------------------------------------------------------
+# --- a step of a user's loop ------------------------------------------------------------------------------------------
 
 
 class Call:
-    """A call of a module, to be repeated: its inputs, random numbers and precision."""
+    """A call of a module that can be repeated: its inputs, random state and precision."""
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         device = next(module.parameters()).device
-        self._given = mapped((args, kwargs), lambda x: x.detach() if isinstance(x, Tensor) else x)
+        self._inputs = mapped((args, kwargs), lambda x: x.detach() if isinstance(x, Tensor) else x)
         self._kind, self._random = device.type, torch.get_rng_state()
         self._device_random = getattr(torch, device.type).get_rng_state() if device.type != "cpu" else None
         self._low = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
     def __call__(self, module: nn.Module) -> Any:
-        args, kwargs = self._given
+        args, kwargs = self._inputs
         devices = [] if self._device_random is None else [getattr(torch, self._kind).current_device()]
         with (
             torch.random.fork_rng(devices, device_type=self._kind if devices else "cuda"),
@@ -350,7 +350,7 @@ class Call:
 
 
 def before_call(module: nn.Module, see: Callable[[Call], None]) -> Any:
-    """Have each call that can be differentiated seen before it is made."""
+    """Call ``see`` before each call that can be differentiated."""
 
     def forward(module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
@@ -360,13 +360,13 @@ def before_call(module: nn.Module, see: Callable[[Call], None]) -> Any:
 
 
 def before_step(optimizer: Any, module: nn.Module, see: Callable[[dict[str, Tensor]], None]) -> Any:
-    """Have the gradients seen that the optimizer is given."""
+    """Call ``see`` with the gradients that the optimizer gets."""
 
     def step(*_: Any) -> None:
         see({name: p.grad for name, p in parameters(module).items() if p.grad is not None})
 
     if not hasattr(optimizer, "register_step_pre_hook"):
-        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is no optimizer of PyTorch")
+        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is not a torch.optim.Optimizer")
     return optimizer.register_step_pre_hook(step)
 
 
@@ -388,7 +388,7 @@ def norm(values: Iterable[Tensor]) -> np.ndarray:
     return np.sqrt(np.atleast_1d(sum(float(host(x.detach().float().norm())) ** 2 for x in values)))
 
 
-def share(x: Tensor, y: Tensor) -> float:
+def norm_ratio(x: Tensor, y: Tensor) -> float:
     """Return the norm of ``x`` over that of ``y``."""
     return float(x.float().norm() / y.float().norm().clamp(min=1e-30))
 

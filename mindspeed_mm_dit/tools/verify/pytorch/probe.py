@@ -1,4 +1,4 @@
-"""Watch a network during a step: find the first tensor that is not finite, and how large activations are."""
+"""Observe a network during a step: find the first tensor that is not finite, and how large activations are."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ class Probe:
         self.not_finite: NotFinite | None = None
         """The first tensor that is not finite, since ``begin``."""
         self.micro_batch = -1
-        """Number of the micro-batch under way."""
+        """Index of the current micro-batch."""
         self._network = network
         network.register_forward_pre_hook(self._inputs)
         for name, module in network.named_modules():
             module.register_forward_hook(partial(self._output, name))
         for name, parameter in network.named_parameters():
             if parameter.requires_grad and not is_sharded(parameter):
-                parameter.register_hook(partial(self._look, *_owner(name), "gradient of"))
+                parameter.register_hook(partial(self._check, *_owner(name), "gradient of"))
 
     def begin(self) -> None:
-        """Forget the step before, and check the parameters that this one starts from."""
+        """Reset for a new step, and check the parameters that it starts from."""
         self.largest, self.not_finite, self.micro_batch = {}, None, -1
         for name, parameter in self._network.named_parameters():
             shard = parameter.to_local() if is_sharded(parameter) else parameter
-            self._look(*_owner(name), "", shard.detach())
+            self._check(*_owner(name), "", shard.detach())
 
     def next(self) -> None:
-        """Count up the micro-batch under way."""
+        """Start the next micro-batch."""
         self.micro_batch += 1
 
     def loss(self, losses: Tensor) -> None:
-        """Check the losses (B,) of the micro-batch under way."""
-        self._look("", "loss", "", losses.detach(), by_sample=True)
+        """Check the losses (B,) of the current micro-batch."""
+        self._check("", "loss", "", losses.detach(), by_sample=True)
 
     def _inputs(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         for number, tensor in enumerate(inputs):
-            self._look("", f"input {INPUTS[min(number, 2)]}", "", tensor, by_sample=True)
+            self._check("", f"input {INPUTS[min(number, 2)]}", "", tensor, by_sample=True)
 
     def _output(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         for tensor in tensors(output):
@@ -75,11 +75,11 @@ class Probe:
             if not self.largest.get(name, 0.0) > largest:  # (nan is not below anything)
                 self.largest[name] = largest
             if not math.isfinite(largest):
-                self._look(name, "output", "", tensor.detach(), by_sample=True)
+                self._check(name, "output", "", tensor.detach(), by_sample=True)
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._look, name, "output", "gradient of", by_sample=True))
+                tensor.register_hook(partial(self._check, name, "output", "gradient of", by_sample=True))
 
-    def _look(self, module: str, tensor: str, prefix: str, values: Any, by_sample: bool = False) -> None:
+    def _check(self, module: str, tensor: str, prefix: str, values: Any, by_sample: bool = False) -> None:
         """Record where ``values`` occur if they are the first that are not finite."""
         if self.not_finite is not None or not isinstance(values, Tensor) or not values.is_floating_point():
             return

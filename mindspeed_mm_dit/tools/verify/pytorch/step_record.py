@@ -44,38 +44,38 @@ class StepObserver:
                 self.gradients[self._names[p]] = whole(p.grad)
 
 
-class Roundings(modules.Roundings):
-    """Moves the numbers of an engine's step: also the weights and their gradients, by up to ``size`` of themselves.
+class RoundingNoise(modules.RoundingNoise):
+    """Perturbs the numbers of an engine's step: also the weights and their gradients, by up to ``size`` of themselves.
 
-    Constants, and the weights that the optimizer gets, change by ``kept`` only, since they are float32 in every
-    precision. (An error of an angle's frequency grows with the time, to thousands of roundings.)
+    Constants, and the weights that the optimizer gets, change by ``float32_size`` only, because they are float32 in
+    every precision. (An error of a sinusoid's frequency grows with the timestep, to thousands of roundings.)
     """
 
-    def __init__(self, engine: Engine, size: float, kept: float, seed: int) -> None:
+    def __init__(self, engine: Engine, size: float, float32_size: float, seed: int) -> None:
         super().__init__(engine.predictor, size, seed)
-        self._kept = kept
-        self._parameters, self._own = list(engine.predictor.parameters()), dict[Tensor, Tensor]()
+        self._float32_size = float32_size
+        self._parameters, self._originals = list(engine.predictor.parameters()), dict[Tensor, Tensor]()
         for optimizer in engine.optimizer.optimizers:
             optimizer.register_step_pre_hook(self._step)
         for constant in (b for module in (engine.predictor, engine.model.diffusion) for b in module.buffers()):
             if constant.is_floating_point():
-                self.move(constant, kept)
+                self.move(constant, float32_size)
 
     def begin(self) -> None:
-        """Perturb the weights, for the step that begins."""
+        """Perturb the weights for the next step."""
         for parameter in self._parameters:
-            self._own[parameter] = parameter.detach().clone()
+            self._originals[parameter] = parameter.detach().clone()
             self.move(parameter, self._size)
 
     @torch.no_grad()
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            p.copy_(self.moved(self._own[p], self._kept))
+            p.copy_(self.moved(self._originals[p], self._float32_size))
             if p.grad is not None:
                 p.grad = self.moved(p.grad, self._size)
 
 
-def look_everywhere(before: Any, after: Any, step: Any) -> None:
+def hook_everything(before: Any, after: Any, step: Any) -> None:
     """Call ``before`` and ``after`` around every module's forward pass, and ``step`` before optimizers step."""
     register_module_forward_pre_hook(before)
     register_module_forward_hook(after)
@@ -95,19 +95,19 @@ def tensors(output: Any) -> Iterator[Tensor]:
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """Make a composite compute in float64; frozen modules, which make its inputs, stay as they are."""
+    """Make a composite compute in float64; frozen modules, which compute its inputs, are unchanged."""
     return model.double()
 
 
 def losses_in_float64(model: Any, batch: Any) -> Tensor:
     """Return the loss of each sample of ``batch``, (B,) float64."""
-    latents, *given = (
+    latents, *inputs = (
         x.double() if x.is_floating_point() else x for x in (model.latents(batch), *model.loss_inputs(batch))
     )
-    return model.losses(latents, *given)
+    return model.losses(latents, *inputs)
 
 
 def forget() -> None:
-    """Drop what was compiled for one layout, so that the next compiles anew."""
+    """Drop what was compiled for one layout, so that the next one compiles again."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

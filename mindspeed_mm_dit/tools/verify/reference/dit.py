@@ -1,6 +1,6 @@
 """Files of reference values of the published DiT (Peebles & Xie 2023), which learns its variance.
 
-A chain is a number of DDPM steps or ``ddim<steps>``. docs/parity.md describes the format.
+``chain`` in a name is a number of DDPM steps or ``ddim<steps>``. docs/parity.md describes the format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.gaussian.samplers import ddim, ddpm
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
-from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights
+from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Tensor, Weights
 from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point
 from mindspeed_mm_dit.tools.verify.reference.step import Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.table import EXACT, NotThere, Quantity
@@ -29,26 +29,26 @@ class PublishedDiT(LabelledImages):
 
     num_timesteps = GaussianDiffusionConfig().num_train_timesteps
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        super().__init__(given, weights)
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        super().__init__(arrays, weights)
         self.process = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
         self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
 
     def table(self, name: str) -> np.ndarray:
         """Return a table of the schedule."""
-        found = getattr(self.process.schedule, name, None)
-        if not isinstance(found, np.ndarray):
+        table = getattr(self.process.schedule, name, None)
+        if not isinstance(table, np.ndarray):
             raise NotThere("")
-        return found
+        return table
 
     def timesteps(self, chain: str) -> np.ndarray:
-        """Return the training timesteps of a respaced chain."""
+        """Return the training timesteps of respaced sampling."""
         return respaced_steps(len(self.process.schedule), chain)
 
     @cached_property
     def at(self) -> Point:
         """The samples at their timesteps."""
-        x0, t, noise, y = map(self.given.tensor, ("x0", "t", "noise", "y"))
+        x0, t, noise, y = map(self.arrays.tensor, ("x0", "t", "noise", "y"))
         return Point(self.process, x0, (t, noise), y)
 
     @cached_property
@@ -60,22 +60,22 @@ class PublishedDiT(LabelledImages):
         """Return the published batch of two halves, guided."""
         if int(channels) not in (3, self.config.in_channels):
             raise CheckpointError(f"--reference: rgb{channels}", "guidance is on 3 or all channels")
-        return self.guided_halves(self.at.x_t, self.at.draws[0], self.given["y"], float(scale), int(channels))
+        return self.guided_halves(self.at.x_t, self.at.draws[0], self.arrays["y"], float(scale), int(channels))
 
     def sample(self, chain: str) -> Tensor:
-        """Return the last state of a chain; the null class among the labels is replaced by the last real class."""
-        labels = np.minimum(self.given["y"], self.config.num_classes - 1)
+        """Return the last state of a sampling loop, with the last real class in place of the unconditional one."""
+        labels = np.minimum(self.arrays["y"], self.config.num_classes - 1)
 
-        def ask(x: Tensor, t: Tensor, timestep: int) -> Tensor:
+        def model_fn(x: Tensor, t: Tensor, timestep: int) -> Tensor:
             half = len(labels)
             return self.guided_halves(x[:half], t[:half], labels, SAMPLE_SCALE, SAMPLE_CHANNELS)
 
         sampler = ddim if chain.startswith("ddim") else ddpm
         *_, last = sampler(
             self.process.respaced(self.timesteps(chain)),
-            ask,
-            self.given.tensor(f"sample/{chain}/start"),
-            lambda step: self.given.tensor(f"sample/{chain}/noise_draws")[step],
+            model_fn,
+            self.arrays.tensor(f"sample/{chain}/start"),
+            lambda step: self.arrays.tensor(f"sample/{chain}/noise_draws")[step],
         )
         return last
 

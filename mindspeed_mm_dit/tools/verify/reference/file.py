@@ -1,6 +1,6 @@
-"""A file of reference values: its arrays, checks of its inputs, networks with its weights, and the record of a kind.
+"""A file of reference values: its arrays, checks of its inputs, networks with its weights, and kinds of files.
 
-To add a kind, write a module beside this one with a ``Kind`` and its program, which takes (arrays, weights by flag) and
+To add a kind, write a module in this folder with a ``Kind`` and its program, which takes (arrays, weights by flag) and
 computes the quantities of the rows. Then add the kind to ``parity.KINDS``.
 """
 
@@ -32,24 +32,24 @@ Weights = Mapping[str, "str | Path"]
 FORMAT = "see docs/parity.md for the format"
 
 
-class Given(dict[str, np.ndarray]):
+class ReferenceArrays(dict[str, np.ndarray]):
     """The arrays of a file of reference values by name; looking up a missing one raises CheckpointError."""
 
     def __missing__(self, name: str) -> np.ndarray:
-        raise CheckpointError(f"--reference: {name}", "is missing, and other values of the file need it", FORMAT)
+        raise CheckpointError(f"--reference: {name}", "is missing, but other values of the file need it", FORMAT)
 
     def tensor(self, name: str) -> Tensor:
         """Return an array as a tensor of int64 or float32, as networks take it."""
         return ops.tensor(self[name].astype(np.int64 if self[name].dtype.kind in "iub" else np.float32))
 
-    def check_shape(self, name: str, wanted: tuple[int | None, ...]) -> None:
-        """Raise CheckpointError unless the array ``name`` has the shape ``wanted``; None is any size but 0."""
-        found = self[name].shape
-        if len(found) != len(wanted) or any(
-            size == 0 if other is None else size != other for size, other in zip(found, wanted)
+    def check_shape(self, name: str, expected: tuple[int | None, ...]) -> None:
+        """Raise CheckpointError unless the array ``name`` has the ``expected`` shape; None is any size but 0."""
+        actual = self[name].shape
+        if len(actual) != len(expected) or any(
+            size == 0 if other is None else size != other for size, other in zip(actual, expected)
         ):
-            sizes = str(wanted).replace("None", "any")
-            raise CheckpointError(f"--reference: {name}", f"has the shape {found}, expected {sizes}", FORMAT)
+            sizes = str(expected).replace("None", "any")
+            raise CheckpointError(f"--reference: {name}", f"has the shape {actual}, expected {sizes}", FORMAT)
 
     def check_range(self, name: str, most: int, kinds: str = "iu", why: str = "") -> None:
         """Raise CheckpointError unless the array ``name`` holds whole ("iu") or real ("f") numbers up to ``most``."""
@@ -66,21 +66,21 @@ class Given(dict[str, np.ndarray]):
         return dict(zip(names, numbers.tolist()))
 
 
-def read_arrays(path: str | Path) -> Given:
+def read_arrays(path: str | Path) -> ReferenceArrays:
     """Read the arrays of an .npz; raises CheckpointError if it is no .npz, or an array does not hold real numbers."""
     try:
         check_file(path)
         if not zipfile.is_zipfile(path):
             raise UnusableFile("is not an .npz of arrays, or is cut short")
-        if not (given := Given(read_npz(path))):
+        if not (arrays := ReferenceArrays(read_npz(path))):
             raise UnusableFile("holds no arrays")
     except UnusableFile as problem:
         words = str(problem) if os.path.lexists(path) else "there is no such file"
         raise CheckpointError(f"--reference = {path}", words, FORMAT) from None
-    for name, array in given.items():
+    for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise CheckpointError(f"--reference: {name}", "is no array of real numbers", FORMAT)
-    return given
+            raise CheckpointError(f"--reference: {name}", "must be an array of real numbers", FORMAT)
+    return arrays
 
 
 def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
@@ -91,7 +91,7 @@ def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
 def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
     """Return the config of a network with these ``sizes``; ``what`` names their source in errors.
 
-    Raises CheckpointError for sizes that no network has or that this machine cannot hold.
+    Raises CheckpointError for invalid sizes, and for those that do not fit this machine's memory.
     """
     try:
         config: Any = from_mapping(kind, sizes, what)
@@ -104,7 +104,7 @@ def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
 def loaded(
     network: Callable[[Any], Any], config: Any, weights: Mapping[str, np.ndarray], flag: str, compiled: bool = True
 ) -> Any:
-    """Return a network with the ``weights`` of ``flag``, ready to use; CheckpointError for weights that do not fit.
+    """Return a network with the ``weights`` of ``flag``, ready to use; raises CheckpointError if they do not match.
 
     compiled: whether MindSpore may compile it; then its modules cannot be watched.
     """
@@ -122,23 +122,23 @@ def loaded(
 
 
 def watched(network: Any, run: Callable[[], object]) -> dict[str, Any]:
-    """Return what each module of ``network`` gave when it was first called during ``run``, by its name."""
-    found: dict[str, Any] = {}
+    """Return the output of each module's first call during ``run``, by module name."""
+    outputs: dict[str, Any] = {}
 
-    def keep(name: str) -> Callable[..., None]:
+    def record(name: str) -> Callable[..., None]:
         def hook(module: Any, inputs: Any, output: Any) -> None:
-            found.setdefault(name, output)
+            outputs.setdefault(name, output)
 
         return hook
 
-    hooks = [module.register_forward_hook(keep(name)) for name, module in network.named_modules()]
+    hooks = [module.register_forward_hook(record(name)) for name, module in network.named_modules()]
     run()
     for hook in hooks:
         hook.remove()
-    return found
+    return outputs
 
 
-def answer(network: Any, *inputs: Tensor) -> Tensor:
+def evaluate(network: Any, *inputs: Tensor) -> Tensor:
     """Return the output of ``network`` for ``inputs``, without gradients."""
     with ops.no_grad():
         return network(*inputs)
@@ -152,7 +152,7 @@ class Kind:
     """Names that appear in no file of a later kind in the registry."""
     inputs: str
     """Names that are inputs, or for information."""
-    program: Callable[[Given, Weights], Any]
+    program: Callable[[ReferenceArrays, Weights], Any]
     """Recomputes a file, each quantity on demand."""
     rows: Rows
     """Every quantity that such a file may hold."""

@@ -1,7 +1,7 @@
 """Files of reference values of diffusers' image transformers: FLUX.1, FLUX.2, SD3, Qwen-Image and Z-Image.
 
---checkpoint is the folder that diffusers wrote; its config.json tells the family. Chains and steps are those of
-diffusers' pipelines and examples, whose times run from 0 (data) to 1 (noise).
+--checkpoint is the folder that diffusers wrote; its config.json names the family. Sampling and training steps are those
+of diffusers' pipelines and examples, whose times run from 0 (data) to 1 (noise).
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 from mindspeed_mm_dit.objectives.guidance import guided_network
-from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, loaded, watched
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FORMAT,
+    Kind,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    evaluate,
+    loaded,
+    watched,
+)
 from mindspeed_mm_dit.tools.verify.reference.image_families import FAMILIES
 from mindspeed_mm_dit.tools.verify.reference.images import Point
 from mindspeed_mm_dit.tools.verify.reference.step import Step, norm
@@ -40,20 +49,20 @@ def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
         raise CheckpointError(what, "is no folder of diffusers: it has no config.json", FORMAT)
     state = FORMATS[of_source(path)].read(path)
     shapes = {name: array.shape for name, array in state.weights.items()}
-    found = predictor_of(shapes, state.facts, state.config)
-    if not isinstance(found, JointConfig):
-        raise CheckpointError(what, f"is a {found.model_id!r}, and no image transformer", FORMAT)
-    return found, state.weights
+    config = predictor_of(shapes, state.facts, state.config)
+    if not isinstance(config, JointConfig):
+        raise CheckpointError(what, f"is a {config.model_id!r}, not an image transformer", FORMAT)
+    return config, state.weights
 
 
 class ImageTransformer:
     """The quantities of a file."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        self.given = given
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        self.arrays = arrays
         self.config, self._weights = network_in(Path(weights["--checkpoint"]))
-        self.family = FAMILIES[self.config.model_id](given, self.config)
-        self.number = len(given[self.family.latents])
+        self.family = FAMILIES[self.config.model_id](arrays, self.config)
+        self.number = len(arrays[self.family.latents])
         self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
         self.states = cache(self._states)
 
@@ -69,15 +78,15 @@ class ImageTransformer:
     @cached_property
     def inputs(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Latents, times and conditions of the network."""
-        x = self.family.images(self.given.tensor(self.family.latents))
-        t = ops.tensor(self.family.time(self.given["timestep"]).astype(np.float32))
+        x = self.family.images(self.arrays.tensor(self.family.latents))
+        t = ops.tensor(self.family.time(self.arrays["timestep"]).astype(np.float32))
         return x, t, self.family.condition(self.number)
 
     @cached_property
     def output(self) -> Tensor:
         """The network's output, (B, C, H, W)."""
         x, t, condition = self.inputs
-        return answer(self.network, x, t, *condition)
+        return evaluate(self.network, x, t, *condition)
 
     @property
     def _grid(self) -> tuple[int, int]:
@@ -85,8 +94,8 @@ class ImageTransformer:
         return H // self.config.patch_size, W // self.config.patch_size
 
     def of_file(self, output: Tensor) -> Tensor:
-        """Return (B, C, H, W) with the axes that latents of the file have."""
-        return output if self.given[self.family.latents].ndim == 4 else output[:, :, None]
+        """Return (B, C, H, W) with the axes of the file's latents."""
+        return output if self.arrays[self.family.latents].ndim == 4 else output[:, :, None]
 
     # --- parts of the network ----------------------------------------------------------------------------------------
 
@@ -94,12 +103,12 @@ class ImageTransformer:
     def taps(self) -> Mapping[str, Any]:
         """Output of every module by its name: a tensor, or a tuple of them."""
         network, (x, t, condition) = self.fresh_network(), self.inputs
-        return watched(network, lambda: answer(network, x, t, *condition))
+        return watched(network, lambda: evaluate(network, x, t, *condition))
 
     def tap(self, name: str) -> Any:
         """Return the output of a module, or the one of several whose number follows the name.
 
-        A block that has text and image as one sequence gives two of it, as such a block does in diffusers.
+        The output of a block with text and image in one sequence is split in two, as in diffusers.
         """
         if name in self.taps:
             return self.taps[name]
@@ -114,8 +123,8 @@ class ImageTransformer:
     @cached_property
     def at(self) -> Point:
         """The samples at their times."""
-        x, noise = (self.family.images(self.given.tensor(key)) for key in (self.family.latents, "train/noise"))
-        times = 1 - self.given["train/sigma"].astype(np.float64)
+        x, noise = (self.family.images(self.arrays.tensor(key)) for key in (self.family.latents, "train/noise"))
+        times = 1 - self.arrays["train/sigma"].astype(np.float64)
         return Point.of_flow(
             self.family.flow(), x, noise, times, *self.family.condition(self.number, guidance="train/guidance")
         )
@@ -125,26 +134,26 @@ class ImageTransformer:
         return self.of_file(-self.at.target())
 
     def trained(self, name: str) -> Tensor:
-        """Return the network's output at x_t; ``minus_``: towards noise for a network that points to data."""
+        """Return the network's output at x_t; ``minus_``: negated, for a network that predicts the velocity to data."""
         output = self.of_file(self.at.output(self.network))
         return -output if name else output
 
     def preconditioned(self, losses: np.ndarray) -> np.ndarray:
         """Return the losses of the data that x_t and a velocity imply."""
-        return losses * self.given["train/sigma"].astype(np.float64) ** 2
+        return losses * self.arrays["train/sigma"].astype(np.float64) ** 2
 
     def gradient(self, parameter: str) -> np.ndarray:
-        """Return the norm of the gradient of a parameter; zero for one that leads nowhere."""
+        """Return the norm of the gradient of a parameter; zero for one without influence on the loss."""
         if parameter not in self._weights:
             raise NotThere("")
-        found = self.step.gradients.get(parameter)
-        return np.zeros(()) if found is None else norm(found)
+        gradient = self.step.gradients.get(parameter)
+        return np.zeros(()) if gradient is None else norm(gradient)
 
-    # --- chains ------------------------------------------------------------------------------------------------------
+    # --- sampling ----------------------------------------------------------------------------------------------------
 
     def sigmas(self, variant: str | None) -> np.ndarray:
-        """Return the noise levels of a chain."""
-        steps = len(self.given[f"sample/{variant or ''}sigmas"]) - 1
+        """Return the noise levels of a sampling loop."""
+        steps = len(self.arrays[f"sample/{variant or ''}sigmas"]) - 1
         return 1 - self._times((variant or "").rstrip("/"), steps)
 
     def _times(self, variant: str, steps: int) -> np.ndarray:
@@ -152,21 +161,21 @@ class ImageTransformer:
 
     @cached_property
     def _start(self) -> Tensor:
-        return self.family.images(self.given.tensor("sample/start"))
+        return self.family.images(self.arrays.tensor("sample/start"))
 
     def _states(self, variant: str | None) -> np.ndarray:
         name = (variant or "").rstrip("/")
         guidance, embedded = self.family.guidance(name)
-        number, steps = self._start.shape[0], len(self.given[f"sample/{variant or ''}sigmas"]) - 1
+        number, steps = self._start.shape[0], len(self.arrays[f"sample/{variant or ''}sigmas"]) - 1
         condition = self.family.condition(number, guidance=embedded)
         unconditional = self.family.condition(number, "negative_", embedded) if guidance.scale != 1 else condition
         with ops.no_grad():
-            ask = guided_network(self.network, condition, unconditional, guidance)
-            walked = ode_trajectory("euler", self.family.flow(name), ask, self._start, steps)
-            return np.stack([ops.numpy(self.family.like_theirs(state)) for state in walked])
+            model_fn = guided_network(self.network, condition, unconditional, guidance)
+            states = ode_trajectory("euler", self.family.flow(name), model_fn, self._start, steps)
+            return np.stack([ops.numpy(self.family.like_theirs(state)) for state in states])
 
     def schedule(self, tokens: str | None, steps: str, name: str) -> np.ndarray:
-        """Return a table of a chain of another length, for an image of other tokens."""
+        """Return a table of times for another number of steps and image tokens."""
         if name == "mu":
             return np.array(self.family.mu(int(tokens or 0), int(steps)))
         side = self.config.patch_size
@@ -179,57 +188,57 @@ class ImageTransformer:
     def rope(self, number: int) -> np.ndarray:
         """Return the cosines (0) or sines (1) of the positions, each twice."""
         h, w = self._grid
-        return ops.numpy(self.network.positions(self.given["text"].shape[1], h, w)[number]).repeat(2, 1)
+        return ops.numpy(self.network.positions(self.arrays["text"].shape[1], h, w)[number]).repeat(2, 1)
 
-    def at_places(self, x: Tensor, places: np.ndarray) -> Tensor:
-        """Return the answer for tokens ``x``, with text and them at ``places`` (L + N, axes)."""
+    def at_positions(self, x: Tensor, positions: np.ndarray) -> Tensor:
+        """Return the output for tokens ``x``, with text and image at ``positions`` (L + N, axes)."""
         config: Any = self.config
-        tables = ops.tensor(rotary_of_places(places, config.axes_dims_rope, config.rope_theta))
+        tables = ops.tensor(rotary_of_places(positions, config.axes_dims_rope, config.rope_theta))
         _, t, (text, *rest) = self.inputs
-        given = (x, t, text, *rest)
+        inputs = (x, t, text, *rest)
         split = 4 if self.config.model_id in ("flux", "qwen_image") else 3
-        return answer(self.network.tokens, *given[:split], tables[0], tables[1], *given[split:])
+        return evaluate(self.network.tokens, *inputs[:split], tables[0], tables[1], *inputs[split:])
 
     def other_ids(self) -> Tensor:
-        """Return the answer at other positions."""
-        places = np.concatenate([self.given["ids_other/txt_ids"], self.given["ids_other/img_ids"]])
-        return self.at_places(pack(self.inputs[0]), places)
+        """Return the output at other positions."""
+        positions = np.concatenate([self.arrays["ids_other/txt_ids"], self.arrays["ids_other/img_ids"]])
+        return self.at_positions(pack(self.inputs[0]), positions)
 
     def with_references(self) -> Tensor:
-        """Return the answer with tokens of other images behind those of the image."""
-        x, own = as_tokens(self.inputs[0]), self.given["reference/tokens"]
-        own = np.concatenate([own, own[::-1]])  # (the second image is the first, its tokens backwards)
-        more = ops.tensor(np.broadcast_to(own, (self.number, *own.shape)).astype(np.float32))
-        ids = [self.given[key] for key in ("txt_ids", "img_ids", "reference/img_ids")]
-        return self.at_places(ops.cat([x, more], 1), np.concatenate(ids))[:, : x.shape[1]]
+        """Return the output with tokens of other images after those of the image."""
+        x, tokens = as_tokens(self.inputs[0]), self.arrays["reference/tokens"]
+        tokens = np.concatenate([tokens, tokens[::-1]])  # (the second image is the first, its tokens backwards)
+        more = ops.tensor(np.broadcast_to(tokens, (self.number, *tokens.shape)).astype(np.float32))
+        ids = [self.arrays[key] for key in ("txt_ids", "img_ids", "reference/img_ids")]
+        return self.at_positions(ops.cat([x, more], 1), np.concatenate(ids))[:, : x.shape[1]]
 
     def edited(self) -> Tensor:
-        """Return the answer for the tokens of an image and of one behind it."""
-        grids = [(int(h), int(w)) for _, h, w in self.given["edit/img_shapes"]]
-        x = ops.cat([pack(self.family.images(self.given.tensor(key))) for key in ("latents", "edit/reference")], 1)
-        return self.at_places(x, places(self.given["text"].shape[1], grids))
+        """Return the output for the tokens of an image, followed by those of another."""
+        grids = [(int(h), int(w)) for _, h, w in self.arrays["edit/img_shapes"]]
+        x = ops.cat([pack(self.family.images(self.arrays.tensor(key))) for key in ("latents", "edit/reference")], 1)
+        return self.at_positions(x, places(self.arrays["text"].shape[1], grids))
 
     def angles(self, edit: str | None, of: str) -> np.ndarray:
-        """Return the angles by which text or images turn, in (-pi, pi]."""
-        shapes = self.given["edit/img_shapes"] if edit else self.given["img_shape"][None]
-        L = self.given["text"].shape[1]
-        where = places(L, [(int(h), int(w)) for _, h, w in shapes])
-        cos, sin = rotary_of_places(where, self.config.axes_dims_rope)  # type: ignore[attr-defined]
+        """Return the rotary angles of text or images, in (-pi, pi]."""
+        shapes = self.arrays["edit/img_shapes"] if edit else self.arrays["img_shape"][None]
+        L = self.arrays["text"].shape[1]
+        positions = places(L, [(int(h), int(w)) for _, h, w in shapes])
+        cos, sin = rotary_of_places(positions, self.config.axes_dims_rope)  # type: ignore[attr-defined]
         angles = np.arctan2(sin.astype(np.float64), cos)
         return angles[:L] if of == "text" else angles[L:]
 
     def masked(self, name: str) -> Tensor:
         """Return the output with another mask of the text."""
         x, t, (text, _) = self.inputs
-        mask = np.ones(text.shape[:2], bool) if name == "no_mask" else self.given["mask_with_holes"] > 0
-        return pack(answer(self.network, x, t, text, ops.tensor(mask)))
+        mask = np.ones(text.shape[:2], bool) if name == "no_mask" else self.arrays["mask_with_holes"] > 0
+        return pack(evaluate(self.network, x, t, text, ops.tensor(mask)))
 
     def mixed(self, number: str) -> Tensor:
         """Return the output for one of several images of different sizes."""
-        x = self.given.tensor(f"mixed/latents{number}")[None, :, 0]
+        x = self.arrays.tensor(f"mixed/latents{number}")[None, :, 0]
         _, t, (text,) = self.inputs
         row = slice(int(number), int(number) + 1)
-        return answer(self.network, x, t[row], text[row])[0][:, None]
+        return evaluate(self.network, x, t[row], text[row])[0][:, None]
 
 
 MODULES = Bound(
@@ -238,7 +247,7 @@ MODULES = Bound(
     least=lambda reference: 3e-5,
 )
 FAINT_GRADIENTS = Bound(
-    f"{GRADIENTS.why} In these files queries, keys and the stream of tokens are small on purpose, and the published "
+    f"{GRADIENTS.why} In these files queries, keys and the residual stream are small on purpose, and the published "
     "float32 itself is up to 2.8e-5 off, another parameter each time.",
     least=lambda reference: 3e-5,
 )

@@ -22,7 +22,15 @@ from mindspeed_mm_dit.objectives.contract import ModelFn
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
-from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Tensor, Weights, answer, config_of, loaded
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FORMAT,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    config_of,
+    evaluate,
+    loaded,
+)
 from mindspeed_mm_dit.tools.verify.reference.step import norm
 from mindspeed_mm_dit.tools.verify.table import FORWARD, Bound, Quantity
 
@@ -35,7 +43,7 @@ _OF_SAMPLES = (*_LATENTS, "t", "r", "y", "drop_u", "z_normal", "time_u", "time_z
 class Point:
     """Samples between data and noise, with the results of ``process`` and of a network there.
 
-    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: inputs that steer the network.
+    x: (B, C, H, W) data; draws: times and noise, as ``process`` takes them; condition: labels or text.
     """
 
     def __init__(self, process: Any, x: Tensor, draws: Sequence[Tensor], *condition: Tensor) -> None:
@@ -58,7 +66,7 @@ class Point:
 
     def output(self, network: Any) -> Tensor:
         """Return the output of ``network``, (B, C or 2C, H, W), without gradients."""
-        return answer(network, self.x_t, self.draws[0], *self.condition)
+        return evaluate(network, self.x_t, self.draws[0], *self.condition)
 
     def losses(self, network: Any) -> Tensor:
         """Return the loss of each sample, (B,)."""
@@ -72,21 +80,21 @@ class Point:
 class LabelledImages:
     """The arrays of a file and its networks. Each kind of files derives from it and computes its quantities.
 
-    Raises CheckpointError for a file without ``config``, for sizes that no network has or this machine cannot hold, for
+    Raises CheckpointError for a file without ``config``, for sizes that are invalid or too large for this machine, for
     weights of another network, and for inputs that do not fit the network.
     """
 
     sizes: tuple[str, ...] = (
         "hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
     )  # fmt: skip
-    """Settings of the section ``predictor`` that the numbers in ``config`` stand for."""
+    """Names of the numbers in ``config``: settings of the section ``predictor``."""
     num_timesteps: int | None = None
     """Times are whole numbers below this; None: real numbers from 0 to 1."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        if "config" not in given:
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        if "config" not in arrays:
             raise CheckpointError("--reference", "has no 'config'", FORMAT)
-        self.given, self._path = given, weights["--checkpoint"]
+        self.arrays, self._path = arrays, weights["--checkpoint"]
         self._checkpoint = f"--checkpoint = {self._path}"
         self.config = self.network_of(self.flags)
         self._check_inputs()
@@ -99,10 +107,10 @@ class LabelledImages:
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
         """Shape of each input that any kind has; None is any size."""
-        given, latent = self.given, self.config.latent_shape
-        named = [name for name in _OF_SAMPLES if name in given and given[name].ndim]
-        B = len(given[named[0]]) if named else 0
-        chains = given["sample/start"].shape[0] if "sample/start" in given and given["sample/start"].ndim else 0
+        arrays, latent = self.arrays, self.config.latent_shape
+        named = [name for name in _OF_SAMPLES if name in arrays and arrays[name].ndim]
+        B = len(arrays[named[0]]) if named else 0
+        chains = arrays["sample/start"].shape[0] if "sample/start" in arrays and arrays["sample/start"].ndim else 0
         return {
             **{name: (B, *latent) if name in _LATENTS else (B,) for name in _OF_SAMPLES},
             **dict.fromkeys(("noise_scale", "proj_coeff", "sample/cfg_scale", "sample/cfg_interval_start"), ()),
@@ -117,8 +125,8 @@ class LabelledImages:
 
     def network_of(self, flags: Mapping[str, Any]) -> DiTConfig:
         """Return the config of the network in ``config``, with ``flags``."""
-        what = f"--reference: config = {short_repr(self.given['config'].tolist())}"
-        config: DiTConfig = config_of(DiTConfig, {**self.given.sizes(self.sizes), **flags}, what)
+        what = f"--reference: config = {short_repr(self.arrays['config'].tolist())}"
+        config: DiTConfig = config_of(DiTConfig, {**self.arrays.sizes(self.sizes), **flags}, what)
         return config
 
     def fresh_network(self, config: DiTConfig | None = None, weights: Arrays | None = None) -> DiT:
@@ -132,48 +140,48 @@ class LabelledImages:
         """The network of the file; its weights never change."""
         return self.fresh_network()
 
-    def ask(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
+    def predict(self, x: Tensor, t: Tensor, labels: np.ndarray) -> Tensor:
         """Return the network's output for ``x`` (B, C, H, W) at times ``t`` (B,)."""
-        return answer(self.network, x, t, ops.tensor(labels.astype(np.int64)))
+        return evaluate(self.network, x, t, ops.tensor(labels.astype(np.int64)))
 
     def unconditional(self, count: int) -> np.ndarray:
-        """Return ``count`` null labels."""
+        """Return ``count`` unconditional labels."""
         return self.config.conditions.unconditional(count)["labels"]
 
-    def asked(self, guidance: Guidance) -> ModelFn:
-        """Return the guided network for the labels of the chains: (x, t, noise level) -> output."""
+    def guided_model(self, guidance: Guidance) -> ModelFn:
+        """Return the guided network for the labels of the sampling loops: (x, t, noise level) -> output."""
         labels, unconditional = (
-            self.given.tensor("sample/y"),
-            ops.tensor(self.unconditional(len(self.given["sample/y"]))),
+            self.arrays.tensor("sample/y"),
+            ops.tensor(self.unconditional(len(self.arrays["sample/y"]))),
         )
         return guided_network(self.network, [labels], [unconditional], guidance)
 
-    def velocity(self, process: FlowMatching, ask: ModelFn) -> Callable[[Tensor, np.ndarray], Tensor]:
-        """Return the vector field of a flow's chains: (x, times (B,)) -> dx/dt."""
-        return lambda x, t: process.velocity(ask(x, ops.tensor(network_time(process.config, t)), 1 - t), x, t)
+    def velocity(self, process: FlowMatching, model_fn: ModelFn) -> Callable[[Tensor, np.ndarray], Tensor]:
+        """Return the vector field of a flow: (x, times (B,)) -> dx/dt."""
+        return lambda x, t: process.velocity(model_fn(x, ops.tensor(network_time(process.config, t)), 1 - t), x, t)
 
     def guided_halves(self, x: Tensor, t: Tensor, labels: np.ndarray, scale: float, channels: int) -> Tensor:
         """Return the published batch (2B, ...) of two halves, the second without labels.
 
         The first ``channels`` of both halves are the same guided values; the others are each half's own output.
         """
-        halves = [self.ask(x, t, each) for each in (labels, self.unconditional(len(labels)))]
+        halves = [self.predict(x, t, each) for each in (labels, self.unconditional(len(labels)))]
         guided = min(channels, self.config.in_channels)
         labelled, unlabelled = (half[:, :guided] for half in halves)
         first = Guidance(scale).combine(labelled, unlabelled, guided)
         return ops.cat([ops.cat([first, half[:, guided:]], 1) for half in halves], 0)
 
     def _check_inputs(self) -> None:
-        given, shapes = self.given, self.shapes
-        for name in [name for name in shapes if name in given]:
-            given.check_shape(name, shapes[name])
-        for name in [name for name in ("y", "sample/y") if name in given]:
-            given.check_range(name, self.config.num_classes, why=": the null class is the last")
-        if "t" in given and "t" in shapes and self.num_timesteps is None:
-            given.check_range("t", 1, "f", ": flow matching has data at 1")
-        elif "t" in given and "t" in shapes:
+        arrays, shapes = self.arrays, self.shapes
+        for name in [name for name in shapes if name in arrays]:
+            arrays.check_shape(name, shapes[name])
+        for name in [name for name in ("y", "sample/y") if name in arrays]:
+            arrays.check_range(name, self.config.num_classes, why=": the last class is the unconditional one")
+        if "t" in arrays and "t" in shapes and self.num_timesteps is None:
+            arrays.check_range("t", 1, "f", ": flow matching has data at 1")
+        elif "t" in arrays and "t" in shapes:
             most = (self.num_timesteps or 0) - 1
-            given.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
+            arrays.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
 
 
 class RecipeFile(LabelledImages):
@@ -182,39 +190,39 @@ class RecipeFile(LabelledImages):
     The recipe's own code saves the ``.pt``. Raises CheckpointError if it lacks a setting that the values need.
     """
 
-    def __init__(self, given: Given, weights: Weights) -> None:
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         content = read_torch_file(weights["--checkpoint"])
         self._content, self._checkpoint = content if isinstance(content, Mapping) else {}, "--checkpoint"
-        super().__init__(given, weights)
+        super().__init__(arrays, weights)
 
     @cached_property
     def weights(self) -> Arrays:
-        return plain(self.said("model"))
+        return plain(self.setting("model"))
 
     def fresh_network(self, config: Any = None, weights: Any = None) -> DiT:
         return super().fresh_network(config, None if weights is None else plain(weights))
 
-    def said(self, *keys: str) -> Any:
+    def setting(self, *keys: str) -> Any:
         """Return the entry at ``keys`` of the nested ``.pt``; raises CheckpointError if there is none."""
-        found: Any = self._content
+        entry: Any = self._content
         for key in keys:
-            if not isinstance(found, Mapping) or key not in found:
+            if not isinstance(entry, Mapping) or key not in entry:
                 raise CheckpointError(
                     self._checkpoint, f"lacks {'/'.join(keys)}, which the values were made with", FORMAT
                 )
-            found = found[key]
-        return found
+            entry = entry[key]
+        return entry
 
     def number(self, *keys: str) -> float:
         """Return a number of the ``.pt``."""
-        found = self.said(*keys)
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise CheckpointError(self._checkpoint, f"{'/'.join(keys)} = {short_repr(found)} is no number", FORMAT)
-        return float(found)
+        value = self.setting(*keys)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise CheckpointError(self._checkpoint, f"{'/'.join(keys)} = {short_repr(value)} must be a number", FORMAT)
+        return float(value)
 
 
 def rows_of_chain(names: str, bound: Bound = FORWARD) -> tuple[Quantity, Quantity]:
-    """Return the rows for the last state of the chains ``names``, and for the norms of all states (``file.states``)."""
+    """Return the rows for the last state of the sampling loops ``names``, and for the norms of all states."""
     return (
         Quantity(f"{names}/result", lambda file, *chain: file.states(*chain)[-1], bound),
         Quantity(f"{names}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound),

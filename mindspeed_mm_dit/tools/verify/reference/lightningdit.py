@@ -15,7 +15,7 @@ from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights
+from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Tensor, Weights
 from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile, rows_of_chain
 from mindspeed_mm_dit.tools.verify.reference.step import Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity
@@ -24,37 +24,37 @@ _FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "
           "wo_shift": "wo_shift", "learn_sigma": "learn_sigma"}  # fmt: skip
 """Option of the network in LightningDiT -> its name here."""
 STEPS = 7
-"""Steps of a chain, if the file does not tell."""
+"""Sampling steps, if the file does not give them."""
 
 
 class LightningDiT(RecipeFile):
     """The quantities of a file."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        super().__init__(given, weights)
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        super().__init__(arrays, weights)
         self.states = cache(self._states)
         betas = (0.9, self.number("config", "optimizer", "beta2"))
         self.step = Step(self.fresh_network, self.losses, self.number("config", "optimizer", "lr"), betas)
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        return _options(self.said("config", "model"))
+        return _options(self.setting("config", "model"))
 
     @cached_property
     def at(self) -> dict[str, Point]:
         """The samples, with the squared error alone (``loss``), and with the cosine loss (``both``)."""
-        x, noise, y = map(self.given.tensor, ("x1", "x0", "y"))
+        x, noise, y = map(self.arrays.tensor, ("x1", "x0", "y"))
         processes = {name: FlowMatching(FlowMatchingConfig(cosine_loss=name == "both")) for name in ("loss", "both")}
-        return {name: Point.of_flow(each, x, noise, self.given["t"], y) for name, each in processes.items()}
+        return {name: Point.of_flow(each, x, noise, self.arrays["t"], y) for name, each in processes.items()}
 
     def losses(self, network: DiT) -> Tensor:
         """Return the loss of each sample, with the cosine loss if the run had it."""
-        with_angle = self.said("config", "transport", "use_cosine_loss")
+        with_angle = self.setting("config", "transport", "use_cosine_loss")
         return self.at["both" if with_angle else "loss"].losses(network)
 
     def option(self, name: str) -> Tensor:
         """Return the first C channels of the output at x_t, from the network with the options ``name``."""
-        options = self.said("options")
+        options = self.setting("options")
         if name not in options:
             raise NotThere(f"--checkpoint has the options {', '.join(options)}")
         network = self.fresh_network(self.network_of(_options(options[name]["flags"])), options[name]["model"])
@@ -70,19 +70,19 @@ class LightningDiT(RecipeFile):
             return squared if name == "loss" else ops.numpy(self.at["both"].losses(network)) - squared
 
     def _states(self, method: str, shift: str, guidance: str) -> list[np.ndarray]:
-        """Return the states of a chain; each chain is walked once."""
+        """Return the states of a sampling loop; cached by ``states``."""
         run = f"sample/{method}_shift{shift}/{guidance}/norms"
-        steps = len(self.given[run]) - 1 if run in self.given else STEPS
-        ask, start = self.asked(self._guidance(guidance)), self.given.tensor("sample/start")
+        steps = len(self.arrays[run]) - 1 if run in self.arrays else STEPS
+        model_fn, start = self.guided_model(self._guidance(guidance)), self.arrays.tensor("sample/start")
         with ops.no_grad():
-            walked = ode_trajectory(method.removesuffix("2"), FlowMatching(_shifted(shift)), ask, start, steps)
-            return [self.given["sample/start"], *map(ops.numpy, walked)]
+            states = ode_trajectory(method.removesuffix("2"), FlowMatching(_shifted(shift)), model_fn, start, steps)
+            return [self.arrays["sample/start"], *map(ops.numpy, states)]
 
     def _guidance(self, name: str) -> Guidance:
         if name == "cfg1":
             return Guidance()
-        begins = float(self.given["sample/cfg_interval_start"]) if name == "cfg_interval" else 0.0
-        return Guidance(float(self.given["sample/cfg_scale"]), "3", (0.0, 1.0 - begins))
+        cfg_start = float(self.arrays["sample/cfg_interval_start"]) if name == "cfg_interval" else 0.0
+        return Guidance(float(self.arrays["sample/cfg_scale"]), "3", (0.0, 1.0 - cfg_start))
 
 
 def _options(flags: Mapping[str, Any]) -> dict[str, bool]:
@@ -91,7 +91,7 @@ def _options(flags: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _shifted(shift: str) -> FlowMatchingConfig:
-    """Return the objective, its times shifted as they do: below 1 towards noise, and 0 for not at all."""
+    """Return the objective with LightningDiT's time shift: below 1 towards noise, and 0 for none."""
     return FlowMatchingConfig(sample_shift=1 / float(shift) if float(shift) else 1.0)
 
 
@@ -109,11 +109,11 @@ LIGHTNING_DIT = Kind(
         Quantity("(loss|cos_loss|loss_total)(_after_one_adamw_step)?", LightningDiT.loss),
         Quantity(
             rf"time/t_lognorm(?:_mu(-?{_N}))?(?:_sigma({_N}))?",
-            lambda file, mean, std: logit_normal(file.given["time/z"], float(mean or 0), float(std or 1)),
+            lambda file, mean, std: logit_normal(file.arrays["time/z"], float(mean or 0), float(std or 1)),
         ),
         Quantity(
             rf"sample/t_grid_shift({_N})",
-            lambda file, shift: sampling_times(_shifted(shift), len(file.given[f"sample/t_grid_shift{shift}"]) - 1),
+            lambda file, shift: sampling_times(_shifted(shift), len(file.arrays[f"sample/t_grid_shift{shift}"]) - 1),
         ),
         *rows_of_chain(_CHAIN),
         *rows_of_step(lambda file: file.step),

@@ -34,11 +34,11 @@ from mindspeed_mm_dit.models.lora import with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
-    Given,
     Kind,
+    ReferenceArrays,
     Tensor,
     Weights,
-    answer,
+    evaluate,
     read_arrays,
 )
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import MODULES, ImageTransformer
@@ -54,14 +54,14 @@ LORA_GRADIENTS = Bound(
     "embedded files, two right programs were measured at 1.3e-5.",
     least=lambda reference: 3e-5,
 )
-NO_CHANGE = Bound("B begins at zero: nothing may change at all.", is_exact=True)
+NO_CHANGE = Bound("B is zero at the start, so the output must not change at all.", is_exact=True)
 
 
 class DiffusersDiT(nn.Module):
-    """DiT as diffusers builds it, from our parts: each block has its own embedding of time and label.
+    """DiT as diffusers builds it, from our modules: each block has a separate embedding of time and label.
 
     The last layer uses the embedding of block 0. Frequencies are spaced by 1/127, and the norm before a feed-forward
-    has an eps of its own.
+    has a different eps.
     """
 
     def __init__(self, config: DiTConfig, norm_eps: float) -> None:
@@ -79,48 +79,50 @@ class DiffusersDiT(nn.Module):
         """Predict; x: (B, C, H, W), t and y: (B,)."""
         c = [time(t) + label(y) for time, label in zip(self.times, self.labels)]  # (B, D) each
         x = self.dit.x_embedder(x) + self.dit.pos_embed  # (B, N, D)
-        for block, own in zip(self.dit.blocks, c):
-            x = block(x, own)  # (B, N, D)
+        for block, condition in zip(self.dit.blocks, c):
+            x = block(x, condition)  # (B, N, D)
         grid = (self.dit.base, self.dit.base)
         return unpatchify(self.dit.final_layer(x, c[0]), grid, self.dit.config.patch_size)  # (B, out_channels, H, W)
 
 
-_OF_EACH_BLOCK = {"t_embedder": "times", "y_embedder": "labels"}
-"""Embedders of the published DiT -> of a :class:`DiffusersDiT`."""
+_PER_BLOCK = {"t_embedder": "times", "y_embedder": "labels"}
+"""Embedders of the published DiT -> those of a :class:`DiffusersDiT`, one for each block."""
 
 
-def _of_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the values of a :class:`DiffusersDiT` from a file of diffusers."""
-    found = rules.to_original(arrays, [_of_each_block(rule) for rule in DIT_RULES])
-    apart = tuple(f"{name}." for name in _OF_EACH_BLOCK.values())
-    return {name if name.startswith(apart) else f"dit.{name}": array for name, array in found.items()}
+def _from_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the weights of a :class:`DiffusersDiT` from a file of diffusers."""
+    values = rules.to_original(arrays, [_per_block_rule(rule) for rule in DIT_RULES])
+    apart = tuple(f"{name}." for name in _PER_BLOCK.values())
+    return {name if name.startswith(apart) else f"dit.{name}": array for name, array in values.items()}
 
 
-def _of_each_block(rule: rules.Rule) -> rules.Rule:
+def _per_block_rule(rule: rules.Rule) -> rules.Rule:
     module, _, layer = rule.original.partition(".")
-    return rules.Rule(f"{_OF_EACH_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _OF_EACH_BLOCK else rule
+    return rules.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
 
 
 class Base:
-    """A network without adapters, its inputs, and copies with adapters; ``prefix`` stands before our names in it."""
+    """A network without adapters, its inputs, and copies with adapters; ``prefix`` precedes our names in it."""
 
     prefix = ""
 
     def __init__(self, file: LoraValues, group: str) -> None:
-        self.file, self.given, self.group = file, file.given, group
+        self.file, self.arrays, self.group = file, file.arrays, group
         names = ("x", "t", *self.conditions)
         for name in names:
-            self.given.check_shape(f"{group}/{name}", (len(self.given[f"{group}/x"]), *[None] * (self._axes(name) - 1)))
+            self.arrays.check_shape(
+                f"{group}/{name}", (len(self.arrays[f"{group}/x"]), *[None] * (self._axes(name) - 1))
+            )
 
     conditions: tuple[str, ...]
     per_sample = False
     """Whether the file has a loss for each sample, and not their mean."""
 
     def _axes(self, name: str) -> int:
-        return self.given[f"{self.group}/{name}"].ndim
+        return self.arrays[f"{self.group}/{name}"].ndim
 
     def fresh(self) -> Any:
-        """Return a new network with its own weights, which may change."""
+        """Return a new network, whose weights may change."""
         raise NotImplementedError
 
     @cached_property
@@ -134,26 +136,26 @@ class Base:
         """Names of the linear layers."""
         return [n.removesuffix(".weight") for n, a in self.weights.items() if n.endswith(".weight") and a.ndim == 2]
 
-    def ask(self, network: Any) -> Tensor:
+    def predict(self, network: Any) -> Tensor:
         """Return the output of ``network`` for the inputs of the file."""
-        return network(*(self.given.tensor(f"{self.group}/{name}") for name in ("x", "t", *self.conditions)))
+        return network(*(self.arrays.tensor(f"{self.group}/{name}") for name in ("x", "t", *self.conditions)))
 
     def losses(self, network: Any) -> Tensor:
         """Return the loss of each sample, (B,)."""
-        difference = self.ask(network) - self.given.tensor(self.target)
+        difference = self.predict(network) - self.arrays.tensor(self.target)
         return ops.mean_per_sample(difference * difference)
 
     @property
     def target(self) -> str:
-        """Name of what the network is to give."""
+        """Name of the target of the network's output."""
         return f"{self.group}/target"
 
     def adapted(self, adapter: Adapter) -> Any:
-        """Return the network with ``adapter`` beside its layers; only A and B are trained."""
+        """Return the network with ``adapter`` unmerged; only A and B are trained."""
         network = self.fresh()
         for _, parameter in network.named_parameters():
             parameter.requires_grad = False
-        with_adapters(network, {f"{self.prefix}{name}": own for name, own in adapter.beside().items()})
+        with_adapters(network, {f"{self.prefix}{name}": lora for name, lora in adapter.beside().items()})
         values = {name: ops.numpy(p) for name, p in network.named_parameters()}
         values |= {f"{self.prefix}{name}": array for name, array in adapter.arrays().items()}
         runtime.load_arrays(network, values)
@@ -173,8 +175,8 @@ class WanBase(Base):
     conditions = ("text",)
 
     def fresh(self) -> Any:
-        network = TextToVideo(self.given, {"--wan": self.file.weights["--checkpoint"]}).fresh_network("wan")
-        check_latents(network.config, f"{self.group}/x", self.given[f"{self.group}/x"].shape)
+        network = TextToVideo(self.arrays, {"--wan": self.file.weights["--checkpoint"]}).fresh_network("wan")
+        check_latents(network.config, f"{self.group}/x", self.arrays[f"{self.group}/x"].shape)
         return network
 
 
@@ -185,12 +187,12 @@ class ExpertBase(Base):
 
     def __init__(self, file: LoraValues, group: str) -> None:
         self.file, self.group, self.values = file, group, file.experts()
-        self.given = self.values.given
+        self.arrays = self.values.arrays
 
     def fresh(self) -> Any:
         return self.values.fresh_network(self.group)
 
-    def ask(self, network: Any) -> Tensor:
+    def predict(self, network: Any) -> Tensor:
         return network(*self.values.inputs())
 
 
@@ -200,13 +202,13 @@ class ImageBase(Base):
     per_sample = True
 
     def __init__(self, file: LoraValues, group: str) -> None:
-        self.given = Given({**file.beside(), **file.given, "train/noise": file.given["noise"]})
-        self.program = ImageTransformer(self.given, file.weights)
+        self.arrays = ReferenceArrays({**file.base_arrays(), **file.arrays, "train/noise": file.arrays["noise"]})
+        self.program = ImageTransformer(self.arrays, file.weights)
 
     def fresh(self) -> Any:
         return self.program.fresh_network()
 
-    def ask(self, network: Any) -> Tensor:
+    def predict(self, network: Any) -> Tensor:
         x, t, condition = self.program.inputs
         return self.program.family.like_theirs(network(x, t, *condition))
 
@@ -215,37 +217,35 @@ class ImageBase(Base):
 
 
 class DiTBase(Base):
-    """diffusers' DiT, from the folder ``dit/`` beside the adapters."""
+    """diffusers' DiT, from the folder ``dit/`` next to the adapters."""
 
     conditions, prefix = ("y",), "dit."
 
     def fresh(self) -> Any:
         folder = self.file.folder / self.group
-        said, what = read_json(folder / "config.json", "--lora"), f"{folder}/config.json"
-        config, norm_eps = diffusers.dit_of(said, folder), said.get("norm_eps", 1e-5)
+        section, what = read_json(folder / "config.json", "--lora"), f"{folder}/config.json"
+        config, norm_eps = diffusers.dit_of(section, folder), section.get("norm_eps", 1e-5)
         check_claimed_sizes(config, what)
         if not isinstance(norm_eps, float):
-            raise CheckpointError(f"{what}: norm_eps = {short_repr(norm_eps)}", "is no number", FORMAT)
+            raise CheckpointError(f"{what}: norm_eps = {short_repr(norm_eps)}", "must be a number", FORMAT)
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
-        network, values = DiffusersDiT(config, norm_eps), _of_diffusers(arrays)
-        own = {name: ops.numpy(p) for name, p in network.named_parameters()}
-        not_there = tuple(f"dit.{name}" for name in ("pos_embed", *_OF_EACH_BLOCK))
-        if missing := [name for name in own if name not in values and not name.startswith(not_there)]:
+        network, values = DiffusersDiT(config, norm_eps), _from_diffusers(arrays)
+        initial = {name: ops.numpy(p) for name, p in network.named_parameters()}
+        optional = tuple(f"dit.{name}" for name in ("pos_embed", *_PER_BLOCK))
+        if missing := [name for name in initial if name not in values and not name.startswith(optional)]:
             raise CheckpointError(str(folder), f"lacks {missing[0]}", "copy the folder again")
-        runtime.load_arrays(
-            network, own | values
-        )  # (positional embeddings, and embedders that are not used, keep their values)
+        runtime.load_arrays(network, initial | values)  # (positional embeddings and unused embedders keep their values)
         return runtime.compiled(runtime.to_runtime_device(network))
 
 
 class LoraValues:
     """The quantities of a file."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "--lora" not in weights:
             raise CheckpointError("--lora", "is missing: the values of the file are those of adapters",
                                   "name the folder that has them")  # fmt: skip
-        self.given, self.weights, self.folder = given, weights, Path(weights["--lora"])
+        self.arrays, self.weights, self.folder = arrays, weights, Path(weights["--lora"])
         self.base = cache(self._base)
         self.adapter = cache(self._adapter)
         self.adapted = cache(lambda name: self.base(name).adapted(self.adapter(name)))
@@ -255,7 +255,7 @@ class LoraValues:
     def _base(self, name: str) -> Base:
         if name in EXPERTS:
             return ExpertBase(self, name)
-        if "train/sigma" in self.given:
+        if "train/sigma" in self.arrays:
             return ImageBase(self, name)
         is_dit = name.startswith("dit")
         return DiTBase(self, "dit") if is_dit else WanBase(self, "wan")
@@ -272,13 +272,15 @@ class LoraValues:
         base = self.base(name)
         return Step(lambda: base.adapted(self.adapter(name)), base.losses, ADAMW_LR)
 
-    def beside(self) -> Given:
+    def base_arrays(self) -> ReferenceArrays:
         """Return the file of values of the base, whose inputs these values have."""
         return read_arrays(Path(f"{str(self.weights['--checkpoint']).rstrip('/')}.npz"))
 
     def experts(self) -> WanFile:
-        """Return the file of the two experts, whose chains are those with adapters."""
-        file = WanFile(Given({**({} if "x" in self.given else self.beside()), **self.given}), self.weights)
+        """Return the file of the two experts, which samples with the adapters."""
+        file = WanFile(
+            ReferenceArrays({**({} if "x" in self.arrays else self.base_arrays()), **self.arrays}), self.weights
+        )
         file.network = self.adapted
         return file
 
@@ -291,22 +293,22 @@ class LoraValues:
     def without(self, name: str = "") -> Tensor:
         """Return the output of the base."""
         base = self.base(name)
-        return answer(base.ask, runtime.compiled(base.fresh()))
+        return evaluate(base.predict, runtime.compiled(base.fresh()))
 
     def output(self, name: str) -> Tensor:
-        """Return the output of the base with the adapters beside its layers."""
-        return answer(self.base(name).ask, self.adapted(name))
+        """Return the output of the base with unmerged adapters."""
+        return evaluate(self.base(name).predict, self.adapted(name))
 
     def merged(self, name: str, strength: str | None = None) -> Tensor:
         """Return the output of the base with the adapters merged into its weights, ``strength`` times."""
         base = self.base(name)
-        return answer(base.ask, base.merged(self.adapter(name), float(strength or 1)))
+        return evaluate(base.predict, base.merged(self.adapter(name), float(strength or 1)))
 
     def change_at_first(self, name: str) -> np.ndarray:
         """Return the largest change of the output by untrained adapters, whose B is zero."""
         base, adapter = self.base(name), self.adapter(name)
-        adapted_starter = {layer: own._replace(up=np.zeros_like(own.up)) for layer, own in adapter.layers.items()}
-        there = ops.numpy(answer(base.ask, base.adapted(Adapter(adapted_starter))))
+        untrained = {layer: lora._replace(up=np.zeros_like(lora.up)) for layer, lora in adapter.layers.items()}
+        there = ops.numpy(evaluate(base.predict, base.adapted(Adapter(untrained))))
         return np.abs(there - ops.numpy(self.without(name))).max()
 
     def gradient(self, name: str, parameter: str) -> np.ndarray:
@@ -315,9 +317,9 @@ class LoraValues:
         base, adapter = self.base(name), self.adapter(name)
         for ours, (_, theirs, _) in in_diffusers(adapter.layers).items():
             if layer in theirs and matrix in ("lora_A", "lora_B"):
-                found = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
-                return norm(_part(found, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))
-        raise NotThere(f"the adapters are beside {', '.join(list(adapter.layers)[:3])}, ...")
+                gradient = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
+                return norm(_part(gradient, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))
+        raise NotThere(f"the adapters are on {', '.join(list(adapter.layers)[:3])}, ...")
 
 
 def _part(gradient: np.ndarray, up: np.ndarray, matrix: str, number: int, count: int) -> np.ndarray:
@@ -359,4 +361,4 @@ IMAGE_LORA = replace(
         *LORA.rows,
     ),
 )
-"""Adapters of an image transformer, whose file of values lies beside --checkpoint."""
+"""Adapters of an image transformer, whose file of values is next to --checkpoint."""

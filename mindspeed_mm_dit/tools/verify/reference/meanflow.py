@@ -15,7 +15,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.mean_flow.draws import interval, with_equal
 from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
-from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights, answer
+from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Tensor, Weights, evaluate
 from mindspeed_mm_dit.tools.verify.reference.images import RecipeFile
 from mindspeed_mm_dit.tools.verify.reference.step import Step
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Quantity
@@ -30,8 +30,8 @@ class MeanFlowFile(RecipeFile):
 
     sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        super().__init__(given, weights)
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        super().__init__(arrays, weights)
         self.case = cache(lambda name: Case(self, name))
 
     @property
@@ -45,43 +45,43 @@ class MeanFlowFile(RecipeFile):
     def process(self, case: str) -> MeanFlow:
         """Return the objective of a case."""
         settings = {"omega": 1.0, "kappa": 0.0}
-        if found := re.match(_GUIDED, case):
+        if guided := re.match(_GUIDED, case):
             names = ("omega", "kappa", "t_start", "t_end")
-            settings |= {name: float(value) for name, value in zip(names, found.groups()) if value is not None}
+            settings |= {name: float(value) for name, value in zip(names, guided.groups()) if value is not None}
         for name, mark in (("norm_p", "_p"), ("norm_eps", "_eps")):
-            asked = re.search(rf"{mark}({_N})", case)
-            settings[name] = float(asked[1]) if asked else self.number("args", name)
+            match = re.search(rf"{mark}({_N})", case)
+            settings[name] = float(match[1]) if match else self.number("args", name)
         return MeanFlow(MeanFlowConfig(**settings))  # type: ignore[arg-type]
 
     def labels(self) -> Tensor:
         """Return the labels; as in the published code, ``drop_u`` only sets how many of the first are dropped."""
-        labels, unconditional = self.given["y"].astype(np.int64), self.config.num_classes
-        dropped = int((self.given["drop_u"] < self.number("args", "class_dropout_prob")).sum())
+        labels, unconditional = self.arrays["y"].astype(np.int64), self.config.num_classes
+        dropped = int((self.arrays["drop_u"] < self.number("args", "class_dropout_prob")).sum())
         return ops.tensor(np.where(np.arange(len(labels)) < dropped, unconditional, labels))
 
     def output(self, unconditional: str | None) -> Tensor:
         """Return the average velocity at the samples, with or without labels."""
-        labels, at = self.given.tensor("y"), self.case("plain")
-        return answer(
+        labels, at = self.arrays.tensor("y"), self.case("plain")
+        return evaluate(
             self.network, at.z_t, at.draws[0], labels * 0 + self.config.num_classes if unconditional else labels
         )
 
-    # --- times and chains --------------------------------------------------------------------------------------------
+    # --- times and sampling ------------------------------------------------------------------------------------------
 
     def times(self, name: str) -> np.ndarray:
         """Return the later or the earlier times of the file's draws."""
         config = MeanFlowConfig(self.number("args", "P_mean"), self.number("args", "P_std"))
-        ends = interval(config, self.given["time/z"].astype(np.float64))
+        ends = interval(config, self.arrays["time/z"].astype(np.float64))
         alike = np.arange(len(ends)) < int(self.number("args", "data_proportion") * len(ends))
         return with_equal(ends, alike).astype(np.float32)[:, "tr".index(name)]
 
     def chain(self, steps: str) -> Tensor:
-        """Return the last state of a chain, over the file's times or even ones."""
-        times = self.given.get(f"sample/steps{steps}/t_grid", even_times(int(steps)))
-        labels = self.given.tensor("sample/y")
+        """Return the last state of a sampling loop, over the file's times or even ones."""
+        times = self.arrays.get(f"sample/steps{steps}/t_grid", even_times(int(steps)))
+        labels = self.arrays.tensor("sample/y")
         with ops.no_grad():
-            ask = lambda x, ends, noise: self.network(x, ends, labels)  # noqa: E731
-            *_, last = integrate(ask, self.given.tensor("sample/start"), times)
+            model_fn = lambda x, ends, noise: self.network(x, ends, labels)  # noqa: E731
+            *_, last = integrate(model_fn, self.arrays.tensor("sample/start"), times)
         return last
 
 
@@ -89,9 +89,9 @@ class Case:
     """The objective of one case, at the samples of a file."""
 
     def __init__(self, file: MeanFlowFile, name: str) -> None:
-        x, e = map(file.given.tensor, "xe")
-        self._file, self._x, self.process, self._null = file, x, file.process(name), file.config.num_classes
-        times = np.stack([file.given["t"], file.given["r"]], 1).astype(np.float32)
+        x, e = map(file.arrays.tensor, "xe")
+        self._file, self._x, self.process, self._unconditional = file, x, file.process(name), file.config.num_classes
+        times = np.stack([file.arrays["t"], file.arrays["r"]], 1).astype(np.float32)
         self.draws = ops.tensor(times), e, ops.tensor(np.zeros(len(times), np.float32))
         self.z_t, self.v = self.process.noised(x, *self.draws), e - x
         self.step = Step(file.fresh_network, self.losses)
@@ -103,11 +103,13 @@ class Case:
 
     @property
     def _at(self) -> tuple[Any, ...]:
-        return self._file.network, self.z_t, self.v, self.draws[0], self.labels, self._null
+        return self._file.network, self.z_t, self.v, self.draws[0], self.labels, self._unconditional
 
     def losses(self, network: DiT | None = None) -> Tensor:
         """Return the weighted loss of each sample, (B,)."""
-        return self.process.losses(network or self._file.network, self._null, self._x, self.labels, *self.draws)
+        return self.process.losses(
+            network or self._file.network, self._unconditional, self._x, self.labels, *self.draws
+        )
 
     def loss(self) -> np.ndarray:
         """Return the mean of the weighted losses."""
@@ -117,7 +119,7 @@ class Case:
     @cached_property
     def u(self) -> Tensor:
         """The average velocity that is trained."""
-        return answer(self._file.network, self.z_t, self.draws[0], self.labels)
+        return evaluate(self._file.network, self.z_t, self.draws[0], self.labels)
 
     @cached_property
     def guided(self) -> Tensor:

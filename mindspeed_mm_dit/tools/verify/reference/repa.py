@@ -1,4 +1,4 @@
-"""Files of reference values of REPA (Yu et al. 2024): projectors and their loss, times and chains.
+"""Files of reference values of REPA (Yu et al. 2024): projectors and their loss, times and sampling.
 
 In the file and for the network, t = 0 is data and t = 1 noise; here it is 1 - t.
 """
@@ -22,7 +22,7 @@ from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, network_time
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.tools.verify.reference.file import Given, Kind, Tensor, Weights
+from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Tensor, Weights
 from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile
 from mindspeed_mm_dit.tools.verify.reference.step import ZERO, Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, NotThere, Quantity
@@ -32,7 +32,7 @@ _STEPS = {"euler": ode.euler, "heun": ode.heun}
 _LOW_INTERVAL = (0.25, 1.0)
 """Guidance interval of ``cfg_interval_low``."""
 STEPS = 8
-"""Steps of a chain, the last one included, if the file has no noise that tells their number."""
+"""Sampling steps, the last one included, if the file has no noise from which to count them."""
 
 
 class Repa(RecipeFile):
@@ -41,21 +41,25 @@ class Repa(RecipeFile):
     sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
              "encoder_depth", "projector_dim")  # fmt: skip
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        super().__init__(given, weights)
-        self.steps = len(given["sample/brownian"]) + 1 if "sample/brownian" in given else STEPS
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        super().__init__(arrays, weights)
+        self.steps = len(arrays["sample/brownian"]) + 1 if "sample/brownian" in arrays else STEPS
         lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
         self.step = Step(self.fresh_network, self._losses, lr, (betas[0], betas[1]))
         self.step_of_projection = Step(self.fresh_network, lambda network: self._both(network)[1])
 
     @property
     def flags(self) -> Mapping[str, Any]:
-        self.given.check_shape("z_dims", (None,))
-        return {"learn_sigma": False, "z_dims": self.given["z_dims"].tolist(), "qk_norm": self.said("args", "qk_norm")}
+        self.arrays.check_shape("z_dims", (None,))
+        return {
+            "learn_sigma": False,
+            "z_dims": self.arrays["z_dims"].tolist(),
+            "qk_norm": self.setting("args", "qk_norm"),
+        }
 
     @property
     def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        B, tokens = len(self.given["y"]) if "y" in self.given else None, self.config.num_tokens
+        B, tokens = len(self.arrays["y"]) if "y" in self.arrays else None, self.config.num_tokens
         return {**super().shapes, **{f"zs{n}": (B, tokens, width) for n, width in enumerate(self.config.z_dims)}}
 
     # --- one evaluation ----------------------------------------------------------------------------------------------
@@ -63,8 +67,8 @@ class Repa(RecipeFile):
     def times(self, path: str, law: str) -> np.ndarray:
         """Return the times of the samples, (B,) float64, with the direction of the file."""
         if law == "uniform":
-            return self.given["time_u"].astype(np.float64)
-        z = self.given["time_z"].astype(np.float64)
+            return self.arrays["time_u"].astype(np.float64)
+        z = self.arrays["time_z"].astype(np.float64)
         return logit_normal(z, 0, 1) if path == "linear" else np.arctan(np.exp(z)) * 2 / np.pi
 
     @cached_property
@@ -73,64 +77,64 @@ class Repa(RecipeFile):
 
     def at(self, path: str, law: str) -> Point:
         """Return the samples at their times."""
-        x, e, y = map(self.given.tensor, ("x", "e", "y"))
+        x, e, y = map(self.arrays.tensor, ("x", "e", "y"))
         return Point.of_flow(self._processes[path], x, e, 1 - self.times(path, law), y)
 
-    def _asked(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
+    def _project(self, network: DiT, path: str, law: str) -> tuple[Tensor, list[Tensor]]:
         at = self.at(path, law)
-        asked: tuple[Tensor, list[Tensor]] = network(at.x_t, at.draws[0], *at.condition, project=True)
-        return asked
+        outputs: tuple[Tensor, list[Tensor]] = network(at.x_t, at.draws[0], *at.condition, project=True)
+        return outputs
 
     def projected(self, path: str, law: str, number: str) -> Tensor:
         """Return the tokens after a projector."""
         if int(number) >= len(self.config.z_dims):
-            raise NotThere(f"z_dims tells of {len(self.config.z_dims)} projectors")
+            raise NotThere(f"z_dims has {len(self.config.z_dims)} projectors")
         with ops.no_grad():
-            return self._asked(self.network, path, law)[1][int(number)]
+            return self._project(self.network, path, law)[1][int(number)]
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def _both(self, network: DiT, path: str = "linear", law: str = "uniform") -> tuple[Tensor, Tensor]:
         """Return the loss of the velocity and the loss of the projections, each (B,)."""
-        output, projected = self._asked(network, path, law)
-        features = [self.given.tensor(f"zs{number}") for number in range(len(projected))]
+        output, projected = self._project(network, path, law)
+        features = [self.arrays.tensor(f"zs{number}") for number in range(len(projected))]
         return self.at(path, law).loss_of(output), projection_loss(projected, features, [1.0] * len(features))
 
     def _losses(self, network: DiT) -> Tensor:
         denoising, projection = self._both(network)
-        return denoising + float(self.given["proj_coeff"]) * projection
+        return denoising + float(self.arrays["proj_coeff"]) * projection
 
     def loss(self, *case: str, network: DiT | None = None) -> np.ndarray:
         """Return the loss of the velocity (B,), or the mean loss of the projections."""
-        *place, name = case
+        *point, name = case
         with ops.no_grad():
-            denoising, projection = map(ops.numpy, self._both(network or self.network, *place))
+            denoising, projection = map(ops.numpy, self._both(network or self.network, *point))
         return denoising if name == "denoising" else np.asarray(projection.mean(dtype=np.float64))
 
-    # --- chains ------------------------------------------------------------------------------------------------------
+    # --- sampling ----------------------------------------------------------------------------------------------------
 
     def chain(self, method: str, guidance: str) -> Tensor:
-        """Return the last state of a chain on the linear path."""
-        scale, *interval = self.given["sample/cfg"].tolist()
+        """Return the last state of a sampling loop on the linear path."""
+        scale, *interval = self.arrays["sample/cfg"].tolist()
         low, high = _LOW_INTERVAL if guidance == "cfg_interval_low" else interval
         guided = Guidance(1.0 if guidance == "cfg1" else scale, interval=(low, high))
-        start = self.given.tensor("sample/start")
+        start = self.arrays.tensor("sample/start")
         with ops.no_grad():
             if method != "sde":
                 return self._ode(method, start, guided)
-            ask, noise = self.asked(guided), self.given.tensor("sample/brownian")
-            *_, last = sde_trajectory("sde-euler", self._processes["linear"], ask, start, lambda step: noise[step],
+            model_fn, noise = self.guided_model(guided), self.arrays.tensor("sample/brownian")
+            *_, last = sde_trajectory("sde-euler", self._processes["linear"], model_fn, start, lambda step: noise[step],
                                  self.steps, DiffusionCoefficient("linear"))  # fmt: skip
             return last
 
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
-        """Return the last state of a chain in which each step is guided or not according to the time it begins at."""
-        process, ask = self._processes["linear"], self.asked(guidance)
+        """Return the last state of a sampling loop with guidance according to the time at which each step starts."""
+        process, model_fn = self._processes["linear"], self.guided_model(guidance)
         for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
             step = ode.euler if following == 0 else _STEPS[method]
 
             def velocity(x: Tensor, now: np.ndarray, noise: float = t) -> Tensor:
-                return process.velocity(ask(x, ops.tensor(network_time(process.config, now)), noise), x, now)
+                return process.velocity(model_fn(x, ops.tensor(network_time(process.config, now)), noise), x, now)
 
             x = step(velocity, x, np.full(x.shape[0], 1 - t), t - following)
         return x

@@ -21,15 +21,15 @@ KEYS_BIAS = Bound(
 
 ZERO = Bound(
     "The bias of the keys' norm shifts all scores of a query alike, which softmax does not see: its gradient is zero "
-    "but for rounding, unless keys are turned by position.",
+    "but for rounding, unless keys are rotated by position.",
     least=lambda reference: 1e-7 / max(float(norm(reference)), 1e-30),
 )
 
 
 class Step:
-    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, taken when a result is first used.
+    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, done when a result is first used.
 
-    ``network``: makes a network whose weights this step may change. ``losses``: network -> losses (B,).
+    ``network``: creates a network whose weights this step may change. ``losses``: network -> losses (B,).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Step:
 
     def gradient_norm(self, parameter: str) -> np.ndarray:
         """Return the norm of one of the gradients; raises NotThere."""
-        return norm(_of(self.gradients, parameter))
+        return norm(_lookup(self.gradients, parameter))
 
     @property
     def grad_norm(self) -> np.ndarray:
@@ -105,11 +105,11 @@ def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
         Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
         Quantity(
             rf"param_norm_after_one_adamw_step/{prefix}(.+attn\.(?:qkv|k_norm)\.bias)",
-            lambda p, name: norm(_of(step(p).weights_after, name)), KEYS_BIAS,
+            lambda p, name: norm(_lookup(step(p).weights_after, name)), KEYS_BIAS,
         ),
         Quantity(
             rf"param_norm_after_one_adamw_step/{prefix}(.+)",
-            lambda p, name: norm(_of(step(p).weights_after, name)), FORWARD,
+            lambda p, name: norm(_lookup(step(p).weights_after, name)), FORWARD,
         ),
         Quantity(r"loss_after_one_adamw_step", lambda p: step(p).losses_after),
     )  # fmt: skip
@@ -120,7 +120,7 @@ def norm(array: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.norm(array.astype(np.float64)))
 
 
-def _of(arrays: Mapping[str, np.ndarray], parameter: str) -> np.ndarray:
+def _lookup(arrays: Mapping[str, np.ndarray], parameter: str) -> np.ndarray:
     if parameter not in arrays:
         raise NotThere(nearest(parameter, arrays))
     return arrays[parameter]

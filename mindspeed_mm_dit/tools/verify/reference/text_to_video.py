@@ -1,7 +1,7 @@
 """Files of reference values of MindSpeed-MM's text-to-video tutorial and of Wan 2.1, group by group.
 
 Here are the networks' groups ``dit/`` and ``wan/``, with one evaluation, its parts and gradients; and the groups
-``sched/`` and ``sample/``, with tables of times, noising, loss, steps and chains.
+``sched/`` and ``sample/``, with tables of times, noising, loss, steps and sampling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.objectives.wan_flow.samplers import euler_trajectory
 from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas, training_table
 from mindspeed_mm_dit.tools.verify.reference import video_step
-from mindspeed_mm_dit.tools.verify.reference.file import Kind, Tensor, answer
+from mindspeed_mm_dit.tools.verify.reference.file import Kind, Tensor, evaluate
 from mindspeed_mm_dit.tools.verify.reference.step import Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.reference.video import (
     NETWORKS,
@@ -33,7 +33,7 @@ from mindspeed_mm_dit.tools.verify.reference.video import (
 from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity, Rows
 
 SAMPLE_SHIFT, SAMPLE_STEPS = 5.0, 10
-"""Defaults of the chains, if a file has no ``sample/shift`` and ``sample/steps``."""
+"""Defaults of sampling, if a file has no ``sample/shift`` and ``sample/steps``."""
 _N = r"\d+(?:\.\d+)?"
 
 
@@ -41,12 +41,12 @@ class Times:
     """Quantities of the tutorial's objective, which need no weights."""
 
     def __init__(self, file: TextToVideo) -> None:
-        self.given = file.given
+        self.arrays = file.arrays
 
     def target(self) -> Tensor:
         """Return the network's target."""
         self._check()
-        return tutorial_flow(1.0).target(*map(self.given.tensor, ("sched/x0", "sched/noise")))
+        return tutorial_flow(1.0).target(*map(self.arrays.tensor, ("sched/x0", "sched/noise")))
 
     def table(self, shift: str, name: str) -> np.ndarray:
         """Return a table of the training times."""
@@ -58,10 +58,10 @@ class Times:
         """Return noised latents, or the weighted loss, at the rows ``index`` of the table."""
         process = self._process(shift)
         self._check()
-        self.given.check_shape("sched/index", (None,))
-        self.given.check_range("sched/index", process.config.num_train_timesteps - 1)
+        self.arrays.check_shape("sched/index", (None,))
+        self.arrays.check_range("sched/index", process.config.num_train_timesteps - 1)
         compute = self._x_t if name == "x_t" else self._loss
-        return np.stack([compute(process, index) for index in self.given["sched/index"].tolist()])
+        return np.stack([compute(process, index) for index in self.arrays["sched/index"].tolist()])
 
     def steps(self, shift: str, count: str, name: str) -> np.ndarray:
         """Return a table of ``count`` steps, or the Euler step from each of its rows."""
@@ -70,7 +70,7 @@ class Times:
         if name != "euler":
             return sigmas if name == "sigmas" else process.config.num_train_timesteps * sigmas
         self._check()
-        x, velocity = (ops.tensor(self.given[f"sched/{key}"][:1, :, :1]) for key in ("x0", "model_output"))
+        x, velocity = (ops.tensor(self.arrays[f"sched/{key}"][:1, :, :1]) for key in ("x0", "model_output"))
         grid = euler_sigmas(process.config, int(count))
         ends = [next(ode.integrate(ode.euler, lambda x, t: velocity, x, grid[i : i + 2])) for i in range(int(count))]
         return np.stack([ops.numpy(end) for end in ends])
@@ -78,45 +78,45 @@ class Times:
     def _process(self, shift: str) -> WanFlow:
         """Return the objective with the number of times in the file's training tables."""
         names = (f"sched/shift{shift}/{table}" for table in ("sigmas", "timesteps", "weights"))
-        rows = next((self.given[name].size for name in names if name in self.given), NUM_TRAIN_TIMESTEPS)
+        rows = next((self.arrays[name].size for name in names if name in self.arrays), NUM_TRAIN_TIMESTEPS)
         return tutorial_flow(float(shift), rows)
 
     def _check(self) -> None:
         """Raise CheckpointError for latents of different shapes."""
-        self.given.check_shape("sched/x0", (None,) * max(3, self.given["sched/x0"].ndim))
-        for name in {"sched/noise", "sched/model_output"} & self.given.keys():
-            self.given.check_shape(name, self.given["sched/x0"].shape)
+        self.arrays.check_shape("sched/x0", (None,) * max(3, self.arrays["sched/x0"].ndim))
+        for name in {"sched/noise", "sched/model_output"} & self.arrays.keys():
+            self.arrays.check_shape(name, self.arrays["sched/x0"].shape)
 
     def _x_t(self, process: WanFlow, row: int) -> np.ndarray:
-        draws = draws_at(process, row, self.given["sched/noise"])
-        return ops.numpy(process.noised(self.given.tensor("sched/x0"), *draws))
+        draws = draws_at(process, row, self.arrays["sched/noise"])
+        return ops.numpy(process.noised(self.arrays.tensor("sched/x0"), *draws))
 
     def _loss(self, process: WanFlow, row: int) -> np.ndarray:
-        output, x = self.given.tensor("sched/model_output"), self.given.tensor("sched/x0")
-        return ops.numpy(process.loss(output, x, x, *draws_at(process, row, self.given["sched/noise"]))).mean()
+        output, x = self.arrays.tensor("sched/model_output"), self.arrays.tensor("sched/x0")
+        return ops.numpy(process.loss(output, x, x, *draws_at(process, row, self.arrays["sched/noise"]))).mean()
 
 
-class Chains:
-    """Whole chains of the tutorial's network, without and with guidance."""
+class Sampling:
+    """Sampling with the tutorial's network, without and with guidance."""
 
     def __init__(self, file: TextToVideo) -> None:
-        self.given, self.network = file.given, file.asked_network("dit")
+        self.arrays, self.network = file.arrays, file.checked_network("dit")
 
     def end(self, scale: str | None) -> Tensor:
         """Return the last state."""
         shift, steps = self._number("shift", SAMPLE_SHIFT), int(self._number("steps", SAMPLE_STEPS))
-        start, text, negative = map(self.given.tensor, ("sample/start", "dit/text", "sample/negative_text"))
+        start, text, negative = map(self.arrays.tensor, ("sample/start", "dit/text", "sample/negative_text"))
         with ops.no_grad():
-            ask = guided_network(self.network, [text], [negative], Guidance(float(scale or 1)))
-            *_, last = euler_trajectory(tutorial_flow(shift), ask, start, steps)
+            model_fn = guided_network(self.network, [text], [negative], Guidance(float(scale or 1)))
+            *_, last = euler_trajectory(tutorial_flow(shift), model_fn, start, steps)
             return last
 
     def _number(self, name: str, default: float) -> float:
-        if f"sample/{name}" not in self.given:
+        if f"sample/{name}" not in self.arrays:
             return default
-        self.given.check_shape(f"sample/{name}", ())
-        check_between(f"--reference: sample/{name}", float(self.given[f"sample/{name}"]), 1, 1000)
-        return float(self.given[f"sample/{name}"])
+        self.arrays.check_shape(f"sample/{name}", ())
+        check_between(f"--reference: sample/{name}", float(self.arrays[f"sample/{name}"]), 1, 1000)
+        return float(self.arrays[f"sample/{name}"])
 
 
 TIMES = (
@@ -127,7 +127,7 @@ TIMES = (
         Quantity(rf"shift({_N})/(x_t|loss)", Times.at_rows),
         Quantity(rf"shift({_N})/infer([1-9]\d{{0,4}})/(timesteps|sigmas|euler)", Times.steps),
     ),
-    *rows_of_group("sample", Chains, "--checkpoint", Quantity(rf"result(?:_cfg({_N}))?", Chains.end)),
+    *rows_of_group("sample", Sampling, "--checkpoint", Quantity(rf"result(?:_cfg({_N}))?", Sampling.end)),
 )  # fmt: skip
 
 
@@ -135,30 +135,30 @@ class Network:
     """Quantities of one of NETWORKS on the inputs of ``dit/``."""
 
     def __init__(self, file: TextToVideo, kind: str) -> None:
-        self.given, self.network = file.given, file.asked_network(kind)
+        self.arrays, self.network = file.arrays, file.checked_network(kind)
         self.step = Step(lambda: file.fresh_network(kind), self._losses)
 
     def _losses(self, network: object) -> Tensor:
-        return ops.mean_per_sample(self._ask(network, "dit/t") * self.given.tensor("dit/target"))
+        return ops.mean_per_sample(self._call(network, "dit/t") * self.arrays.tensor("dit/target"))
 
-    def _ask(self, network: object, t: str) -> Tensor:
-        return network(*map(self.given.tensor, ("dit/x", t, "dit/text")))  # type: ignore[operator]
+    def _call(self, network: object, t: str) -> Tensor:
+        return network(*map(self.arrays.tensor, ("dit/x", t, "dit/text")))  # type: ignore[operator]
 
     def output(self, t: str) -> Tensor:
         """Return the network at the times ``t``, or at ``t_shared`` for all."""
         with ops.no_grad():
-            return self._ask(self.network, f"dit/{t}")
+            return self._call(self.network, f"dit/{t}")
 
     @cached_property
     def condition(self) -> tuple[Tensor, Tensor, Tensor]:
         """Embedding of the time (B, D), its projection (B, 1, 6 D), and the text as the blocks take it."""
-        t, text = map(self.given.tensor, ("dit/t", "dit/text"))
-        time, modulation, text = answer(self.network.condition_embedder, t[:, None], text)
+        t, text = map(self.arrays.tensor, ("dit/t", "dit/text"))
+        time, modulation, text = evaluate(self.network.condition_embedder, t[:, None], text)
         return time[:, 0], modulation, text
 
     @property
     def _grid(self) -> tuple[int, int, int]:
-        (_, _, F, H, W), (p, q, r) = self.given["dit/x"].shape, self.network.config.patch_size
+        (_, _, F, H, W), (p, q, r) = self.arrays["dit/x"].shape, self.network.config.patch_size
         return F // p, H // q, W // r
 
     @cached_property
@@ -170,7 +170,7 @@ class Network:
         return ops.numpy(self._positions[number]).repeat(2, 1)
 
     def _tokens(self) -> Tensor:
-        return answer(self.network.patch_embedding, self.given.tensor("dit/x"))
+        return evaluate(self.network.patch_embedding, self.arrays.tensor("dit/x"))
 
     def after_patch_embedding(self) -> np.ndarray:
         """Return the tokens as an image, (B, D, F, H, W)."""
@@ -183,7 +183,7 @@ class Network:
             raise NotThere("")
         (_, modulation, text), x = self.condition, self._tokens()
         for block in list(self.network.blocks)[: int(number) + 1]:
-            x = answer(block, x, text, modulation, *self._positions)
+            x = evaluate(block, x, text, modulation, *self._positions)
         return x
 
 
@@ -205,7 +205,7 @@ def network_rows(kind: str) -> Rows:
     )  # fmt: skip
 
 
-_GIVEN = {
+_INPUTS = {
     "(dit|wan)": "x|t|t_shared|text|text_len|target", "sched": "x0|noise|model_output|index",
     "sample": "start|negative_text|shift|steps", "step": "video|prompt_ids|prompt_mask|noise|t|t_index|shift",
     "vae": "video|latents_mean|latents_std", "umt5": "ids|mask|mm_mask", "prep": "[^/]+/(frames|size)",
@@ -213,8 +213,8 @@ _GIVEN = {
 
 TEXT_TO_VIDEO = Kind(
     signature="(dit|wan|sched|step|vae|umt5|prep|diffusers_euler)/.+",
-    inputs="|".join(["config", *(f"{group}/({names})" for group, names in _GIVEN.items())]),
+    inputs="|".join(["config", *(f"{group}/({names})" for group, names in _INPUTS.items())]),
     program=TextToVideo,
     rows=(*network_rows("dit"), *network_rows("wan"), *TIMES, *video_step.ROWS),
-    not_checked={"diffusers_euler/.+": "another table than MindSpeed-MM's, kept for information"},
+    not_checked={"diffusers_euler/.+": "another table than MindSpeed-MM's, in the file for information"},
 )

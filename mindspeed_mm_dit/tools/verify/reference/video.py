@@ -27,7 +27,7 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 from mindspeed_mm_dit.objectives.wan_flow.draws import batch
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
-from mindspeed_mm_dit.tools.verify.reference.file import Given, Tensor, Weights, config_of, loaded
+from mindspeed_mm_dit.tools.verify.reference.file import ReferenceArrays, Tensor, Weights, config_of, loaded
 from mindspeed_mm_dit.tools.verify.table import Quantity, Rows
 
 NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
@@ -47,8 +47,8 @@ _DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_di
 class TextToVideo:
     """The arrays of a file, and networks with the weights of each flag; groups compute its quantities."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        self.given, self.weights = given, weights
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        self.arrays, self.weights = arrays, weights
         self.network = cache(self.fresh_network)
         self.group = cache(lambda group: group(self))
 
@@ -74,36 +74,36 @@ class TextToVideo:
     def fresh_network(self, kind: str) -> Any:
         """Return a new network of NETWORKS, with its config as ``.config``; the one in :attr:`network` never changes.
 
-        Raises CheckpointError for sizes that no network has, and for weights of another network.
+        Raises CheckpointError for invalid sizes, and for weights of another network.
         """
         flag, config_class, network = NETWORKS[kind]
         with _named(flag):
-            weights, own = _read(find_checkpoint(self.weights[flag], flag))
-        sizes, what = own or self._sizes(kind), f"{flag}: config" if own else "--reference: config"
-        # (latents of one patch stand in here: the caller checks the file's latents)
+            weights, stored = _read(find_checkpoint(self.weights[flag], flag))
+        sizes, what = stored or self._sizes(kind), f"{flag}: config" if stored else "--reference: config"
+        # (latents of one patch are a placeholder: the caller checks those of the file)
         config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
         return loaded(network, config, weights, flag)
 
-    def asked_network(self, kind: str) -> Any:
+    def checked_network(self, kind: str) -> Any:
         """Return a network, and check the inputs ``dit/`` and ``sample/`` of the file against it.
 
         Raises CheckpointError, naming the array, for inputs that do not fit the network or each other.
         """
         network = self.network(kind)
-        _check_inputs(self.given, network.config)
+        _check_inputs(self.arrays, network.config)
         return network
 
     def _sizes(self, kind: str) -> dict[str, Any]:
         """Return the sizes in the file's ``config`` by the keys of the section ``predictor``."""
-        sizes: dict[str, Any] = self.given.sizes(_SIZES)
+        sizes: dict[str, Any] = self.arrays.sizes(_SIZES)
         sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
         return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
 
 
 def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
-    """Return rows whose names begin with ``prefix``, computed by one ``group`` of the file.
+    """Return rows whose names start with ``prefix``, computed by one ``group`` of the file.
 
-    needs: flag of the weights, for rows that do not name their own.
+    needs: flag of the weights, for rows that name none.
     """
 
     def of_file(row: Quantity) -> Quantity:
@@ -123,8 +123,8 @@ def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
 
 def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
     """Return the draws of a batch whose samples are all at ``row`` of the table of times."""
-    drawn = batch(process.config, np.full(len(noise), row), noise)
-    return [ops.tensor(drawn[name]) for name in process.draw_names]
+    values = batch(process.config, np.full(len(noise), row), noise)
+    return [ops.tensor(values[name]) for name in process.draw_names]
 
 
 def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
@@ -135,25 +135,25 @@ def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
         raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
 
 
-def _check_inputs(given: Given, config: Any) -> None:
-    latents = [name for name in ("dit/x", "sample/start") if name in given]
+def _check_inputs(arrays: ReferenceArrays, config: Any) -> None:
+    latents = [name for name in ("dit/x", "sample/start") if name in arrays]
     for name in latents:
-        check_latents(config, name, given[name].shape)
-        given.check_shape(name, given[latents[0]].shape)
-    x, text = given[latents[0] if latents else "dit/x"], given["dit/text"]
+        check_latents(config, name, arrays[name].shape)
+        arrays.check_shape(name, arrays[latents[0]].shape)
+    x, text = arrays[latents[0] if latents else "dit/x"], arrays["dit/text"]
     B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
-    wanted = {
+    expected = {
         "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
         "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
     }  # fmt: skip
-    for name, shape in wanted.items():
-        if name in given:
-            given.check_shape(name, shape)
+    for name, shape in expected.items():
+        if name in arrays:
+            arrays.check_shape(name, shape)
 
 
 @contextmanager
 def _named(flag: str) -> Iterator[None]:
-    """Add the flag that named a part to its errors, because the part only knows its file."""
+    """Prefix errors with the flag that named a part, because the part only knows its file."""
     try:
         yield
     except UserError as error:
@@ -163,10 +163,10 @@ def _named(flag: str) -> Iterator[None]:
 
 
 def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
-    """Return weights and, from a .pt, the ``config`` beside them without diffusers' own keys (leading underscore)."""
+    """Return weights and, from a .pt, its ``config`` without the private keys of diffusers (leading underscore)."""
     if path.suffix not in (".pt", ".pth", ".bin"):
         return read_weights(path, use_ema=False), {}
     content = read_torch_file(path)
     config = content.get("config")
-    own = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
-    return preferred(trees_of(content, path), use_ema=False), own
+    settings = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
+    return preferred(trees_of(content, path), use_ema=False), settings

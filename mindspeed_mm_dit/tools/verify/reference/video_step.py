@@ -1,7 +1,7 @@
 """Groups ``step/``, ``vae/``, ``umt5/`` and ``prep/`` of a text-to-video file.
 
 They cover a training step from video and tokens, with all samples at one time, and the parts that make latents, states
-and frames. If the autoencoder or the text encoder is not given, the step takes the file's latents or states.
+and frames. Without an autoencoder or text encoder, the step takes the file's latents or states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mindspeed_mm_dit.data.frames import covering_size_of_mindspeed_mm, fit_fram
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.video_transformer import CustomDiT
-from mindspeed_mm_dit.tools.verify.reference.file import Tensor, answer
+from mindspeed_mm_dit.tools.verify.reference.file import Tensor, evaluate
 from mindspeed_mm_dit.tools.verify.reference.step import Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.reference.video import (
     NUM_TRAIN_TIMESTEPS,
@@ -31,7 +31,7 @@ from mindspeed_mm_dit.tools.verify.table import Bound, Quantity
 STEP_LR = 1e-3
 VIDEO = (None, 3, None, None, None)
 """(B, 3, F, H, W)."""
-ONE_LEVEL = Bound(
+PIXEL_LEVEL = Bound(
     "Pillow and PyTorch round weights differently: one level of 255.",
     least=lambda levels: float(np.sqrt(levels.size) / np.linalg.norm(levels.astype(np.float64))),
 )
@@ -42,40 +42,40 @@ def states_of(file: TextToVideo, ids: str, mask: str) -> Tensor:
 
     Raises CheckpointError for tokens that are not in the text encoder's vocabulary.
     """
-    given, encoder = file.given, file.text_encoder
-    given.check_shape(mask, given[ids].shape)
-    given.check_range(ids, encoder.vocabulary_size - 1)
-    given.check_range(mask, 1)
-    length = given[ids].shape[-1]
-    return encoder(*(ops.tensor(given[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask))).states
+    arrays, encoder = file.arrays, file.text_encoder
+    arrays.check_shape(mask, arrays[ids].shape)
+    arrays.check_range(ids, encoder.vocabulary_size - 1)
+    arrays.check_range(mask, 1)
+    length = arrays[ids].shape[-1]
+    return encoder(*(ops.tensor(arrays[name].astype(np.int64).reshape(-1, length)) for name in (ids, mask))).states
 
 
 class Autoencoder:
     """Posterior, normalised latents, and the decoded mean."""
 
     def __init__(self, file: TextToVideo) -> None:
-        file.given.check_shape("vae/video", VIDEO)
-        self.autoencoder, self.video = file.autoencoder, file.given.tensor("vae/video")
+        file.arrays.check_shape("vae/video", VIDEO)
+        self.autoencoder, self.video = file.autoencoder, file.arrays.tensor("vae/video")
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the posterior."""
-        return answer(self.autoencoder.moments, self.video)
+        return evaluate(self.autoencoder.moments, self.video)
 
     def latents(self) -> Tensor:
         """Return the normalised mean."""
-        return answer(self.autoencoder.scaled, self.moments[0])
+        return evaluate(self.autoencoder.scaled, self.moments[0])
 
     def decoded(self) -> Tensor:
         """Return the decoded mean."""
-        return answer(self.autoencoder.decode, self.latents())
+        return evaluate(self.autoencoder.decode, self.latents())
 
 
 class Text:
     """The states of the text encoder, padded positions included."""
 
     def __init__(self, file: TextToVideo) -> None:
-        file.given.check_shape("umt5/ids", (None, None))
+        file.arrays.check_shape("umt5/ids", (None, None))
         self.states = ops.numpy(states_of(file, "umt5/ids", "umt5/mask"))
 
 
@@ -83,31 +83,31 @@ class Frames:
     """Compute ``resized`` from ``frames``, and ``output``, the network's input, from ``resized``."""
 
     def __init__(self, file: TextToVideo) -> None:
-        self.given = file.given
+        self.arrays = file.arrays
 
-    def _of(self, video: str, kind: str) -> tuple[np.ndarray, tuple[int, int]]:
-        height, width = self.given[f"prep/{video}/size"].tolist()
-        return rearrange(self.given[f"prep/{video}/{kind}"], "t c h w -> t h w c"), (height, width)
+    def _frames(self, video: str, kind: str) -> tuple[np.ndarray, tuple[int, int]]:
+        height, width = self.arrays[f"prep/{video}/size"].tolist()
+        return rearrange(self.arrays[f"prep/{video}/{kind}"], "t c h w -> t h w c"), (height, width)
 
     def resized(self, video: str) -> np.ndarray:
-        """Return frames that cover the wanted size, (T, C, h, w) uint8."""
-        frames, target = self._of(video, "frames")
+        """Return frames that cover the target size, (T, C, h, w) uint8."""
+        frames, target = self._frames(video, "frames")
         size = covering_size_of_mindspeed_mm((frames.shape[1], frames.shape[2]), target)
         return rearrange(resize_levels(frames, size), "t h w c -> t c h w")
 
     def output(self, video: str) -> np.ndarray:
         """Return images (C, T, H, W) in [-1, 1]."""
-        return fit_frames(*self._of(video, "resized"), "mindspeed_mm") / np.float32(127.5) - 1
+        return fit_frames(*self._frames(video, "resized"), "mindspeed_mm") / np.float32(127.5) - 1
 
 
 class VideoStep:
     """One training step of the tutorial's network."""
 
     def __init__(self, file: TextToVideo) -> None:
-        self.file, self.given = file, file.given
-        self.given.check_shape("step/shift", ())
-        check_between("--reference: step/shift", float(self.given["step/shift"]), 1e-3, 1e3)
-        self._process = tutorial_flow(float(self.given["step/shift"]))
+        self.file, self.arrays = file, file.arrays
+        self.arrays.check_shape("step/shift", ())
+        check_between("--reference: step/shift", float(self.arrays["step/shift"]), 1e-3, 1e3)
+        self._process = tutorial_flow(float(self.arrays["step/shift"]))
         self._config = file.network("dit").config
         self.step = Step(lambda: file.fresh_network("dit"), self._losses, STEP_LR)
 
@@ -115,12 +115,12 @@ class VideoStep:
     def latents(self) -> Tensor:
         """Latents (B, C, f, h, w), from the autoencoder or from the file."""
         if "--vae" not in self.file.weights:
-            latents = self.given.tensor("step/latents")
+            latents = self.arrays.tensor("step/latents")
         else:
-            self.given.check_shape("step/video", VIDEO)
-            latents = answer(self.file.autoencoder.encode, self.given.tensor("step/video"))
+            self.arrays.check_shape("step/video", VIDEO)
+            latents = evaluate(self.file.autoencoder.encode, self.arrays.tensor("step/video"))
         check_latents(self._config, "step/latents", tuple(latents.shape))
-        self.given.check_shape("step/noise", tuple(latents.shape))
+        self.arrays.check_shape("step/noise", tuple(latents.shape))
         return latents
 
     @cached_property
@@ -128,9 +128,9 @@ class VideoStep:
         """States (B, L, D), from the text encoder or from the file."""
         B, width = int(self.latents.shape[0]), self._config.text_dim
         if "--text-encoder" not in self.file.weights:
-            self.given.check_shape("step/prompt_embeds", (B, 1, None, width))
-            return self.given.tensor("step/prompt_embeds")[:, 0]
-        self.given.check_shape("step/prompt_ids", (B, 1, None))
+            self.arrays.check_shape("step/prompt_embeds", (B, 1, None, width))
+            return self.arrays.tensor("step/prompt_embeds")[:, 0]
+        self.arrays.check_shape("step/prompt_ids", (B, 1, None))
         states = states_of(self.file, "step/prompt_ids", "step/prompt_mask")
         if states.shape[-1] != width:
             reason = f"its states have width {states.shape[-1]}, and --checkpoint takes {width}"
@@ -139,9 +139,9 @@ class VideoStep:
 
     @cached_property
     def _draws(self) -> list[Tensor]:
-        self.given.check_shape("step/t_index", ())
-        self.given.check_range("step/t_index", NUM_TRAIN_TIMESTEPS - 1)
-        return draws_at(self._process, int(self.given["step/t_index"]), self.given["step/noise"])
+        self.arrays.check_shape("step/t_index", ())
+        self.arrays.check_range("step/t_index", NUM_TRAIN_TIMESTEPS - 1)
+        return draws_at(self._process, int(self.arrays["step/t_index"]), self.arrays["step/noise"])
 
     @cached_property
     def x_t(self) -> Tensor:
@@ -150,7 +150,7 @@ class VideoStep:
 
     def output(self) -> Tensor:
         """Return the network's output before the step."""
-        return answer(self.file.network("dit"), self.x_t, self._draws[0], self.text)
+        return evaluate(self.file.network("dit"), self.x_t, self._draws[0], self.text)
 
     def _losses(self, network: CustomDiT) -> Tensor:
         output = network(self.x_t, self._draws[0], self.text)
@@ -182,7 +182,7 @@ ROWS = (
     ),
     *rows_of_group(
         "prep", Frames, None,
-        Quantity("([^/]+)/resized", Frames.resized, ONE_LEVEL),
+        Quantity("([^/]+)/resized", Frames.resized, PIXEL_LEVEL),
         Quantity("([^/]+)/output", Frames.output),
     ),
 )  # fmt: skip

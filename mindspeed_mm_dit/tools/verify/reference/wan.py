@@ -1,7 +1,7 @@
-"""Files of reference values of Wan 2.1 and 2.2, made by diffusers: two experts, and clips that begin with an image.
+"""Files of reference values of Wan 2.1 and 2.2, made by diffusers: two experts, and clips that start with an image.
 
 --checkpoint is a diffusers folder; with ``transformer/`` and ``transformer_2/`` in it, these are the two experts, whose
-values are in groups of these names. --vae makes the latents of given frames.
+values are in groups of these names. --vae encodes the conditioning frames.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from mindspeed_mm_dit.objectives.wan_flow.schedule import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.unipc import unipc
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
-    Given,
     Kind,
+    ReferenceArrays,
     Tensor,
     Weights,
-    answer,
     config_of,
+    evaluate,
     loaded,
     watched,
 )
@@ -50,9 +50,9 @@ EXPERTS = ("transformer", "transformer_2")
 class WanFile:
     """The quantities of a file."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        self.given, self.weights, self.folder = given, weights, Path(weights["--checkpoint"])
-        self.by_token = "timestep_per_token" in given
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        self.arrays, self.weights, self.folder = arrays, weights, Path(weights["--checkpoint"])
+        self.by_token = "timestep_per_token" in arrays
         self.network = cache(self.fresh_network)
         self.chain = cache(self._chain)
         self.step = cache(self._step)
@@ -66,79 +66,79 @@ class WanFile:
     def _described(self, expert: str) -> tuple[Any, dict[str, np.ndarray]]:
         folder = self.folder / expert
         if not diffusers.fits(folder):
-            raise CheckpointError(f"--checkpoint = {folder}", "is no diffusers folder of a network", FORMAT)
-        said = {k: v for k, v in read_json(folder / "config.json", "--checkpoint").items() if not k.startswith("_")}
-        said |= {"latent_size": said.get("patch_size"), "expand_timesteps": self.by_token}
-        return config_of(WanConfig, said, f"{folder}/config.json"), diffusers.read(folder).weights
+            raise CheckpointError(f"--checkpoint = {folder}", "is not a diffusers folder of a network", FORMAT)
+        section = {k: v for k, v in read_json(folder / "config.json", "--checkpoint").items() if not k.startswith("_")}
+        section |= {"latent_size": section.get("patch_size"), "expand_timesteps": self.by_token}
+        return config_of(WanConfig, section, f"{folder}/config.json"), diffusers.read(folder).weights
 
     def fresh_network(self, expert: str = "") -> Any:
         """Return a new network; the one in :attr:`network` never changes."""
         if expert not in self.experts:
             raise NotThere(f"--checkpoint = {self.folder} has no {expert}/" if expert else "name the expert")
         config, weights = self._described(expert)
-        x = "x" if "x" in self.given else "start"
-        shape = self.given[x].shape
+        x = "x" if "x" in self.arrays else "start"
+        shape = self.arrays[x].shape
         check_latents(config, x, (shape[0], min(shape[1], config.latent_channels), *shape[2:]))
         return loaded(Wan, config, weights, "--checkpoint")
 
-    # What a network is given
+    # --- inputs of a network ---------------------------------------------------------------------------------------
 
     def frames(self, name: str, samples: int) -> Tensor:
-        """Return mask and latents (B, M + C, F, H, W) of given frames; without ``name`` none are given."""
-        size = self.given["noise_latents"].shape[2:]
+        """Return mask and latents (B, M + C, F, H, W) of the conditioning frames; without ``name`` there are none."""
+        size = self.arrays["noise_latents"].shape[2:]
         if not self.by_token:
-            return _repeated(self.given[name], samples)
-        found = np.zeros((1, 1 + self.given["noise_latents"].shape[1], *size), np.float32)
+            return _repeated(self.arrays[name], samples)
+        condition = np.zeros((1, 1 + self.arrays["noise_latents"].shape[1], *size), np.float32)
         if name:
-            found[:, :1, :1] = 1
-            found[:, 1:, :1] = self.given[name]
-        return _repeated(found, samples)
+            condition[:, :1, :1] = 1
+            condition[:, 1:, :1] = self.arrays[name]
+        return _repeated(condition, samples)
 
-    def beside(self, rows: slice | np.ndarray, condition: str) -> list[Tensor]:
-        """Return the network's inputs besides latents, time and text, for ``rows`` of the file."""
-        samples, found = len(self.given[self.text][rows]), []
-        if "noise_latents" in self.given:
-            found.append(self.frames(condition, samples))
-        if "image_embeds" in self.given:
-            found.append(ops.tensor(self.given["image_embeds"][rows]))
-        return found
+    def extra_inputs(self, rows: slice | np.ndarray, condition: str) -> list[Tensor]:
+        """Return the network's inputs besides latents, time and text, for samples ``rows`` of the file."""
+        samples, inputs = len(self.arrays[self.text][rows]), []
+        if "noise_latents" in self.arrays:
+            inputs.append(self.frames(condition, samples))
+        if "image_embeds" in self.arrays:
+            inputs.append(ops.tensor(self.arrays["image_embeds"][rows]))
+        return inputs
 
     @property
     def text(self) -> str:
         """Name of the text of two samples."""
-        return "text2" if "text2" in self.given else "text"
+        return "text2" if "text2" in self.arrays else "text"
 
     def inputs(self, condition: str = "condition") -> list[Tensor]:
         """Return the network's inputs for ``output``."""
-        x, text = self.given["x"], self.given.tensor(self.text)
+        x, text = self.arrays["x"], self.arrays.tensor(self.text)
         rows = slice(len(x))
-        beside = self.beside(rows, condition)
-        if "image_embeds" in self.given:  # the file's x has the mask and the latents of given frames in it
-            noise = self.given["noise_latents"].shape[1]
-            beside[0], x = ops.tensor(x[:, noise:]), x[:, :noise]
-        return [ops.tensor(x), self.given.tensor("timestep"), text, *beside]
+        extra = self.extra_inputs(rows, condition)
+        if "image_embeds" in self.arrays:  # the file's x includes the mask and the latents of the conditioning frames
+            noise = self.arrays["noise_latents"].shape[1]
+            extra[0], x = ops.tensor(x[:, noise:]), x[:, :noise]
+        return [ops.tensor(x), self.arrays.tensor("timestep"), text, *extra]
 
     def output(self, expert: str = "", condition: str = "condition") -> Tensor:
         """Return the network's output."""
-        return answer(self.network(expert), *self.inputs(condition))
+        return evaluate(self.network(expert), *self.inputs(condition))
 
-    def adapted_starter(self, number: int) -> Tensor:
-        """Return latents with the given frames in place (0), or the time of each token (1)."""
+    def model_input(self, number: int) -> Tensor:
+        """Return latents with the conditioning frames inserted (0), or the time of each token (1)."""
         x, t, _, frames = self.inputs()
         return self.network().insert_frames(x, t, frames)[number]
 
     def mask(self, shape: str) -> np.ndarray:
-        """Return the mask of given frames; the file of times by token has 1 where nothing is given."""
-        size = self.given["noise_latents"].shape[2:]
+        """Return the mask of conditioning frames; with times by token, the file has 1 for all other frames."""
+        size = self.arrays["noise_latents"].shape[2:]
         mask = FirstFrame(size, 1 if self.by_token else 4).mask(size[0])[None, :, :, None, None]
         return np.broadcast_to(1 - mask if shape == "first_frame_mask" else mask, (1, *mask.shape[1:3], *size[1:]))
 
     def condition(self, last: str | None) -> Tensor:
-        """Return the mask and the latents of given frames, or of one frame alone."""
-        images = [self.given.tensor(name) for name in ("image", *(["last_image"] if last else []))]
-        autoencoder = TextToVideo(self.given, self.weights).autoencoder
-        frames = 1 if self.by_token else int(self.given["num_frames"])
-        latents = ops.numpy(autoencoder.scaled(answer(grey_between, autoencoder, images, frames)))
+        """Return the mask and the latents of the conditioning frames, or of one frame alone."""
+        images = [self.arrays.tensor(name) for name in ("image", *(["last_image"] if last else []))]
+        autoencoder = TextToVideo(self.arrays, self.weights).autoencoder
+        frames = 1 if self.by_token else int(self.arrays["num_frames"])
+        latents = ops.numpy(autoencoder.scaled(evaluate(grey_between, autoencoder, images, frames)))
         if self.by_token:
             return latents
         mask = FirstFrame(latents.shape[1:], 4, bool(last)).mask(latents.shape[2])[None, :, :, None, None]
@@ -150,26 +150,26 @@ class WanFile:
         network = Wan(config)
         runtime.load_arrays(network, weights)
         runtime.to_runtime_device(network)
-        return watched(network, lambda: answer(network, *self.inputs()))
+        return watched(network, lambda: evaluate(network, *self.inputs()))
 
     def tap(self, module: str, part: str = "") -> np.ndarray:
-        """Return the output of a module, or a ``part`` of it, in the shape that diffusers' has."""
+        """Return the output of a module, or a ``part`` of it, in the shape of diffusers."""
         embedder = "condition_embedder.image_embedder"
-        found = self.taps().get(embedder if part == "3" else module)
-        if found is None:
+        output = self.taps().get(embedder if part == "3" else module)
+        if output is None:
             raise NotThere("")
-        array = ops.numpy(found[int(part)] if isinstance(found, tuple) else found)
+        array = ops.numpy(output[int(part)] if isinstance(output, tuple) else output)
         if module == "patch_embedding":
             network = self.network(self.experts[0])
             (_, _, F, H, W), (p, q, r) = self.inputs()[0].shape, network.config.patch_size
             return array.reshape(len(array), F // p, H // q, W // r, -1).transpose(0, 4, 1, 2, 3)
         return array[:, 0] if part in ("0", "1") and array.shape[1] == 1 else array
 
-    # Chains
+    # --- sampling --------------------------------------------------------------------------------------------------
 
     def sigmas(self, group: str) -> np.ndarray:
-        """Return the noise levels of a chain; its number of steps is that of the file's timesteps."""
-        shift, steps = float(self.given["shift"]), len(self.given[f"{group}/timesteps"])
+        """Return the noise levels of a sampling loop; the file's timesteps set the number of steps."""
+        shift, steps = float(self.arrays["shift"]), len(self.arrays[f"{group}/timesteps"])
         if not group.endswith("unipc"):
             lowest = float(shifted(np.array(1 / T), shift))
             return euler_sigmas(WanFlowConfig(shift=shift, sigma_min=lowest), steps)
@@ -177,34 +177,36 @@ class WanFile:
         return np.append(np.minimum(sigmas, 1 - 1e-6), 0.0)
 
     def timesteps(self, group: str) -> np.ndarray:
-        """Return the times of a chain; UniPC's are whole numbers."""
+        """Return the times of a sampling loop; UniPC's are whole numbers."""
         times = T * self.sigmas(group)[:-1]
         return times.astype(np.int64) if group.endswith("unipc") else times
 
-    def _ask(self, group: str, condition: str) -> Any:
+    def _model_fn(self, group: str, condition: str) -> Any:
         """Return the guided network, or the two experts, each with its guidance."""
-        given = self.given
-        if "negative_text" in given:
-            text, negative, rows = given["text"], given["negative_text"], slice(len(given["text"]))
+        arrays = self.arrays
+        if "negative_text" in arrays:
+            text, negative, rows = arrays["text"], arrays["negative_text"], slice(len(arrays["text"]))
         else:
-            text, negative, rows = given["text"][:1], given["text"][1:], slice(1)
-        beside = [tensor[: len(text)] for tensor in self.beside(rows, condition)]
-        first = float(given["guidance"])
-        scales = (first, first if group.endswith("one_guidance") else float(given.get("guidance_2", first)))
-        sides = [ops.tensor(text), *beside], [ops.tensor(negative), *beside]
-        asks = [guided_network(self.network(name), *sides, Guidance(s)) for name, s in zip(self.experts, scales)]
-        return asks[0] if len(asks) == 1 else by_noise_level(float(given["boundary_ratio"]), *asks)
+            text, negative, rows = arrays["text"][:1], arrays["text"][1:], slice(1)
+        extra = [tensor[: len(text)] for tensor in self.extra_inputs(rows, condition)]
+        first = float(arrays["guidance"])
+        scales = (first, first if group.endswith("one_guidance") else float(arrays.get("guidance_2", first)))
+        sides = [ops.tensor(text), *extra], [ops.tensor(negative), *extra]
+        model_fns = [guided_network(self.network(name), *sides, Guidance(s)) for name, s in zip(self.experts, scales)]
+        return model_fns[0] if len(model_fns) == 1 else by_noise_level(float(arrays["boundary_ratio"]), *model_fns)
 
     def _chain(self, group: str) -> list[np.ndarray]:
         """Return the state after each step."""
         condition = "" if group == "sample_text_only" else "condition"
-        ask = self._ask(group, f"{condition}_with_last_image" if group.endswith("with_last_image") else condition)
-        start = self.given.tensor("noise_latents" if "noise_latents" in self.given else "start")
+        model_fn = self._model_fn(
+            group, f"{condition}_with_last_image" if group.endswith("with_last_image") else condition
+        )
+        start = self.arrays.tensor("noise_latents" if "noise_latents" in self.arrays else "start")
         times = dict(zip(self.sigmas(group).tolist(), self.timesteps(group).tolist()))
 
         def velocity(x: Tensor, sigmas: np.ndarray) -> Tensor:
             t = np.array([times[sigma] for sigma in sigmas.tolist()], np.float32)
-            return ask(x, ops.tensor(t), t / T)
+            return model_fn(x, ops.tensor(t), t / T)
 
         def data_at(x: Tensor, sigma: float) -> Tensor:
             return x - sigma * velocity(x, np.full(x.shape[0], sigma))
@@ -215,51 +217,51 @@ class WanFile:
             return [ops.numpy(state) for state in ode.integrate(ode.euler, velocity, start, self.sigmas(group))]
 
     def result(self, group: str) -> np.ndarray:
-        """Return the last state, with a first frame that is given in its place."""
+        """Return the last state, with the conditioning frame as the first, if there is one."""
         last = self.chain(group)[-1]
         if self.by_token and group == "sample":
-            last = np.concatenate([self.given["condition"].astype(np.float32), last[:, :, 1:]], 2)
+            last = np.concatenate([self.arrays["condition"].astype(np.float32), last[:, :, 1:]], 2)
         return last
 
     def expert_at(self, group: str) -> np.ndarray:
-        """Return which expert answers at each step."""
-        return (self.timesteps(group) < float(self.given["boundary_ratio"]) * T).astype(np.int64)
+        """Return the index of the expert at each step."""
+        return (self.timesteps(group) < float(self.arrays["boundary_ratio"]) * T).astype(np.int64)
 
-    # Training
+    # --- training --------------------------------------------------------------------------------------------------
 
     def _draws(self, expert: str) -> list[Tensor]:
-        sigmas = self.given[f"train/{expert}sigma"]
+        sigmas = self.arrays[f"train/{expert}sigma"]
         coefficients = np.stack([sigmas, np.ones_like(sigmas)], 1)
-        return [ops.tensor(a) for a in (T * sigmas, self.given["train/noise"], coefficients)]
+        return [ops.tensor(a) for a in (T * sigmas, self.arrays["train/noise"], coefficients)]
 
     def noised(self, expert: str = "") -> Tensor:
         """Return the noised latents."""
-        x, draws = self.given.tensor("train/x"), self._draws(expert)
+        x, draws = self.arrays.tensor("train/x"), self._draws(expert)
         noised = WanFlow(WanFlowConfig()).noised(x, *draws)
         return ops.cat([x[:, :, :1], noised[:, :, 1:]], 2) if self.by_token else noised
 
-    def _answered(self, network: Any, expert: str) -> Tensor:
-        draws, text = self._draws(expert), self.given.tensor(self.text)
-        beside = self.beside(slice(len(self.given["train/x"])), "condition")
+    def _predict(self, network: Any, expert: str) -> Tensor:
+        draws, text = self._draws(expert), self.arrays.tensor(self.text)
+        extra = self.extra_inputs(slice(len(self.arrays["train/x"])), "condition")
         if self.by_token:
-            x = self.given["train/x"]
-            beside[0] = ops.tensor(_at_first_frame(np.concatenate([np.ones_like(x[:, :1]), x], 1)))
-        return network(self.noised(expert), draws[0], text, *beside)
+            x = self.arrays["train/x"]
+            extra[0] = ops.tensor(_at_first_frame(np.concatenate([np.ones_like(x[:, :1]), x], 1)))
+        return network(self.noised(expert), draws[0], text, *extra)
 
     def trained(self, expert: str = "") -> Tensor:
         """Return the network's output at the noised latents."""
-        return answer(self._answered, self.network(expert.rstrip("/")), expert)
+        return evaluate(self._predict, self.network(expert.rstrip("/")), expert)
 
     def _step(self, expert: str = "") -> Step:
         return Step(lambda: self.fresh_network(expert.rstrip("/")), lambda network: self.losses(network, expert))
 
     def losses(self, network: Any, expert: str = "", all_frames: bool = False) -> Tensor:
-        """Return the loss of each sample, (B,); a first frame that is given does not count, unless ``all_frames``."""
-        x = self.given["train/x"]
+        """Return the loss of each sample, (B,); a conditioning frame does not count, unless ``all_frames``."""
+        x = self.arrays["train/x"]
         known = None if all_frames or not self.by_token else ops.tensor(_at_first_frame(np.ones_like(x[:, :1])))
-        inputs: list[Tensor] = [self.given.tensor("train/x"), self.noised(expert), *self._draws(expert)]
+        inputs: list[Tensor] = [self.arrays.tensor("train/x"), self.noised(expert), *self._draws(expert)]
         process: Any = WanFlow(WanFlowConfig())
-        return process.loss(self._answered(network, expert), *inputs, known)
+        return process.loss(self._predict(network, expert), *inputs, known)
 
 
 def _at_first_frame(array: np.ndarray) -> np.ndarray:
@@ -272,7 +274,7 @@ def _repeated(array: np.ndarray, samples: int) -> Tensor:
 
 
 def chain_rows(group: str) -> Rows:
-    """Return the rows about chains; ``group``: regular expression of the names of their groups."""
+    """Return the rows about sampling; ``group``: regular expression of the names of their groups."""
     return (
         Quantity(f"{group}/sigmas", WanFile.sigmas),
         Quantity(f"{group}/timesteps", WanFile.timesteps),
@@ -310,8 +312,8 @@ WAN = Kind(
         Quantity(f"{_EXPERT}/output", WanFile.output),
         Quantity("output", WanFile.output),
         Quantity("output_one_t", lambda file: file.output(condition="")),
-        Quantity("model_input", lambda file: file.adapted_starter(0)),
-        Quantity("timestep_per_token", lambda file: file.adapted_starter(1)),
+        Quantity("model_input", lambda file: file.model_input(0)),
+        Quantity("timestep_per_token", lambda file: file.model_input(1)),
         Quantity("(mask|first_frame_mask)", WanFile.mask),
         Quantity("condition(_with_last_image)?", WanFile.condition, needs="--vae"),
         Quantity(r"tap/(condition_embedder)\.([0-3])", WanFile.tap),
@@ -319,10 +321,10 @@ WAN = Kind(
         *chain_rows("(sample(?:_text_only)?(?:/(?:one_guidance|unipc|with_last_image))?)"),
         Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)x_t", WanFile.noised),
         Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)output", WanFile.trained),
-        Quantity("train/loss_all_frames", lambda file: answer(file.losses, file.network(), "", True)),
+        Quantity("train/loss_all_frames", lambda file: evaluate(file.losses, file.network(), "", True)),
         Quantity(
             "train/loss_all_frames_after_one_adamw_step",
-            lambda file: answer(file.losses, file.step("").network_after, "", True),
+            lambda file: evaluate(file.losses, file.step("").network_after, "", True),
         ),
         *_rows_of_steps(),
     ),

@@ -9,7 +9,15 @@ import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Given, Kind, Tensor, Weights, answer, watched
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FORMAT,
+    Kind,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    evaluate,
+    watched,
+)
 from mindspeed_mm_dit.tools.verify.reference.video import TextToVideo
 from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity
 
@@ -17,33 +25,33 @@ from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity
 class WanVAE:
     """The quantities of a file."""
 
-    def __init__(self, given: Given, weights: Weights) -> None:
-        self.given = given
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        self.arrays = arrays
         folder = weights.get("--vae", weights.get("--checkpoint"))
         if folder is None:
             raise CheckpointError("--vae", "is missing: the values of the file are those of an autoencoder", FORMAT)
         if "torch" not in runtime.versions():
             raise PlatformError("--vae", "runs on PyTorch alone: mint.nn.functional.conv3d of MindSpore is for Ascend",
                                 "add --ai-framework pytorch")  # fmt: skip
-        self.autoencoder: Any = TextToVideo(given, {"--vae": folder}).autoencoder
+        self.autoencoder: Any = TextToVideo(arrays, {"--vae": folder}).autoencoder
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the posterior."""
-        return answer(self.autoencoder.moments, self.given.tensor("video"))
+        return evaluate(self.autoencoder.moments, self.arrays.tensor("video"))
 
     def normalised(self) -> Tensor:
         """Return the normalised mean."""
-        return answer(self.autoencoder.scaled, self.moments[0])
+        return evaluate(self.autoencoder.scaled, self.moments[0])
 
     def decoded(self, source: str) -> Tensor:
         """Return what the mean, or the file's normalised latents, decode to."""
-        scaled = self.normalised() if source == "mean" else self.given.tensor(source)
-        return answer(self.autoencoder.decode, scaled)
+        scaled = self.normalised() if source == "mean" else self.arrays.tensor(source)
+        return evaluate(self.autoencoder.decode, scaled)
 
-    def of_first_frame(self) -> Tensor:
+    def mean_of_first_frame(self) -> Tensor:
         """Return the mean of the first frame alone."""
-        return answer(self.autoencoder.moments, self.given.tensor("video")[:, :, :1])[0]
+        return evaluate(self.autoencoder.moments, self.arrays.tensor("video")[:, :, :1])[0]
 
     def statistic(self, name: str) -> np.ndarray:
         """Return the mean or the standard deviation of each channel, from config.json."""
@@ -52,7 +60,7 @@ class WanVAE:
 
     def patchified(self) -> np.ndarray:
         """Return the first frame with the pixels of each patch as channels: colour, then column, then row."""
-        p, first = self.autoencoder.module.config.patch_size, self.given["video"][:, :, :1]
+        p, first = self.autoencoder.module.config.patch_size, self.arrays["video"][:, :, :1]
         B, C, _, H, W = first.shape
         cut = first.reshape(B, C, 1, H // p, p, W // p, p)  # (B, C, 1, h, row, w, column)
         return cut.transpose(0, 1, 6, 4, 2, 3, 5).reshape(B, -1, 1, H // p, W // p)
@@ -62,8 +70,8 @@ class WanVAE:
         """Output of each module when it first ran, while the video was encoded and its mean decoded."""
 
         def run() -> None:
-            mean = answer(self.autoencoder.moments, self.given.tensor("video"))[0]
-            answer(self.autoencoder.decode, self.autoencoder.scaled(mean))
+            mean = evaluate(self.autoencoder.moments, self.arrays.tensor("video"))[0]
+            evaluate(self.autoencoder.decode, self.autoencoder.scaled(mean))
 
         return watched(self.autoencoder.module, run)
 
@@ -84,7 +92,7 @@ WAN_VAE = Kind(
         Quantity("logvar", lambda file: 2 * ops.log(file.moments[1])),
         Quantity("mean_normalised", WanVAE.normalised),
         Quantity("decoded_from_(mean|latents_normalised)", WanVAE.decoded),
-        Quantity("mean_of_first_frame_alone", WanVAE.of_first_frame),
+        Quantity("mean_of_first_frame_alone", WanVAE.mean_of_first_frame),
         Quantity("latents_(mean|std)", WanVAE.statistic),
         Quantity("patchified", WanVAE.patchified),
         Quantity("tap_first_chunk/(.+)", WanVAE.tap),
