@@ -88,7 +88,7 @@ def _finish(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _write_out(names: Sequence[Any]) -> None:
-    """Give each name of a run a font that has its letters; a note says which none has."""
+    """Give each run's name a font that has its letters; a note lists letters that no font has."""
     from matplotlib.font_manager import FontProperties
 
     for name in names:

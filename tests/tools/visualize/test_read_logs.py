@@ -59,7 +59,7 @@ def test_logs_and_flags_that_cannot_be_plotted_are_refused(tmp_path, capsys, tex
 
 def test_runs_of_every_kind_are_drawn(tmp_path, capsys):
     board = tmp_path / "tensorboard"
-    log = RunLog(prints=True, trackers=[Scalars(str(board), 0)], train_iters=3, iteration=0)
+    log = RunLog(prints=True, metrics_loggers=[Scalars(str(board), 0)], train_iters=3, iteration=0)
     for step in (1, 2, 3):
         log.record(StepRecord(step, 3, step, 1.0, 1e-3, 1, 1.0 / step, 1.0, 0))
     log.close()
