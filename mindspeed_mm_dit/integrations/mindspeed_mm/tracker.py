@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 
 RELEASE = "release"
-"""What the tracker holds instead of an iteration if there are weights without a run."""
+"""Content of the tracker file, instead of an iteration, for converted weights without a run."""
 
 
 def newest(what: str, folder: str) -> Path:
