@@ -39,8 +39,8 @@ class CaptionedDigitsScores:
     def line(self) -> str:
         """Return the last line of a run."""
         return (
-            f"captioned digits score: of {self.images} images {self.seen:.1%} are read as asked in phrasings seen in "
-            f"training, {self.unseen:.1%} in phrasings never seen"
+            f"captioned digits score: of {self.images} images {self.seen:.1%} are classified as requested for "
+            f"phrasings seen in training, {self.unseen:.1%} for phrasings never seen"
         )
 
 

@@ -21,7 +21,7 @@ def score_line(images: np.ndarray, labels: np.ndarray) -> str:
     """Return the last line of a run: the scores of ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,)."""
     scores = score_digits(images, labels)
     return (
-        f"digits score: {scores.accuracy:.1%} of {len(images)} samples are read as the digit that was asked for, "
+        f"digits score: {scores.accuracy:.1%} of {len(images)} samples are classified as the requested digit, "
         f"variety {scores.variety:.0%} of real digits', copies of training images: {scores.copies}"
     )
 

@@ -17,7 +17,7 @@ REPORT, PAGE = "report.json", "report.html"
 
 _NAMES = {
     "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
-    "accuracy": "read as asked", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
+    "accuracy": "accuracy", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
 }  # fmt: skip
 _MEANINGS = {
     "fid": "Distance between Inception features of samples and real images. Lower is better.",
@@ -25,7 +25,7 @@ _MEANINGS = {
     "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
     "precision": "Fraction of samples that look like real images. Higher is better.",
     "recall": "Fraction of real images that the samples reach. Higher is better.",
-    "accuracy": "Fraction of samples that a classifier of real images reads as the class asked for. Higher is better.",
+    "accuracy": "Fraction of samples that a classifier of real images puts in the requested class. Higher is better.",
     "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
     "variety": "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
     "copies": "Samples that are nearly a training image. 0 is best.",

@@ -76,7 +76,7 @@ class SelfTest:
         if not self.whole:
             return f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class"
         destroyed = ", ".join(f"{name} {scores['accuracy']:.0%}" for name, scores in self.destroyed.items())
-        summary = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
+        summary = f"the classifier recognises {self.whole['accuracy']:.0%} of held-out real images"
         if self.tells("accuracy"):
             return f"{summary}; with their shapes destroyed few: {destroyed}"
         return f"no verdict: {summary}, and with their shapes destroyed: {destroyed}. It hardly sees shapes here"

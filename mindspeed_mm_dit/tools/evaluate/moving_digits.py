@@ -56,8 +56,8 @@ class MovingDigitsScores:
     def line(self) -> str:
         """Return the last line of a run."""
         words = (
-            f"moving digits score: {self.both:.1%} of {self.clips} clips show the digit that was asked for moving as "
-            f"asked (digit {self.digit:.1%}, direction {self.direction:.1%})"
+            f"moving digits score: {self.both:.1%} of {self.clips} clips show the requested digit moving as "
+            f"requested (digit {self.digit:.1%}, direction {self.direction:.1%})"
         )
         if self.both_held_out is None:
             return words
@@ -91,7 +91,7 @@ def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     accuracy = float((read_digits(clips) == labels).mean())
     moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
-    correct = f"{accuracy:.1%} of {len(clips)} clips show the digit that was asked for"
+    correct = f"{accuracy:.1%} of {len(clips)} clips show the requested digit"
     return f"moving digits score: {correct}; {moves:.1%} move"
 
 

@@ -78,7 +78,7 @@ class InceptionJudge:
                       "torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
         )  # fmt: skip
 
-    def _see(self, images: ImageSet) -> Features:
+    def _features(self, images: ImageSet) -> Features:
         with progress("features", total=images.count, unit="image") as bar:
             return self._network.features(images, self._batch_size, bar.update)
 

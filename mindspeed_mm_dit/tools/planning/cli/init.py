@@ -65,7 +65,7 @@ Without --vae the model learns small images, 32 pixels on a CPU; with --vae it l
 The network, the batch size and the length of training follow from the number of images and from this machine."""
 
 EXPECT_ON_A_CPU = """\
-what to expect:        of 3 classes of 40 crops, 32 pixels, 83 % of the samples were read as asked after 2,800 steps (9
+what to expect:        of 3 classes of 40 crops, 32 pixels, 83 % of the samples were recognised after 2,800 steps (9
                        minutes of one core), real crops 90 %, and a quarter were nearly copies. Each class was one
                        photograph: classes that vary more need hundreds of images, and look worse until then"""
 """From benchmarks/results/2026-11-25-own_images.md."""
