@@ -166,9 +166,9 @@ class _Npz:
             (count, *shape), _, _ = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
             size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
             for start in range(0, count, size):
-                here = min(size, count - start)
-                content = member.read(here * int(np.prod(shape)))
-                yield np.frombuffer(content, np.uint8).reshape(here, *shape)
+                length = min(size, count - start)
+                content = member.read(length * int(np.prod(shape)))
+                yield np.frombuffer(content, np.uint8).reshape(length, *shape)
 
     def _labels(self, count: int) -> np.ndarray | None:
         if LABELS not in self._names:
@@ -184,8 +184,8 @@ class _Npz:
         return labels.astype(np.int64)
 
     def _statistics(self) -> dict[str, Gaussian] | None:
-        there = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
-        return {kind: self._gaussian(*pair) for kind, pair in there.items()} if "pool" in there else None
+        pairs = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
+        return {kind: self._gaussian(*pair) for kind, pair in pairs.items()} if "pool" in pairs else None
 
     def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
         mean, covariance = self._array(mean_name), self._array(covariance_name)

@@ -110,8 +110,8 @@ class ImagesJudge:
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
             _check_classes(reference, images)
-        there, named = reference.classes, images.classes if reference.classes else ()
-        self._numbers = [there.index(name) for name in named] if self._by_class else []
+        classes, named = reference.classes, images.classes if reference.classes else ()
+        self._numbers = [classes.index(name) for name in named] if self._by_class else []
         self._grey = 1 in (reference.shape[2], images.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
         pixels = _pixels(reference, self._grey)[chosen]

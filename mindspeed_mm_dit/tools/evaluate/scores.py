@@ -26,7 +26,7 @@ from mindspeed_mm_dit.tools.evaluate.metrics import (
 )
 
 REFERENCE_IMAGES = 10_000
-"""Images of a reference kept beside its statistics, for precision and recall; ADM keeps as many."""
+"""Number of reference images stored with the statistics, for precision and recall, as in ADM's references."""
 
 
 @dataclass(frozen=True)

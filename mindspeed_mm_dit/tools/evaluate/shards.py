@@ -96,13 +96,13 @@ class Shards:
             ConfigError: it holds the images of another drawing; the settings that differ are named.
         """
         self.folder, self.drawing, self.joined = folder, drawing, folder / JOINED
-        there, here, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
-        if there is None:
+        stored, current, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
+        if stored is None:
             if self.joined.exists() or any(folder.glob(f"{ENTRIES}/*.npy")):
                 raise ConfigError(what, f"holds images, but no {DRAWING} that describes them", "name another folder")
-        elif there != here:
-            differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-            words = [f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in differ if name != "model"]
+        elif stored != current:
+            differ = [name for name in sorted({*stored, *current}) if stored.get(name) != current.get(name)]
+            words = [f"{name} was {stored.get(name)!r}, is {current.get(name)!r}" for name in differ if name != "model"]
             raise ConfigError(
                 what, f"holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}",
                 "name another folder, or repeat its settings to continue it",

@@ -141,8 +141,8 @@ def _in_index(file: Path, locations: tuple[str, ...]) -> FolderClasses | None:
 def _in_shards(shards: FolderClasses, locations: tuple[str, ...]) -> FolderClasses | None:
     suffix = KINDS[shards.dataset_type].suffix
     file = min(Path(shards.data_folder).rglob(f"{shards.split or ''}*{suffix}"))
-    there = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
-    location = next((location for location in locations if location in there), None)
+    available = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
+    location = next((location for location in locations if location in available), None)
     if location is None:
         return None
     return dataclasses.replace(shards, captions=location, reason=f"{location} of the {suffix} files has captions")

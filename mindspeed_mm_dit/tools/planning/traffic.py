@@ -67,7 +67,7 @@ class Links:
     between_nodes_gbps: float
     """To other nodes, in 1e9 bits per second."""
     within_node_gbps: float
-    """To the devices of its own node, in 1e9 bits per second."""
+    """To devices of the same node, in 1e9 bits per second."""
     node_size: int
     """Number of devices in a node."""
 

@@ -23,7 +23,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
     """A DiTModel with Megatron's interface; checkpoints hold the predictor under its own names.
 
     Its children are those of the composite, so the paths of fsdp2.yaml begin with ``predictor`` here too. ``averages``
-    returns the EMA to save beside it, by name.
+    returns the EMA to save with it, by name.
     """
 
     share_embeddings_and_output_weights = False  # (a DiT has neither)

@@ -6,7 +6,7 @@
 Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents if data.json names a cache),
 ``prompt_ids`` (the class label, or the unconditional class), ``prompt_mask``, and ``drawn_*``, the objective's random
 numbers.
-Give the host the ``model.json``, ``data.json`` and ``index.json`` beside them: its steps are then the steps of
+Pass the ``model.json``, ``data.json`` and ``index.json`` in the same folder to the host: its steps then equal those of
 pretrain_dit.py with the same seed, for that number of samples. Needs neither the host nor PyTorch.
 """
 

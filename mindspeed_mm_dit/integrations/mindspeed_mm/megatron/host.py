@@ -73,9 +73,8 @@ class MindSpeedMM:
         """Return the host's current flags, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
-            check_restorable(
-                RunConfig.of(vars(get_host_args()), mm=self._mm)
-            )  # (the host's defaults are known only now)
+            # not in the preflight, because the host's defaults are known only now
+            check_restorable(RunConfig.of(vars(get_host_args()), mm=self._mm))
         args = vars(get_host_args())
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
         if self._start_iteration is None:  # (the host sets it when it has loaded, and counts on from there)

@@ -52,8 +52,8 @@ TORCH = "2.7.1"
 
 def recognise(marks: tuple[Mark, ...]) -> str | None:
     """Return the name of the last of ``marks`` whose module is installed; None for a tree older than all of them."""
-    here = [mark.name for mark in marks if source_of(mark.module) is not None]
-    return here[-1] if here else None
+    installed = [mark.name for mark in marks if source_of(mark.module) is not None]
+    return installed[-1] if installed else None
 
 
 def tested_pairs() -> str:

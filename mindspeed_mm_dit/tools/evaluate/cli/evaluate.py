@@ -172,9 +172,8 @@ def _make_statistics(args: argparse.Namespace) -> int:
 def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
     """Return the judge that the flags name, after it has checked the images, including those to be generated."""
     images = _candidates(args, work, samples)
-    by_class = (
-        work is None or images.num_labels > 0
-    )  # (for a text-conditional model, folders of the reference are not classes)
+    # for a text-conditional model, folders of the reference are not classes
+    by_class = work is None or images.num_labels > 0
     size = args.image_size or images.shape[:2]
     judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, size, by_class)
     judge.check(images)

@@ -86,7 +86,7 @@ def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts in the file of --prompts, checked against the text encoders."""
     if args.reference == "digits":
         raise ConfigError("--reference = digits", "is for class-conditional models, and this one is text-conditional",
-                          "a run on captioned_digits ends with a score of its own (--report)")  # fmt: skip
+                          "a run on captioned_digits prints its score at the end (--report)")  # fmt: skip
     prompts = prompts_of([], args.prompts, "--prompts")
     check_prompts(config, prompts, None, "--prompts")
     return prompts

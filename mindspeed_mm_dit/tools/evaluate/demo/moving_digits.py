@@ -110,8 +110,8 @@ def moving(image: np.ndarray, direction: str, offset: int, shape: Shape = SHAPE)
     for number, frame in enumerate(frames):
         along = number / (len(frames) - 1)
         row, column = (_offset_along(sign, along, offset, travel) for sign, travel in zip(step, _travel(shape)))
-        there = frame[row : row + size, column : column + size]
-        np.maximum(there, digit[:, :, None], out=there)
+        region = frame[row : row + size, column : column + size]
+        np.maximum(region, digit[:, :, None], out=region)
     return frames
 
 

@@ -53,9 +53,7 @@ PER_CLASS, MOST_CLASSES = 10, 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("config", metavar="CONFIG", help="folder with data.json, or a data.json")
-    parser.add_argument(
-        "--model", metavar="JSON", help="model.json (default: the one beside data.json, if there is one)"
-    )
+    parser.add_argument("--model", metavar="JSON", help="model.json (default: the one next to data.json, if it exists)")
     parser.add_argument("--seed", type=int, default=1234, help="--seed of the run (default 1234, as in training)")
     parser.add_argument("--output", metavar="FILE", help="contact sheet to draw, .png or .jpg")
 

@@ -208,10 +208,10 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
     if output.is_relative_to(os.path.realpath(data_folder)):
         raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
     check_output_folder("--output", args.output)
-    there = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
-    if there and not args.overwrite:
+    existing = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
+    if existing and not args.overwrite:
         raise ConfigError(
-            f"--output = {args.output}", f"holds {', '.join(there)} already", "name a new folder, or add --overwrite"
+            f"--output = {args.output}", f"holds {', '.join(existing)} already", "name a new folder, or add --overwrite"
         )
 
 
