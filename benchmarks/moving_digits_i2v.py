@@ -15,7 +15,7 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.data.frames import resize_levels
 from mindspeed_mm_dit.sampling.video_files import draw_strips
 from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import DIRECTIONS, NAMES, NUM_CLIPS, PLACES, moving
+from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import DIRECTIONS, NAMES, NUM_CLIPS, OFFSETS, moving
 from mindspeed_mm_dit.tools.evaluate.digits import real_digits
 from mindspeed_mm_dit.tools.evaluate.moving_digits import DIGIT, ink_of, read_directions, shrunk, stilled
 
@@ -24,7 +24,7 @@ CLIPS, SHOWN = 120, 8
 
 def asked(count: int) -> tuple[np.ndarray, list[str]]:
     """Return first frames (N, 12, 12) uint8 of unseen digits, each in a corner, and captions."""
-    digits, ways = read_digits(), [(direction, place) for direction in DIRECTIONS for place in PLACES]
+    digits, ways = read_digits(), [(direction, place) for direction in DIRECTIONS for place in OFFSETS]
     rows = range(NUM_CLIPS, NUM_CLIPS + count)
     chosen = [ways[number % len(ways)] for number in range(count)]
     frames = np.stack([moving(digits.images[row], *way)[0] for row, way in zip(rows, chosen)])  # (N, 48, 48, 3)
@@ -66,7 +66,7 @@ def score_begun(clips: np.ndarray, captions: Sequence[str], given: np.ndarray) -
     real, draw = real_digits(), np.random.default_rng(0)
     classes = [NAMES.index(caption.split()[1]) for caption in captions]
     others = [draw.choice(real.pixels[real.labels == label]).reshape(DIGIT, DIGIT) for label in classes]
-    frames = np.stack([moving(image, "right", PLACES[0])[0, ..., 0] for image in others])  # (N, 48, 48)
+    frames = np.stack([moving(image, "right", OFFSETS[0])[0, ..., 0] for image in others])  # (N, 48, 48)
     digits = (stilled(shrunk(some[:, None])) * (255 / 16) for some in (given, frames))  # 2 x (N, 64)
     own, other = (_distances(shrunk(clips[:, 1:]), some.reshape(-1, DIGIT, DIGIT)) for some in digits)
     moves = np.array(read_directions(clips)) == [caption.split()[-1] for caption in captions]

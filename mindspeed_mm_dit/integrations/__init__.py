@@ -1,1 +1,1 @@
-"""Connections to other programs, which the core does not import: MindSpeed-MM's two routes."""
+"""Integrations with other frameworks, which the core does not import: both routes of MindSpeed-MM."""

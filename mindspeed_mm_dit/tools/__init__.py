@@ -1,5 +1,5 @@
-"""What helps and does not train: verification, planning, evaluation, pictures.
+"""Optional components besides training: verification, planning, evaluation, visualization.
 
-The core imports none of it, and the tools do not import each other. The ``register`` of each makes its commands known, by
-name and module; a tool that is not installed is not missed.
+The core imports none of them, and they do not import each other. The ``register`` function of each registers its
+commands by name and module, so the core also runs without them.
 """

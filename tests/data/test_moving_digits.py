@@ -14,7 +14,7 @@ from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
     DIRECTIONS,
     HELD_OUT,
     NAMES,
-    PLACES,
+    OFFSETS,
     _draw,
     moving,
     write_moving_digits,
@@ -60,7 +60,7 @@ def test_of_each_direction_one_caption_has_no_clip():
     assert set(HELD_OUT) < set(CAPTIONS) and sorted(c.split()[-1] for c in HELD_OUT) == sorted(DIRECTIONS)
     drawn = {_draw(number, name)[0] for number in range(200) for name in NAMES}
     assert drawn == set(CAPTIONS) - set(HELD_OUT)
-    assert {_draw(number, "two")[2] for number in range(100)} == set(PLACES)
+    assert {_draw(number, "two")[2] for number in range(100)} == set(OFFSETS)
 
 
 @pytest.mark.parametrize(

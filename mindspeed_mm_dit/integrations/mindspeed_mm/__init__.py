@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Make both hosts known, of which the one that joins later is asked first, and the keys of a data.json."""
+    """Register both hosts (the one registered last is tried first), and the translation of its data.json."""
     from mindspeed_mm_dit.registry import register
 
     register("host", "mindspeed-mm", f"{__name__}.megatron.record:KIND")
     register("host", "mindspeed-mm-native", f"{__name__}.native.record:KIND")
-    register("data_dialect", "mindspeed-mm", f"{__name__}.data_json:in_our_words")
+    register("data_dialect", "mindspeed-mm", f"{__name__}.data_json:translated")

@@ -1,7 +1,7 @@
 """Translates a data.json of MindSpeed-MM: its ``dataset_type`` "t2v" and its dataloader modes.
 
-The classes below read its keys, with its defaults (v26.1.0). A setting that cannot work here, because samples are
-addressed by sample index, is refused by name with the reason.
+The classes below have its keys and defaults (v26.1.0). A setting that cannot work here, because samples are addressed
+by sample index, is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 
 WAN_PATCH = 16
-"""Side of Wan's patches in pixels: autoencoder factor 8, times 2. Shapes are multiples of it whatever ``hw_stride``."""
+"""Side of Wan's patches in pixels: autoencoder factor 8, times 2. Shapes are always multiples of it."""
 SAMPLERS = ("stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler", "LengthGroupedSampler")
 REFUSED_MODES = {
-    "variable": "its VariableVideoBatchSampler leaves samples out by chance, and batches of each shape have a size of "
-    "their own",
+    "variable": "its VariableVideoBatchSampler drops samples at random, and the batch size depends on the shape",
 }
 REFUSED_SAMPLERS = {
     "BucketBatchSampler": "it sorts the tokens of its vision-language models",
@@ -38,19 +37,19 @@ ONLY_OF_PROCESSOR = {
 }
 """Settings that support a single value here, and why."""
 ONLY_OF_LOADER = {
-    "drop_last": (True, "every batch here is a whole one"),
+    "drop_last": (True, "all batches here are complete"),
     "group_frame": (False, "its micro-batches of several sizes are padded"),
     "group_resolution": (False, "its micro-batches of several sizes are padded"),
-    "data_sharding": (False, "the number of ranks would change what is learned"),
-    "initial_global_step_for_sampler": (0, "a checkpoint knows where it stopped"),
+    "data_sharding": (False, "the number of ranks would change the results"),
+    "initial_global_step_for_sampler": (0, "a checkpoint stores its position in the data"),
 }
 
 
 def _check_only(section: Any, where: str, only: Mapping[str, tuple[object, str]]) -> None:
     for name, (value, why) in only.items():
-        found = getattr(section, name)
-        if found != value:
-            raise ConfigError(f"{where}.{name} = {json.dumps(found)}", why, f"write {json.dumps(value)}")
+        actual = getattr(section, name)
+        if actual != value:
+            raise ConfigError(f"{where}.{name} = {json.dumps(actual)}", why, f"write {json.dumps(value)}")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Files:
     data_storage_mode: Literal["standard", "combine"] = "standard"
     """What ``data_path`` is."""
 
-    def places(self) -> tuple[str, str]:
+    def paths(self) -> tuple[str, str]:
         """Return (folder, annotation); raises ConfigError if "combine" does not name exactly one of each."""
         if self.data_storage_mode == "standard":
             return self.data_folder or ".", self.data_path
@@ -91,9 +90,9 @@ class Processor:
     image_reader_type: str = "Image"
     """Ignored: Pillow reads images here."""
     num_frames: int = 16
-    """Most frames of a clip."""
+    """Maximum number of frames of a clip."""
     min_num_frames: int = 29
-    """Fewest frames of a clip; shorter clips are skipped."""
+    """Minimum number of frames of a clip; shorter clips are skipped."""
     frame_interval: int = 1
     """Frames from one frame of a clip to the next; must be 1."""
     auto_interval: bool = True
@@ -103,15 +102,15 @@ class Processor:
     speed_factor: float = 1.0
     """Factor by which videos are sped up; must be 1."""
     drop_short_ratio: float = 1.0
-    """Fraction of the clips shorter than ``num_frames`` to skip, 0 or 1; with 0 every shorter length is used."""
+    """Fraction of the clips shorter than ``num_frames`` to skip, 0 or 1; with 0 all of them are used."""
     max_height: int = 480
     """Height of every clip in pixels, with ``force_resolution``."""
     max_width: int = 640
     """Width of every clip in pixels, with ``force_resolution``."""
     max_hxw: int | None = None
-    """Most pixels of a frame."""
+    """Maximum number of pixels of a frame."""
     min_hxw: int | None = None
-    """Fewest pixels of a frame; smaller videos are enlarged here, with a warning."""
+    """Minimum number of pixels of a frame; smaller videos are enlarged here, with a warning."""
     hw_stride: int = 32
     """Heights and widths are multiples of this."""
     hw_aspect_thr: float = 1.5
@@ -133,7 +132,7 @@ class Processor:
         where = "dataset_param.preprocess_parameters"
         _check_only(self, where, ONLY_OF_PROCESSOR)
         if self.drop_short_ratio not in (0, 1):
-            raise ConfigError(f"{where}.drop_short_ratio = {self.drop_short_ratio:g}", "leaves clips out by chance",
+            raise ConfigError(f"{where}.drop_short_ratio = {self.drop_short_ratio:g}", "would drop clips at random",
                               "set it to 0 or 1")  # fmt: skip
         for name, most in (
             ("num_frames", MOST_FRAMES),
@@ -169,7 +168,7 @@ class Processor:
         shortest = longest if self.drop_short_ratio else -(-(self.min_num_frames - 1) // step) * step + 1
         return sorted({1, *range(shortest, longest + 1, step)})
 
-    def in_our_words(self) -> dict[str, Any]:
+    def other_keys(self) -> dict[str, Any]:
         """Return our other keys of ``dataset_param``."""
         return {
             "train_fps": self.train_fps if self.auto_interval else None, "clip_start": "random",
@@ -204,7 +203,7 @@ class Loader:
     dataloader_mode: str
     """How samples are assigned to ranks; "sampler" and "base" are the same here."""
     sampler_type: str = "stateful_distributed_sampler"
-    """Sampler of MindSpeed-MM; only ``shuffle`` and micro-batches of one shape are taken from it."""
+    """Sampler of MindSpeed-MM; only ``shuffle`` and micro-batches of one shape are supported."""
     shuffle: bool = False
     """Reshuffle every epoch."""
     drop_last: bool = True
@@ -226,40 +225,40 @@ class Loader:
     persistent_workers: bool | None = None
     enable_preload: bool = False
     prefetch_batches: int = 4
-    """Our own key."""
+    """A key of this project."""
 
     def __post_init__(self) -> None:
         _check_only(self, "dataloader_param", ONLY_OF_LOADER)
         if self.dataloader_mode not in ("sampler", "base"):
-            why = REFUSED_MODES.get(self.dataloader_mode, "is none of its modes")
+            why = REFUSED_MODES.get(self.dataloader_mode, "is not one of its modes")
             raise ConfigError(f"dataloader_param.dataloader_mode = {self.dataloader_mode!r}", why,
                               "use sampler, and dataset_param.buckets for several shapes")  # fmt: skip
         if self.dataloader_mode == "sampler" and self.sampler_type not in SAMPLERS:
-            why = REFUSED_SAMPLERS.get(self.sampler_type, "is none of its samplers")
+            why = REFUSED_SAMPLERS.get(self.sampler_type, "is not one of its samplers")
             raise ConfigError(f"dataloader_param.sampler_type = {self.sampler_type!r}", why,
                               f"use one of {', '.join(SAMPLERS)}")  # fmt: skip
 
 
-def in_our_words(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a data.json with MindSpeed-MM's sections translated; our own stay as they are. Raises ConfigError."""
-    found, samples, loader = dict(content), content.get("dataset_param"), content.get("dataloader_param")
+def translated(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a data.json with MindSpeed-MM's sections translated to ours. Raises ConfigError."""
+    result, samples, loader = dict(content), content.get("dataset_param"), content.get("dataloader_param")
     if isinstance(samples, dict) and samples.get("dataset_type") == "feature":
-        raise ConfigError(f"{where}: dataset_param.dataset_type = 'feature'", "its features are pickles of its own "
-                          "extraction, which are not read here", 'write the "t2v" that they were made of; '
-                          "mm-dit cache-latents keeps its latents and texts")  # fmt: skip
+        raise ConfigError(f"{where}: dataset_param.dataset_type = 'feature'", "its pickled features are not "
+                          "supported here", 'write the "t2v" section that they were extracted from; '
+                          "mm-dit cache-latents caches latents and texts")  # fmt: skip
     if isinstance(samples, dict) and samples.get("dataset_type") == "t2v":
-        found["dataset_param"] = _clips(samples, where)
+        result["dataset_param"] = _clips(samples, where)
     if isinstance(loader, dict) and "dataloader_mode" in loader:
-        own = from_mapping(Loader, loader, f"{where}: dataloader_param")
-        found["dataloader_param"] = {"shuffle": own.shuffle, "prefetch_batches": own.prefetch_batches}
-    return found
+        settings = from_mapping(Loader, loader, f"{where}: dataloader_param")
+        result["dataloader_param"] = {"shuffle": settings.shuffle, "prefetch_batches": settings.prefetch_batches}
+    return result
 
 
 OURS = (
     *("features", "bucket_group", "clip_start", "valid_fraction", "skip_bad_clips", "crop", "buckets"),
     *("color_profiles", "display"),
 )
-"""Our own keys, which may be added to MindSpeed-MM's."""
+"""Keys of this project that may be added to MindSpeed-MM's section."""
 
 
 def _clips(section: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -268,8 +267,8 @@ def _clips(section: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name in theirs:
             theirs[name] = from_mapping(cls, theirs[name], f"{where}: dataset_param.{name}")
     clips = from_mapping(Clips, theirs, f"{where}: dataset_param")
-    folder, annotation = clips.basic_parameters.places()
+    folder, annotation = clips.basic_parameters.paths()
     ours = {name: section[name] for name in OURS if name in section}
     paths = {"dataset_type": "clips", "data_folder": folder, "json_path": annotation}
     shapes = {} if "buckets" in ours else clips.preprocess_parameters.shapes()
-    return {**paths, **shapes, **clips.preprocess_parameters.in_our_words(), **ours}
+    return {**paths, **shapes, **clips.preprocess_parameters.other_keys(), **ours}

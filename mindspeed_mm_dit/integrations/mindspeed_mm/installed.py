@@ -1,4 +1,4 @@
-"""Look up what an installed package or unpacked tree contains. Reads its sources and imports nothing of it."""
+"""Look up what an installed package or unpacked tree contains. Reads its sources without importing them."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ ReliedOn = Mapping[str, Mapping[str, tuple[str, ...] | None]]
 
 
 def missing_from(relied_on: ReliedOn) -> list[str]:
-    """Return what is missing of ``relied_on``, in words. A file that is not valid Python is left to its import."""
-    found = []
+    """Return the missing names of ``relied_on``. A file that is not valid Python is skipped: its import will fail."""
+    missing = []
     for module, names in relied_on.items():
         file = source_of(module)
         if file is None:
-            found.append(module)
+            missing.append(module)
             continue
         try:
-            there = {name: node for node in _top_level(ast.parse(file.read_bytes())) for name in _names(node)}
+            defined = {name: node for node in _top_level(ast.parse(file.read_bytes())) for name in _names(node)}
         except (SyntaxError, ValueError):
             continue
         for name, parameters in names.items():
-            if name not in there and not {"*", "__getattr__"} & there.keys():
-                found.append(f"{module}.{name}")
-            elif parameters is not None and not _takes(there.get(name), parameters):
-                found.append(f"{module}.{name}({', '.join(parameters)})")
-    return found
+            if name not in defined and not {"*", "__getattr__"} & defined.keys():
+                missing.append(f"{module}.{name}")
+            elif parameters is not None and not _takes(defined.get(name), parameters):
+                missing.append(f"{module}.{name}({', '.join(parameters)})")
+    return missing
 
 
 def folders(package: str) -> list[Path]:
     """Return the folders of a top-level package, installed or unpacked; a namespace package can have several."""
     spec = importlib.util.find_spec(package)
-    return [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
 def where(package: str) -> Path | None:
@@ -84,7 +84,7 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def _takes(node: ast.AST | None, parameters: tuple[str, ...]) -> bool:
-    """Return whether a function or a class's constructor can be called with ``parameters``, if its source tells."""
+    """Return whether a function or constructor can be called with ``parameters``; True if its source does not show."""
     if isinstance(node, ast.ClassDef):
         node = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
     if not isinstance(node, ast.FunctionDef) or node.args.vararg:

@@ -1,4 +1,4 @@
-"""Give memory to modules that load weights, while a host builds its model without any (on the meta device)."""
+"""Allocate real memory for modules that load weights, while a host builds its model on the meta device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _register_parameter = nn.Module.register_parameter  # before a host replaces it 
 
 @contextmanager
 def real_memory() -> Iterator[None]:
-    """Undo for a while what a host does to modules under construction."""
+    """Within this context, undo the host's patch of ``register_parameter``."""
     replaced = nn.Module.register_parameter
     nn.Module.register_parameter = _register_parameter
     try:

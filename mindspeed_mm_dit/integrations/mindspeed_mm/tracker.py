@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 
 RELEASE = "release"
-"""What the tracker holds instead of an iteration if there are weights without a run."""
+"""Content of the tracker file, instead of an iteration, for converted weights without a run."""
 
 
 def newest(what: str, folder: str) -> Path:
@@ -19,10 +19,10 @@ def newest(what: str, folder: str) -> Path:
         CheckpointError: the tracker names no checkpoint that exists.
     """
     name = (Path(folder) / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
-    there = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
+    iterations = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
     if not name:
         reason = f"its {TRACKER} is empty: a run was killed while it wrote it, after the checkpoint"
-        raise CheckpointError(what, reason, f"write {there[-1]} into it" if there else "name another folder")
+        raise CheckpointError(what, reason, f"write {iterations[-1]} into it" if iterations else "name another folder")
     if name != RELEASE and not name.isdecimal():
         raise CheckpointError(
             what, f"its {TRACKER} says {short_repr(name)}", "write the number of a checkpoint into it"

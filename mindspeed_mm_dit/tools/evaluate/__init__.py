@@ -1,10 +1,10 @@
-"""Scores of images and videos: FID and its kin, judges of your own images, the demo's data sets and their scores."""
+"""Scores of images and videos: FID and related metrics, scores against your own images, and the demo data sets."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Make the command and the data sets known, and what scores the samples of a report."""
+    """Register the command, the data sets, and the judges that score a report's samples."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import register
 

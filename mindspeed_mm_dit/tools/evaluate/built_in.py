@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.tools.evaluate.captioned_digits import ASKED, score_captioned_digits
+from mindspeed_mm_dit.tools.evaluate.captioned_digits import CAPTIONS, score_captioned_digits
 from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
 from mindspeed_mm_dit.tools.evaluate.digits import cut_out, score_line
 from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, score_moving_digits
@@ -18,44 +18,44 @@ BUILT_IN: dict[tuple[str, ...], Judge] = {
     ("digits", "label"): Judge(
         _TWENTY_EACH,
         slice(None),
-        lambda images, asked: score_line(images, np.array(asked["label"])),
+        lambda images, request: score_line(images, np.array(request["label"])),
     ),
     ("captioned_digits", "caption"): Judge(
-        {"caption": ASKED},
+        {"caption": CAPTIONS},
         slice(0, None, 25),
-        lambda images, asked: score_captioned_digits(images, asked["caption"]).line,
+        lambda images, request: score_captioned_digits(images, request["caption"]).line,
     ),
     ("inverted_digits", "label"): Judge(
         _TWENTY_EACH,
         slice(None),
-        lambda images, asked: f"inverted, {score_line(255 - images, np.array(asked['label']))}",
+        lambda images, request: f"inverted, {score_line(255 - images, np.array(request['label']))}",
     ),
     ("digits_buckets", "label"): Judge(
         _TWENTY_EACH,
         slice(None),
-        lambda images, asked: score_line(cut_out(images), np.array(asked["label"])),
+        lambda images, request: score_line(cut_out(images), np.array(request["label"])),
     ),
     ("moving_digits", "label"): Judge(
         {"label": np.repeat(np.arange(10), 12).tolist()},
         slice(0, None, 12),
-        lambda videos, asked: digits_line(videos[..., 0], asked["label"]),
+        lambda videos, request: digits_line(videos[..., 0], request["label"]),
     ),
     ("moving_digits", "caption"): Judge(
         {"caption": moving_digits.CAPTIONS * 3},
         slice(0, 40, 5),  # so that digits and directions differ
-        lambda videos, asked: score_moving_digits(videos[..., 0], asked["caption"]).line,
+        lambda videos, request: score_moving_digits(videos[..., 0], request["caption"]).line,
     ),
 }
 BUILT_IN["moving_digits_buckets", "label"] = BUILT_IN["moving_digits", "label"]
 
 
 def judge_of(source: str, items: Sequence[str]) -> Judge | None:
-    """Return what recognises samples of a built-in data set that a model with these conditions learned.
+    """Return the judge for samples of a built-in data set, for a model with these conditions; None if there is none.
 
     Raises:
-        PlatformError: scikit-learn, which reads them, is not installed.
+        PlatformError: scikit-learn, whose classifier it uses, is not installed.
     """
-    found = BUILT_IN.get((source, *items))
-    if found is not None:
+    judge = BUILT_IN.get((source, *items))
+    if judge is not None:
         COMMANDS["evaluate"].check("evaluate")
-    return found
+    return judge

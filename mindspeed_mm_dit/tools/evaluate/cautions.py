@@ -11,38 +11,38 @@ FEW_IMAGES = 10_000
 
 
 def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
-    """Return what makes scores of ``samples`` against ``reference`` easy to misread, a note each."""
-    found = []
+    """Return notes on why the scores of ``samples`` against ``reference`` are easily misread."""
+    notes = []
     if samples.count < FEW_IMAGES:
-        found.append(
+        notes.append(
             f"{samples.count:,} images: Frechet distances of few images are too large, and comparable only with those "
             "of as many; published ones are of 50,000"
         )
     counts = np.unique(samples.labels, return_counts=True)[1] if samples.labels is not None else np.zeros(0)
     if len(set(counts.tolist())) > 1:
-        found.append(
+        notes.append(
             f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; balanced sets have other "
             "distances, so compare only with sets whose labels were chosen by the same rule"
         )
     for images in (samples, reference):
-        found += _of_files(images) if images else []
+        notes += _of_files(images) if images else []
     if reference is None:
-        return found
+        return notes
     if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
         coloured, grey = sorted((samples, reference), key=_part_grey)
-        found.append(
+        notes.append(
             f"{grey.what} is grey, and {coloured.what} is in colour: a distance between them says little more than that"
         )
     if reference.statistics is None and reference.count < FEW_IMAGES:
-        found.append(f"the reference has {reference.count:,} images: distances to it are too large")
+        notes.append(f"the reference has {reference.count:,} images: distances to it are too large")
     if reference.statistics and "spatial" not in reference.statistics:
-        found.append(
+        notes.append(
             f"{reference.what} holds mu and sigma without mu_s: nothing in it tells which Inception made them. "
             "Those of JAX evaluations are of another network and image scaling: a distance to them means nothing here"
         )
     if reference.statistics and not reference.count:
-        found.append(f"{reference.what} holds no images: precision and recall are left out")
-    return found
+        notes.append(f"{reference.what} holds no images: precision and recall are left out")
+    return notes
 
 
 def _part_grey(images: ImageSet) -> float:
@@ -50,20 +50,20 @@ def _part_grey(images: ImageSet) -> float:
 
 
 def _of_files(images: ImageSet) -> list[str]:
-    found = []
+    notes = []
     if images.left_out:
-        found.append(
+        notes.append(
             f"{images.what}: {images.left_out:,} image(s) beside the folders of the classes, or in hidden ones, "
             "are left out"
         )
     if images.skipped:
         words = "image(s) that cannot be read are skipped, the first is"
-        found.append(f"{images.what}: {len(images.skipped):,} {words} {images.skipped[0]}")
+        notes.append(f"{images.what}: {len(images.skipped):,} {words} {images.skipped[0]}")
     if images.resized:
-        found.append(
+        notes.append(
             f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "
             f"{images.shape[1]}: the way of scaling changes FID by more than models differ"
         )
     if images.jpegs:
-        found.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression changes FID")
-    return found
+        notes.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression changes FID")
+    return notes

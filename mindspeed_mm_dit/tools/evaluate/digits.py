@@ -1,8 +1,8 @@
-"""Score generated digits against scikit-learn's 1,797 real ones: read as asked, as varied, and no copies.
+"""Score generated digits against scikit-learn's 1,797 real ones: accuracy, variety and copies.
 
 The feature space is fixed: the principal components of the real digits that hold 95 % of their variance (29 of 64), in
 grey levels of 0 to 16. The classifier is that of scikit-learn's example for its digits, SVC(gamma=0.001), fitted on the
-first 1,200 real ones; on the other 597 it is right 97 times in 100.
+first 1,200 real ones; its accuracy on the other 597 is 97 %.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindspeed_mm_dit.tools.evaluate.demo.digits import PLACE, read_digits
+from mindspeed_mm_dit.tools.evaluate.demo.digits import OFFSET_STEP, read_digits
 from mindspeed_mm_dit.tools.evaluate.real_images import RealImages, Scores
 
 FITTED_ON = 1200
@@ -19,16 +19,16 @@ FITTED_ON = 1200
 
 def score_line(images: np.ndarray, labels: np.ndarray) -> str:
     """Return the last line of a run: the scores of ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,)."""
-    found = score_digits(images, labels)
+    scores = score_digits(images, labels)
     return (
-        f"digits score: {found.accuracy:.1%} of {len(images)} samples are read as the digit that was asked for, "
-        f"variety {found.variety:.0%} of real digits', copies of training images: {found.copies}"
+        f"digits score: {scores.accuracy:.1%} of {len(images)} samples are classified as the requested digit, "
+        f"variety {scores.variety:.0%} of real digits', copies of training images: {scores.copies}"
     )
 
 
 def cut_out(images: np.ndarray) -> np.ndarray:
-    """Return the 8 x 8 pixels with most ink of images (N, H, W, 1) uint8, among the places a digit may have."""
-    squares = np.lib.stride_tricks.sliding_window_view(images, (1, 8, 8, 1))[:, ::PLACE, ::PLACE]
+    """Return the 8 x 8 pixels with most ink of images (N, H, W, 1) uint8, among the possible offsets of a digit."""
+    squares = np.lib.stride_tricks.sliding_window_view(images, (1, 8, 8, 1))[:, ::OFFSET_STEP, ::OFFSET_STEP]
     squares = squares.reshape(len(images), -1, 8, 8, 1)
     return squares[np.arange(len(images)), squares.sum((2, 3, 4), dtype=np.int64).argmax(1)]
 
@@ -46,9 +46,9 @@ def score_digits(images: np.ndarray, labels: np.ndarray) -> Scores:
 
 
 def scores_of_real_digits(count: int) -> Scores:
-    """Return the scores of ``count`` real digits, or of all if there are fewer: a yardstick for generated ones.
+    """Return the scores of ``count`` real digits, or of all if there are fewer, as a baseline for generated ones.
 
-    They are chosen evenly over the set. Each of them is a copy, of course, and precision is 1 for the same reason.
+    They are chosen evenly over the set. All of them count as copies, and precision is 1 for the same reason.
     """
     real = real_digits()
     chosen = np.unique(np.linspace(0, len(real.pixels) - 1, count).round().astype(int))
@@ -64,9 +64,9 @@ def real_digits() -> RealImages:
     digits = read_digits()
     pixels, everyone = digits.images.reshape(-1, 64), np.ones(len(digits.labels), bool)
     classifier = SVC(gamma=0.001).fit(pixels[:FITTED_ON], digits.labels[:FITTED_ON])
-    return RealImages.seen_through(pixels, digits.labels, everyone, classifier.predict)
+    return RealImages.with_classifier(pixels, digits.labels, everyone, classifier.predict)
 
 
 def pixels_of(images: np.ndarray) -> np.ndarray:
-    """Return images (N, 8, 8, 1) uint8 as (N, 64) float64 in the digits' own grey levels, [0, 16]."""
+    """Return images (N, 8, 8, 1) uint8 as (N, 64) float64 in the data set's grey levels, [0, 16]."""
     return images.reshape(len(images), -1).astype(np.float64) * (16 / 255)

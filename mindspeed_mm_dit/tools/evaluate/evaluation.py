@@ -17,7 +17,7 @@ REPORT, PAGE = "report.json", "report.html"
 
 _NAMES = {
     "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
-    "accuracy": "read as asked", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
+    "accuracy": "accuracy", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
 }  # fmt: skip
 _MEANINGS = {
     "fid": "Distance between Inception features of samples and real images. Lower is better.",
@@ -25,7 +25,7 @@ _MEANINGS = {
     "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
     "precision": "Fraction of samples that look like real images. Higher is better.",
     "recall": "Fraction of real images that the samples reach. Higher is better.",
-    "accuracy": "Fraction of samples that a classifier of real images reads as the class asked for. Higher is better.",
+    "accuracy": "Fraction of samples that a classifier of real images puts in the requested class. Higher is better.",
     "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
     "variety": "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
     "copies": "Samples that are nearly a training image. 0 is best.",
@@ -39,22 +39,22 @@ class Judgement:
     scores: Mapping[str, float | None]
     """By name; None if the reference does not allow the score."""
     yardstick: Mapping[str, float | None]
-    """The same scores of as many real images, or of all there are; empty if unknown."""
+    """The same scores for as many real images (at most all); empty if unknown."""
     reference: Mapping[str, Any]
     """What the images were compared with."""
     features: Mapping[str, Any]
     """The feature space in which they were compared."""
     notes: Sequence[str]
-    """What makes the scores easy to misread."""
+    """Reasons why the scores may be misread."""
     destroyed: Mapping[str, float | None] = field(default_factory=dict)
     """The best scores that real images reach with their shapes destroyed; empty if unknown."""
     tells: str = ""
-    """What the scores can tell on these images, which is said first."""
+    """How reliable the scores are on these images; printed first."""
 
     def columns(self) -> dict[str, Mapping[str, float | None]]:
-        """Return the scores, and those to compare them with, by the heading of each."""
-        found = {"samples": self.scores, "real images": self.yardstick, "shapes destroyed": self.destroyed}
-        return {head: column for head, column in found.items() if column}
+        """Return the scores and their baselines, by column heading."""
+        columns = {"samples": self.scores, "real images": self.yardstick, "shapes destroyed": self.destroyed}
+        return {head: column for head, column in columns.items() if column}
 
 
 @dataclass(frozen=True)
@@ -86,45 +86,45 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A judgement, and everything that decided the images."""
+    """A judgement, and all settings that determined the images."""
 
     images: Mapping[str, Any]
     """Where the images come from: how they were sampled, or file and hash."""
     judgement: Judgement
     reference_sha256: str
-    """Of the file, or of the files of the folder."""
+    """SHA-256 of the reference: of its file, or of all files of its folder."""
     versions: Mapping[str, str]
     computed: Mapping[str, Any]
-    """What changes the images by rounding alone: ranks, batch size, device."""
+    """Settings that change the images only by rounding: ranks, batch size, device."""
 
     def lines(self) -> list[str]:
-        """Return what the scores can tell, the scores, then the notes, for the terminal."""
-        found = self.judgement
-        wide = max(len(_NAMES[name]) for name in found.scores)
-        (_, scores), *beside = found.columns().items()
+        """Return the lines for the terminal: the reliability, the scores, and the notes."""
+        judgement = self.judgement
+        wide = max(len(_NAMES[name]) for name in judgement.scores)
+        (_, scores), *comparisons = judgement.columns().items()
         rows = [f"{_NAMES[name]:<{wide}}  {format_score(name, value)}" for name, value in scores.items()]
-        for place, (head, column) in enumerate(beside):
+        for index, (head, column) in enumerate(comparisons):
             words = [f"{head}: {format_score(name, column.get(name))}" for name in scores]
-            rows = [f"{row:<{wide + 12 + 23 * place}}  {own}" for row, own in zip(rows, words)]
-        return [found.tells] * bool(found.tells) + rows + [f"note: {note}" for note in found.notes]
+            rows = [f"{row:<{wide + 12 + 23 * index}}  {text}" for row, text in zip(rows, words)]
+        return [judgement.tells] * bool(judgement.tells) + rows + [f"note: {note}" for note in judgement.notes]
 
     def write(self, folder: Path, grid_png: bytes) -> None:
         """Write report.json and report.html, with a picture of samples, into ``folder``."""
         content = without_places(_finite(asdict(self)))
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8")
-        found, settings = self.judgement, dict(content)
+        judgement, settings = self.judgement, dict(content)
         settings |= {name: settings["judgement"][name] for name in ("reference", "features")}
         del settings["judgement"]
-        columns = found.columns()
+        columns = judgement.columns()
         write(
-            folder / PAGE, "evaluation.html", title="Evaluation", notes=found.notes, grid=grid_png, tells=found.tells,
-            heads=("", *columns),
+            folder / PAGE, "evaluation.html", title="Evaluation", notes=judgement.notes, grid=grid_png,
+            tells=judgement.tells, heads=("", *columns),
             rows=[
                 (_NAMES[name], *(format_score(name, each.get(name)) for each in columns.values()))
-                for name in found.scores
+                for name in judgement.scores
             ],
-            meanings=[(_NAMES[name], _MEANINGS[name]) for name in found.scores],
+            meanings=[(_NAMES[name], _MEANINGS[name]) for name in judgement.scores],
             settings=[(name, text) for name, text in _flat(settings) if text not in ("None", "{}")],
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ def format_score(name: str, value: float | None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, Mapping):
         return {name: _finite(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -35,13 +35,13 @@ POOL, SPATIAL = 2048, 17 * 17 * 7
 """Number of Inception features per image: of the last pooling, and of 7 channels of ``mixed_6/conv``."""
 IMAGES, LABELS = "arr_0", "arr_1"
 """Names in an npz: the images, and their labels, which are optional."""
-MADE_BY, MADE_OF = "inception_sha256", "scaled_and_jpegs"
-"""Names beside our statistics: the weights that made them; how many of their images were scaled, and were JPEGs."""
+INCEPTION_SHA256, SCALED_AND_JPEGS = "inception_sha256", "scaled_and_jpegs"
+"""Names next to our statistics: SHA-256 of the Inception's weights; numbers of scaled images and of JPEGs."""
 STATISTICS = {"pool": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}
 """Names of mean and covariance of the features of a reference."""
 WIDTHS = {"mu": POOL, "mu_s": SPATIAL}
 BATCH_BYTES = 1 << 26
-"""Bytes of the images of an npz that are read at once, as long as one image has fewer; scores take 8 times as much."""
+"""Bytes of an npz that are read at once (at least one image); scores take 8 times as much memory."""
 _JPEG = (".jpg", ".jpeg", ".jpe", ".jfif")
 Batches = Callable[[int], Iterator[np.ndarray]]
 
@@ -51,31 +51,31 @@ class ImageSet:
     """Images of one size, or the statistics of their features, or both."""
 
     what: str
-    """The flag and its value, as named in errors."""
+    """The flag and its value, for error messages."""
     count: int
     """Number of images; 0 if there are statistics only."""
     shape: tuple[int, int, int]
     """Height, width, channels (1 or 3) of each."""
     batches: Batches
-    """Largest batch -> all images in order, (B, H, W, C) uint8."""
+    """Maximum batch size -> all images in order, (B, H, W, C) uint8."""
     labels: np.ndarray | None = None
     """(count,) int64, if they are known."""
     classes: tuple[str, ...] = ()
     """Name of each label; empty if they are not known."""
     statistics: dict[str, Gaussian] | None = None
-    """Of "pool" features and perhaps "spatial" ones, over a set of which the images may be a part."""
-    made_by: str = ""
-    """SHA-256 of the Inception's weights that the statistics were made with; empty if unknown."""
+    """Statistics of the "pool" and perhaps "spatial" features, possibly over more images than these."""
+    inception_sha256: str = ""
+    """SHA-256 of the Inception's weights behind the statistics; empty if unknown."""
     resized: int = 0
-    """Number of images that were scaled or cut; for statistics, of the images that they were made from."""
+    """Number of images that were scaled or cropped; for statistics, of the images behind them."""
     jpegs: int = 0
     """Number of images that come from a JPEG, likewise."""
     grey: int = 0
     """Number of images in grey, by their format."""
     left_out: int = 0
-    """Number of images beside the folders of the classes, or in hidden folders, which are not read."""
+    """Number of images that are ignored because they are outside of the class folders, or in hidden folders."""
     skipped: tuple[str, ...] = ()
-    """Names of damaged images, which are not read."""
+    """Names of damaged images that are skipped."""
 
 
 def open_image_set(
@@ -83,12 +83,12 @@ def open_image_set(
 ) -> ImageSet:
     """Open an npz or a folder of images; no image is decoded yet, except to find damaged ones.
 
-    image_size: (H, W), or the side of a square, to which images of a folder are brought, as DiT prepares ImageNet;
-    None if all have the same size. skip_bad: leave out the damaged images of a folder, as a run may do. by_class:
-    folders are classes; if not, images beside them are as good as those in them.
+    image_size: (H, W), or the side of a square, to which images of a folder are scaled and cropped, as DiT prepares
+    ImageNet; None if all have the same size. skip_bad: skip damaged images of a folder, as a run may do. by_class:
+    folders are classes, and images outside of them are ignored.
 
     Raises:
-        ConfigError, DataError: nothing is there, or it cannot be scored; the error tells what is wrong.
+        ConfigError, DataError: the path does not exist or cannot be scored.
     """
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(path)
@@ -108,7 +108,7 @@ def open_image_set(
 
 
 class _Npz:
-    """An npz whose images are read as they are needed; objects in it, which could run code, are never unpickled."""
+    """An npz whose images are read on demand; pickled objects, which could run code, are never loaded."""
 
     def __init__(self, what: str, path: Path) -> None:
         self._what, self._path = what, path
@@ -121,14 +121,14 @@ class _Npz:
         if IMAGES not in self._names:
             if statistics:
                 return ImageSet(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
-                                made_by=self._made_by())  # fmt: skip
-            found = ", ".join(sorted(self._names)) or "nothing"
-            raise DataError(self._what, f"holds {found}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
+                                inception_sha256=self._inception_sha256())  # fmt: skip
+            names = ", ".join(sorted(self._names)) or "nothing"
+            raise DataError(self._what, f"holds {names}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
         shape = self._image_shape()
         labels = self._labels(shape[0])
         return ImageSet(
-            self._what, shape[0], shape[1:], self._batches, labels, (), statistics, self._made_by(), *self._made_of(),
-            grey=shape[0] if shape[3] == 1 else 0,
+            self._what, shape[0], shape[1:], self._batches, labels, (), statistics,
+            self._inception_sha256(), *self._scaled_and_jpegs(), grey=shape[0] if shape[3] == 1 else 0,
         )  # fmt: skip
 
     def _image_shape(self) -> tuple[int, int, int, int]:
@@ -153,7 +153,7 @@ class _Npz:
         return shape  # type: ignore[return-value]
 
     def _check_whole(self) -> None:
-        """Read all images once to compare their checksum: an Inception would meet the damage far later."""
+        """Read all images once to verify their checksum, so that damage shows before the long computation."""
         try:
             with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
                 while member.read(1 << 24):
@@ -166,9 +166,9 @@ class _Npz:
             (count, *shape), _, _ = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
             size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
             for start in range(0, count, size):
-                here = min(size, count - start)
-                content = member.read(here * int(np.prod(shape)))
-                yield np.frombuffer(content, np.uint8).reshape(here, *shape)
+                length = min(size, count - start)
+                content = member.read(length * int(np.prod(shape)))
+                yield np.frombuffer(content, np.uint8).reshape(length, *shape)
 
     def _labels(self, count: int) -> np.ndarray | None:
         if LABELS not in self._names:
@@ -177,15 +177,15 @@ class _Npz:
         if labels.shape != (count,) or labels.dtype.kind not in "iu":
             raise DataError(
                 f"{self._what}: {LABELS}",
-                f"has the shape {short_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of whole numbers",
+                f"has the shape {short_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of integers",
             )
         if labels.min() < 0:
             raise DataError(f"{self._what}: {LABELS}", f"holds {labels.min()}, and labels are numbered from 0")
         return labels.astype(np.int64)
 
     def _statistics(self) -> dict[str, Gaussian] | None:
-        there = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
-        return {kind: self._gaussian(*pair) for kind, pair in there.items()} if "pool" in there else None
+        pairs = {kind: pair for kind, pair in STATISTICS.items() if set(pair) <= self._names}
+        return {kind: self._gaussian(*pair) for kind, pair in pairs.items()} if "pool" in pairs else None
 
     def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
         mean, covariance = self._array(mean_name), self._array(covariance_name)
@@ -200,11 +200,11 @@ class _Npz:
             raise DataError(what, "hold numbers that are not finite", "copy or make the file again")
         return Gaussian(mean.astype(np.float64), covariance.astype(np.float64))
 
-    def _made_by(self) -> str:
-        return str(self._array(MADE_BY)) if MADE_BY in self._names else ""
+    def _inception_sha256(self) -> str:
+        return str(self._array(INCEPTION_SHA256)) if INCEPTION_SHA256 in self._names else ""
 
-    def _made_of(self) -> tuple[int, int]:
-        resized, jpegs = self._array(MADE_OF).tolist() if MADE_OF in self._names else (0, 0)
+    def _scaled_and_jpegs(self) -> tuple[int, int]:
+        resized, jpegs = self._array(SCALED_AND_JPEGS).tolist() if SCALED_AND_JPEGS in self._names else (0, 0)
         return resized, jpegs
 
     def _array(self, name: str) -> np.ndarray:
@@ -232,8 +232,8 @@ def _are_real(*arrays: np.ndarray) -> bool:
 def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_bad: bool, by_class: bool) -> ImageSet:
     """Return the images below ``folder``, sorted by name; folders in it are classes, as in training."""
     images = (path for path in folder.rglob("*") if path.suffix.lower() in readable_formats())
-    found = sorted(path for path in images if not path.name.startswith("."))
-    paths = [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
+    image_paths = sorted(path for path in images if not path.name.startswith("."))
+    paths = [path for path in image_paths if not any(map(is_hidden, path.relative_to(folder).parts[:-1]))]
     in_folders = [path for path in paths if path.parent != folder]
     paths = in_folders if by_class and in_folders else paths
     if not paths:
@@ -254,7 +254,7 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     return ImageSet(
         what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
         resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
-        grey=sum(look.is_grey for look in looks), left_out=len(found) - len(paths) - len(bad),
+        grey=sum(look.is_grey for look in looks), left_out=len(image_paths) - len(paths) - len(bad),
         skipped=tuple(str(path.relative_to(folder)) for path, _ in bad),
     )  # fmt: skip
 
@@ -281,7 +281,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
 
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return the class of each image and their names, by the folder it lies in; None if all lie in one."""
+    """Return the class of each image, by its folder, and the class names; None if there is only one folder."""
     classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
     as_numbers = all(map(str.isdecimal, classes))
     names = tuple(sorted(set(classes), key=lambda name: (int(name) if as_numbers else 0, name)))

@@ -1,4 +1,4 @@
-"""The judge of your own images: ``--reference`` without ``--inception``."""
+"""The judge that compares with your own images: ``--reference`` without ``--inception``."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
 from mindspeed_mm_dit.tools.evaluate.real_images import (
+    COPY_QUANTILE,
     FEWEST_IMAGES,
     HELD_OUT,
-    NEAREST_SHARE,
-    VARIANCE_KEPT,
+    PCA_VARIANCE,
     RealImages,
     Scores,
 )
@@ -27,62 +27,63 @@ from mindspeed_mm_dit.tools.evaluate.real_images import (
 SIDE = 32
 """Larger images are averaged down to about this side in pixels."""
 MOST_IMAGES = 5_000
-"""Most images of a reference that are used; of more, this many are chosen evenly."""
+"""Maximum number of reference images; of more, this many are chosen evenly."""
 MANY_COPIES = 0.5
-"""A note is written from this part of copies among the samples on."""
+"""A note is written if at least this fraction of the samples are copies."""
 OF_QUALITY = ("accuracy", "precision", "recall")
-"""Scores that are left out if images with destroyed shapes reach more than half of what whole ones do."""
+"""Scores that are left out if images with destroyed shapes reach at least half the score of intact ones."""
 LEAST_READ = 0.5
-"""There is no verdict if fewer real images than this part are read as asked."""
+"""Minimum accuracy on real images; below it there is no verdict."""
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """The scores of real images that were held out: whole, and with their shapes destroyed."""
+    """The scores of held-out real images: intact, and with their shapes destroyed."""
 
     whole: Mapping[str, Any]
     """By name; empty if too few were held out."""
     destroyed: Mapping[str, Mapping[str, Any]]
-    """Way to destroy shapes -> scores by name."""
+    """Name of the corruption -> scores by name."""
 
     @classmethod
     def of(cls, real: RealImages) -> SelfTest:
-        """Put the held-out images through the test that samples are put through."""
+        """Score the held-out images like samples."""
         if (~real.reference).sum() <= NEIGHBOURS:
             return cls({}, {})
-        return cls(asdict(real.score_held_out()), {way: asdict(own) for way, own in real.score_destroyed().items()})
+        destroyed = {name: asdict(scores) for name, scores in real.score_destroyed().items()}
+        return cls(asdict(real.score_held_out()), destroyed)
 
     @property
     def best_destroyed(self) -> dict[str, float]:
         """The best of each score among destroyed images."""
         if not self.destroyed:
             return {}
-        best = {name: max(own[name] for own in self.destroyed.values()) for name in OF_QUALITY}
-        return best | {"frechet": min(own["frechet"] for own in self.destroyed.values())}
+        best = {name: max(scores[name] for scores in self.destroyed.values()) for name in OF_QUALITY}
+        return best | {"frechet": min(scores["frechet"] for scores in self.destroyed.values())}
 
     def tells(self, name: str) -> bool:
-        """Return whether this score of OF_QUALITY tells whole images from destroyed ones."""
+        """Return whether this score of OF_QUALITY distinguishes intact images from destroyed ones."""
         can_read = bool(self.whole) and self.whole["accuracy"] >= LEAST_READ
         return can_read and self.best_destroyed[name] < self.whole[name] / 2
 
-    def judged(self, found: Scores) -> dict[str, Any]:
-        """Return the scores by name, without those that tell nothing on these images."""
+    def informative_scores(self, scores: Scores) -> dict[str, Any]:
+        """Return the scores by name; those that say nothing on these images are None."""
         names = [name for name in OF_QUALITY if not self.tells("accuracy") or not self.tells(name)]
-        return asdict(found) | dict.fromkeys(names)
+        return asdict(scores) | dict.fromkeys(names)
 
     def __str__(self) -> str:
-        """What the scores can tell on these images, in a sentence."""
+        """Describe how reliable the scores are on these images, in a sentence."""
         if not self.whole:
             return f"no verdict: none can be held out of fewer than {HELD_OUT} real images a class"
-        ways = ", ".join(f"{way} {own['accuracy']:.0%}" for way, own in self.destroyed.items())
-        seen = f"of real images that it has not seen, the classifier reads {self.whole['accuracy']:.0%} as asked"
+        destroyed = ", ".join(f"{name} {scores['accuracy']:.0%}" for name, scores in self.destroyed.items())
+        summary = f"the classifier recognises {self.whole['accuracy']:.0%} of held-out real images"
         if self.tells("accuracy"):
-            return f"{seen}; with their shapes destroyed few: {ways}"
-        return f"no verdict: {seen}, and with their shapes destroyed: {ways}. It hardly sees shapes here"
+            return f"{summary}; with their shapes destroyed few: {destroyed}"
+        return f"no verdict: {summary}, and with their shapes destroyed: {destroyed}. It hardly sees shapes here"
 
 
 def self_test(images: np.ndarray, labels: np.ndarray) -> SelfTest:
-    """Return what scores can tell on real images (N, H, W, C) uint8, of labels (N,); N at least FEWEST_IMAGES."""
+    """Return the self-test of real images (N, H, W, C) uint8 with labels (N,); N at least FEWEST_IMAGES."""
     return SelfTest.of(RealImages.of(_averaged(images), labels))
 
 
@@ -109,8 +110,8 @@ class ImagesJudge:
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
             _check_classes(reference, images)
-        there, named = reference.classes, images.classes if reference.classes else ()
-        self._numbers = [there.index(name) for name in named] if self._by_class else []
+        classes, named = reference.classes, images.classes if reference.classes else ()
+        self._numbers = [classes.index(name) for name in named] if self._by_class else []
         self._grey = 1 in (reference.shape[2], images.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
         pixels = _pixels(reference, self._grey)[chosen]
@@ -119,35 +120,35 @@ class ImagesJudge:
 
     def judge(self, samples: ImageSet) -> Judgement:
         reference, real, test = self._reference, self._real, self._test
-        found = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers))
+        scores = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers))
         held_out = int((~real.reference).sum())
         judgement = judgement_of(
-            test.judged(found), test.whole, real,
+            test.informative_scores(scores), test.whole, real,
             {"what": reference.what, "images": len(real.pixels), "held out": held_out},
-            [*_notes(reference, held_out, found.copies / samples.count), *cautions(samples, reference)],
+            [*_notes(reference, held_out, scores.copies / samples.count), *cautions(samples, reference)],
         )  # fmt: skip
         return replace(judgement, destroyed=test.best_destroyed, tells=str(test))
 
     def _labels(self, images: ImageSet, numbers: Sequence[int] = ()) -> np.ndarray:
-        """Return the reference's number of the class of each image; ``numbers``: that of each class, if it differs."""
+        """Return the reference's label of each image; ``numbers`` maps the images' labels to the reference's."""
         if not self._by_class or images.labels is None:
             return np.zeros(images.count, np.int64)
         return np.array(numbers)[images.labels] if numbers else images.labels
 
 
 def judgement_of(
-    found: Mapping[str, Any],
+    scores: Mapping[str, Any],
     yardstick: Mapping[str, Any],
     real: RealImages,
     what: Mapping[str, Any],
     notes: Sequence[str],
 ) -> Judgement:
-    """Return the judgement of images whose scores against ``real`` ones are ``found``."""
-    seen = "pixels" if real.pixels.ndim == 2 else "shapes"
-    space = f"principal components with {VARIANCE_KEPT:.0%} of the variance of the reference's {seen}"
+    """Return the judgement of images whose scores against ``real`` ones are ``scores``."""
+    source = "pixels" if real.pixels.ndim == 2 else "shapes"
+    space = f"principal components with {PCA_VARIANCE:.0%} of the variance of the reference's {source}"
     return Judgement(
-        scores=found, yardstick=yardstick, reference={**what, "scikit-learn": version("scikit-learn")},
-        features={"space": space, "components": len(real.space.components_), "copy_quantile": NEAREST_SHARE,
+        scores=scores, yardstick=yardstick, reference={**what, "scikit-learn": version("scikit-learn")},
+        features={"space": space, "components": len(real.space.components_), "copy_quantile": COPY_QUANTILE,
                   "copy_distance": real.copy_distance}, notes=notes,
     )  # fmt: skip
 
@@ -155,7 +156,7 @@ def judgement_of(
 def check_count(images: Candidates) -> None:
     """Raise ConfigError for too few images to score."""
     if images.count < FEWEST_IMAGES:
-        words = f"{images.count} image(s): variety within a class wants at least {FEWEST_IMAGES}"
+        words = f"{images.count} image(s): variety within a class needs at least {FEWEST_IMAGES}"
         raise ConfigError(images.counted_by, words, "use more")
 
 
@@ -186,7 +187,7 @@ def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:
 
 
 def _pixels(images: ImageSet, grey: bool) -> np.ndarray:
-    """Return (N, H, W, C) float64 in [0, 1], of images averaged down; without colours if ``grey``."""
+    """Return downscaled images, (N, H, W, C) float64 in [0, 1]; converted to grey if ``grey``."""
     return np.concatenate([_averaged(images, grey) for images in images.batches(256)])
 
 

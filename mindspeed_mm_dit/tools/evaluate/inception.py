@@ -1,4 +1,4 @@
-"""The Inception of TensorFlow 1, on whose features published scores are based: torch-fidelity's PyTorch network."""
+"""The Inception network of published FIDs (from TensorFlow 1), as ported to PyTorch by torch-fidelity."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Inception:
 
 
 def _network_class() -> type:
-    """Return torch-fidelity's Inception without importing its package, which would need torchvision for nothing."""
+    """Return torch-fidelity's Inception without importing its package, which would needlessly require torchvision."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None:
         raise PlatformError(
@@ -107,7 +107,7 @@ def _network_class() -> type:
 
 
 def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
-    """Read a state dict in either of PyTorch's formats: weights of that age may be from before PyTorch 1.6."""
+    """Read a state dict in either of PyTorch's formats: weights this old may be from before PyTorch 1.6."""
     check_path("--inception", str(path))
     try:
         check_file(path)
@@ -127,13 +127,13 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """Return PyTorch's reason, without its advice to read the file in a way that runs code in it."""
-    said = str(error)
+    """Return PyTorch's reason, without its advice to load the file with ``weights_only=False``."""
+    message = str(error)
     if isinstance(error, LookupError):
         return "it is no file of PyTorch"
-    if "weights_only" in said:
+    if "weights_only" in message:
         return "it is damaged, no file of PyTorch, or holds more than numbers"
-    return (said or type(error).__name__).splitlines()[0][:200]
+    return (message or type(error).__name__).splitlines()[0][:200]
 
 
 def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:

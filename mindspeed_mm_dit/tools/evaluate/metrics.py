@@ -37,8 +37,8 @@ class Gaussian:
         if self.features is not None:
             return (self.features - self.mean).T / np.sqrt(len(self.features) - 1)
         values, vectors = np.linalg.eigh(self.covariance)
-        kept = values > values[-1] * len(values) * np.finfo(np.float64).eps
-        return np.asarray(vectors[:, kept] * np.sqrt(values[kept]))
+        significant = values > values[-1] * len(values) * np.finfo(np.float64).eps
+        return np.asarray(vectors[:, significant] * np.sqrt(values[significant]))
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,14 @@ def _radii(features: np.ndarray, neighbours: int) -> np.ndarray:
 
 def _inside(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
     """Return whether each of ``points`` (N, D) lies in a ball of ``radii`` (M,), squared, around ``centres`` (M, D)."""
-    found = []
+    inside = []
     for rows in _blocks(points):
         hit = np.zeros(len(rows), bool)
         for number, columns in enumerate(_blocks(centres)):
             reach = radii[number * BLOCK_ROWS :][: len(columns)]
             hit |= (squared_distances(rows, columns) <= reach).any(axis=1)
-        found.append(hit)
-    return np.concatenate(found)
+        inside.append(hit)
+    return np.concatenate(inside)
 
 
 def _blocks(features: np.ndarray) -> Iterator[np.ndarray]:

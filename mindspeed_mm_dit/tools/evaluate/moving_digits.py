@@ -1,4 +1,4 @@
-"""Score generated clips of moving digits: is each read as the digit asked for, and does it move as asked?
+"""Score generated clips of moving digits: is the digit the requested one, and is the direction?
 
 The judge is a classifier of scikit-learn's digits. It is fitted in a second, and is the same everywhere.
 """
@@ -22,7 +22,7 @@ from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
     DIRECTIONS,
     HELD_OUT,
     NAMES,
-    PLACES,
+    OFFSETS,
     SHAPES,
     ZOOM,
     moving,
@@ -30,7 +30,7 @@ from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
 from mindspeed_mm_dit.tools.evaluate.digits import FITTED_ON, real_digits
 
 DARK = 64
-"""Levels below this are no ink, so that leftover noise has no place and no weight."""
+"""Levels below this do not count as ink, so that leftover noise is ignored."""
 DIGIT, SIDE = 8, CANVAS // ZOOM
 """Rows and columns of a digit in scikit-learn, and of a clip at that scale."""
 SMALL = tuple(sorted({(height // ZOOM, width // ZOOM) for _, height, width in SHAPES}))
@@ -39,16 +39,16 @@ SMALL = tuple(sorted({(height // ZOOM, width // ZOOM) for _, height, width in SH
 
 @dataclass(frozen=True)
 class MovingDigitsScores:
-    """Fractions of the generated clips that show what was asked for, each in [0, 1]."""
+    """Fractions of the generated clips that show what was requested, each in [0, 1]."""
 
     digit: float
-    """Fraction that a classifier of real digits reads as the digit asked for."""
+    """Fraction that a classifier of real digits classifies as requested."""
     direction: float
-    """Fraction whose ink moves in the direction asked for, by at least half of a real clip's distance."""
+    """Fraction whose ink moves in the requested direction, by at least half of a real clip's distance."""
     both: float
     """Fraction for which both is true; 1 in 40 by chance."""
     both_held_out: float | None
-    """The same for captions that no clip of the training set has; None if none of them was asked for."""
+    """The same for captions that no clip of the training set has; None if there are none."""
     clips: int
     """Number of clips scored."""
 
@@ -56,8 +56,8 @@ class MovingDigitsScores:
     def line(self) -> str:
         """Return the last line of a run."""
         words = (
-            f"moving digits score: {self.both:.1%} of {self.clips} clips show the digit that was asked for moving as "
-            f"asked (digit {self.digit:.1%}, direction {self.direction:.1%})"
+            f"moving digits score: {self.both:.1%} of {self.clips} clips show the requested digit moving as "
+            f"requested (digit {self.digit:.1%}, direction {self.direction:.1%})"
         )
         if self.both_held_out is None:
             return words
@@ -73,7 +73,7 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
     _small_of(clips)
     for caption in captions:
         if caption not in CAPTIONS:
-            raise DataError(f"caption {caption!r}", "names no digit and direction", f"say it as in {CAPTIONS[0]!r}")
+            raise DataError(f"caption {caption!r}", "names no digit and direction", f"write it as in {CAPTIONS[0]!r}")
     words = [caption.split() for caption in captions]
     digit = read_digits(clips) == [NAMES.index(name) for _, name, _, _ in words]
     direction = np.array(read_directions(clips)) == [direction for _, _, _, direction in words]
@@ -89,9 +89,10 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
 
 def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
-    share = float((read_digits(clips) == labels).mean())
+    accuracy = float((read_digits(clips) == labels).mean())
     moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
-    return f"moving digits score: {share:.1%} of {len(clips)} clips show the digit that was asked for; {moves:.1%} move"
+    correct = f"{accuracy:.1%} of {len(clips)} clips show the requested digit"
+    return f"moving digits score: {correct}; {moves:.1%} move"
 
 
 def read_digits(clips: np.ndarray) -> np.ndarray:
@@ -119,8 +120,8 @@ def _centres(frames: np.ndarray) -> np.ndarray:
     """Return row and column of the centre of mass of the ink of ``frames`` (N, H, W), as (N, 2); nan without ink."""
     ink = ink_of(frames)
     with np.errstate(invalid="ignore"):
-        shares = ink / ink.sum((1, 2), keepdims=True)
-    return np.stack([shares.sum(2) @ np.arange(ink.shape[1]), shares.sum(1) @ np.arange(ink.shape[2])], 1)
+        weights = ink / ink.sum((1, 2), keepdims=True)
+    return np.stack([weights.sum(2) @ np.arange(ink.shape[1]), weights.sum(1) @ np.arange(ink.shape[2])], 1)
 
 
 def stilled(clips: np.ndarray) -> np.ndarray:
@@ -139,9 +140,10 @@ def _small_of(clips: np.ndarray) -> tuple[int, int]:
         if height * wide == width * high and height % high == 0:
             return high, wide
     raise DataError(
-        f"clips of {height} x {width} pixels", f"cannot be shrunk to {size_words(SMALL)}, where a digit has its own "
-        f"{DIGIT} x {DIGIT}", f"the embedded clips are {ZOOM} times as large",
-    )  # fmt: skip
+        f"clips of {height} x {width} pixels",
+        f"cannot be shrunk to {size_words(SMALL)}, where a digit has its original {DIGIT} x {DIGIT} pixels",
+        f"the embedded clips are {ZOOM} times as large",
+    )
 
 
 def shrunk(clips: np.ndarray) -> np.ndarray:
@@ -167,11 +169,11 @@ def ink_of(levels: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _classifier() -> Any:
-    """Return an SVM fitted on clips of the first 1,200 real digits; it reads 96 in 100 of the other 597."""
+    """Return an SVM fitted on clips of the first 1,200 real digits; its accuracy on the other 597 is 96 %."""
     from sklearn.svm import SVC
 
     real = real_digits()
     images = real.pixels[:FITTED_ON].reshape(-1, 8, 8)
-    ways = list(product(DIRECTIONS, PLACES))
-    clips = np.stack([moving(image, *way)[::2, ..., 0] for way in ways for image in images])
-    return SVC(C=5.0, gamma=0.001).fit(stilled(shrunk(clips)), np.tile(real.labels[:FITTED_ON], len(ways)))
+    motions = list(product(DIRECTIONS, OFFSETS))
+    clips = np.stack([moving(image, *motion)[::2, ..., 0] for motion in motions for image in images])
+    return SVC(C=5.0, gamma=0.001).fit(stilled(shrunk(clips)), np.tile(real.labels[:FITTED_ON], len(motions)))

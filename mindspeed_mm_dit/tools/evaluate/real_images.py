@@ -1,6 +1,6 @@
-"""Score images against real ones without a published network: read as asked, as varied, and no copies.
+"""Score images against real ones without a pretrained network: accuracy, variety and copies.
 
-Features and classifier are made of the real images alone. Those of your own images see shapes (``shapes.py``).
+Features and classifier are fitted on the real images alone. For your own images they describe shapes (``shapes.py``).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.tools.evaluate.metrics import frechet_distance, gaussian_of, precision_recall, squared_distances
-from mindspeed_mm_dit.tools.evaluate.shapes import DESTROYED, reader_of, shape_features
+from mindspeed_mm_dit.tools.evaluate.shapes import DESTROYED, fit_classifier, shape_features
 
-VARIANCE_KEPT = 0.95
-NEAREST_SHARE = 0.01
+PCA_VARIANCE = 0.95
+COPY_QUANTILE = 0.01
 """A sample is a copy if it is nearer to a real image than this fraction of the real images is to any other."""
 FEWEST_IMAGES = 20
-"""Two of each class if classes are equal: variety is measured between images of one class."""
+"""Minimum number of images to score: variety is measured between images of one class."""
 HELD_OUT = 3
-"""Every n-th image of a class, where n is this number, is kept from the classifier, to tell how well it reads."""
+"""Every n-th image of a class is held out from the classifier, to measure its accuracy."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Scores:
     """How good generated images are."""
 
     accuracy: float | None
-    """Fraction that a classifier of real images reads as the class asked for."""
+    """Fraction that a classifier of real images classifies as requested."""
     frechet: float
     """Frechet distance to the real images in the feature space. It falls with the number of images, so compare only
     sets of equal size."""
@@ -47,7 +47,7 @@ class RealImages:
     """Real images, with the feature space and the classifier that other images are scored by."""
 
     pixels: np.ndarray
-    """(N, D) float64, or (N, H, W, C) in [0, 1]: of these, mirrored copies are found too."""
+    """(N, D) float64, or (N, H, W, C) in [0, 1], for which mirrored copies count too."""
     labels: np.ndarray
     """(N,) int64."""
     reference: np.ndarray
@@ -55,7 +55,7 @@ class RealImages:
     space: Any
     """scikit-learn's principal components of the reference: of its pixels, or of its shapes."""
     reads: Callable[[np.ndarray], np.ndarray]
-    """The classifier: pixels (n, ...) -> labels (n,), none of the classes' where it sees none."""
+    """The classifier: pixels (n, ...) -> labels (n,), or shapes.NOTHING if it recognises no class."""
     copy_distance: float
     """Distance in pixel space below which a sample is a copy."""
 
@@ -63,21 +63,21 @@ class RealImages:
     def of(cls, images: np.ndarray, labels: np.ndarray) -> RealImages:
         """Hold out every third image (H, W, C) of each class; fit components and classifier on the others' shapes."""
         reference = ~held_out(labels)
-        reads = reader_of(images[reference], labels[reference])
-        return cls.seen_through(images, labels, reference, reads)
+        reads = fit_classifier(images[reference], labels[reference])
+        return cls.with_classifier(images, labels, reference, reads)
 
     @classmethod
-    def seen_through(
+    def with_classifier(
         cls, pixels: np.ndarray, labels: np.ndarray, reference: np.ndarray, reads: Callable[[Any], Any]
     ) -> RealImages:
-        """Find the principal components, and how near real images are to each other."""
+        """Fit the principal components, and measure the distances between real images."""
         from sklearn.decomposition import PCA
 
-        space = PCA(VARIANCE_KEPT, svd_solver="covariance_eigh").fit(_described(pixels[reference]))
+        space = PCA(PCA_VARIANCE, svd_solver="covariance_eigh").fit(_described(pixels[reference]))
         apart = squared_distances(_flat(pixels), _flat(pixels))
         np.fill_diagonal(apart, np.inf)
         nearest = np.sqrt(apart.min(axis=1))
-        return cls(pixels, labels, reference, space, reads, float(np.quantile(nearest, NEAREST_SHARE)))
+        return cls(pixels, labels, reference, space, reads, float(np.quantile(nearest, COPY_QUANTILE)))
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """Return the features (N, features) of ``pixels`` (N, ...)."""
@@ -88,37 +88,37 @@ class RealImages:
         return self._score(pixels, labels, self.pixels)
 
     def score_held_out(self) -> Scores:
-        """Score the held-out real images against the others: a yardstick for generated ones."""
+        """Score the held-out real images against the others, as a baseline for generated ones."""
         return self._score(self.pixels[~self.reference], self.labels[~self.reference], self.pixels[self.reference])
 
     def score_destroyed(self) -> dict[str, Scores]:
-        """Score the held-out real images with their shapes destroyed in each way: they should score badly."""
+        """Score the held-out real images under each corruption that destroys shapes: they should score badly."""
         images, labels, rng = self.pixels[~self.reference], self.labels[~self.reference], np.random.default_rng(1)
-        return {name: self._score(way(images, rng), labels, self.pixels[:1]) for name, way in DESTROYED.items()}
+        return {name: self._score(destroy(images, rng), labels, self.pixels[:1]) for name, destroy in DESTROYED.items()}
 
     def _score(self, pixels: np.ndarray, labels: np.ndarray, originals: np.ndarray) -> Scores:
         """Score images that may be copies of ``originals`` (m, ...)."""
         features, reference = self.features(pixels), self.features(self.pixels[self.reference])
-        found = precision_recall(features, reference)
+        overlap = precision_recall(features, reference)
         if originals.ndim > 2:
             originals = np.concatenate([originals, originals[:, :, ::-1]])
         nearest = np.sqrt(squared_distances(_flat(pixels), _flat(originals)).min(axis=1))
         return Scores(
             accuracy=float(np.mean(self.reads(pixels) == labels)),
             frechet=frechet_distance(gaussian_of(features), gaussian_of(reference)),
-            precision=found.precision,
-            recall=found.recall,
+            precision=overlap.precision,
+            recall=overlap.recall,
             variety=self._variety(pixels, labels),
             copies=int((nearest < self.copy_distance).sum()),
         )
 
     def _variety(self, pixels: np.ndarray, labels: np.ndarray) -> float:
-        shares = []
+        ratios = []
         for label in np.unique(labels):
-            drawn, real = _flat(pixels[labels == label]), _flat(self.pixels[self.labels == label])
-            if len(drawn) > 1 and len(real) > 1 and (apart := _mean_distance(real)):
-                shares.append(_mean_distance(drawn) / apart)
-        return float(np.mean(shares)) if shares else float("nan")
+            samples, real = _flat(pixels[labels == label]), _flat(self.pixels[self.labels == label])
+            if len(samples) > 1 and len(real) > 1 and (apart := _mean_distance(real)):
+                ratios.append(_mean_distance(samples) / apart)
+        return float(np.mean(ratios)) if ratios else float("nan")
 
 
 def held_out(labels: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ def held_out(labels: np.ndarray) -> np.ndarray:
 
 
 def _described(pixels: np.ndarray) -> np.ndarray:
-    """Return what the components are taken of: the shapes of images (N, H, W, C), or pixels (N, D) themselves."""
+    """Return the inputs of the principal components: shape features of images (N, H, W, C), or pixels (N, D)."""
     return pixels if pixels.ndim == 2 else shape_features(pixels)
 
 

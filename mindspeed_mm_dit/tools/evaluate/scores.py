@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import progress
 from mindspeed_mm_dit.tools.evaluate.cautions import cautions
 from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
-from mindspeed_mm_dit.tools.evaluate.image_set import IMAGES, MADE_BY, MADE_OF, STATISTICS, ImageSet
+from mindspeed_mm_dit.tools.evaluate.image_set import IMAGES, INCEPTION_SHA256, SCALED_AND_JPEGS, STATISTICS, ImageSet
 from mindspeed_mm_dit.tools.evaluate.inception import Features, Inception
 from mindspeed_mm_dit.tools.evaluate.metrics import (
     NEIGHBOURS,
@@ -25,8 +25,8 @@ from mindspeed_mm_dit.tools.evaluate.metrics import (
     precision_recall,
 )
 
-KEPT_IMAGES = 10_000
-"""Images of a reference kept beside its statistics, for precision and recall; ADM keeps as many."""
+REFERENCE_IMAGES = 10_000
+"""Number of reference images stored with the statistics, for precision and recall, as in ADM's references."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,12 @@ class InceptionJudge:
                 f"{images.shape[1]}",
                 "score against a reference of the same size",
             )
-        if reference.made_by and reference.made_by != ours:
+        if reference.inception_sha256 and reference.inception_sha256 != ours:
             raise ConfigError(
                 reference.what,
-                f"has statistics by an Inception of other weights (sha256 {reference.made_by[:12]}, here {ours[:12]})",
-                "make them again with mm-dit evaluate --statistics, or give the weights they were made with",
+                "has statistics by an Inception of other weights "
+                f"(sha256 {reference.inception_sha256[:12]}, here {ours[:12]})",
+                "make them again with mm-dit evaluate --statistics, or name the weights they were made with",
             )
         check_enough(images.counted_by, images.count)
         if reference.statistics is None:
@@ -67,8 +68,8 @@ class InceptionJudge:
 
     def judge(self, samples: ImageSet) -> Judgement:
         reference = self._reference
-        seen = self._see(reference) if reference.count else None
-        scores = _scores(self._see(samples), reference, seen)
+        reference_features = self._features(reference) if reference.count else None
+        scores = _scores(self._features(samples), reference, reference_features)
         return Judgement(
             scores=asdict(scores), yardstick={}, notes=cautions(samples, reference),
             reference={"what": reference.what, "images": reference.count,
@@ -77,7 +78,7 @@ class InceptionJudge:
                       "torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
         )  # fmt: skip
 
-    def _see(self, images: ImageSet) -> Features:
+    def _features(self, images: ImageSet) -> Features:
         with progress("features", total=images.count, unit="image") as bar:
             return self._network.features(images, self._batch_size, bar.update)
 
@@ -88,28 +89,28 @@ def check_enough(what: str, count: int) -> None:
         raise ConfigError(what, f"{count} image(s): precision and recall need more than {NEIGHBOURS}", "use more")
 
 
-def _scores(samples: Features, reference: ImageSet, seen: Features | None) -> Scores:
-    """Score ``samples``; ``seen``: features of the reference's images, if it holds any."""
-    statistics = reference.statistics or _statistics(seen)
-    balls = precision_recall(samples.pool, seen.pool) if seen is not None and len(seen.pool) > NEIGHBOURS else None
+def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Scores:
+    """Score ``samples``; ``real``: features of the reference's images, if it holds any."""
+    statistics = reference.statistics or _statistics(real)
+    overlap = precision_recall(samples.pool, real.pool) if real is not None and len(real.pool) > NEIGHBOURS else None
     return Scores(
         fid=frechet_distance(gaussian_of(samples.pool), statistics["pool"]),
         sfid=frechet_distance(gaussian_of(samples.spatial), statistics["spatial"]) if "spatial" in statistics else None,
         inception_score=inception_score(samples.logits),
-        precision=balls.precision if balls else None,
-        recall=balls.recall if balls else None,
+        precision=overlap.precision if overlap else None,
+        recall=overlap.recall if overlap else None,
     )
 
 
 def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
     """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
-    chosen = np.unique(np.linspace(0, images.count - 1, KEPT_IMAGES).round().astype(int))
-    kept, start = [], 0
+    chosen = np.unique(np.linspace(0, images.count - 1, REFERENCE_IMAGES).round().astype(int))
+    chosen_images, start = [], 0
     for batch in images.batches(64):
-        kept.append(batch[chosen[(chosen >= start) & (chosen < start + len(batch))] - start])
+        chosen_images.append(batch[chosen[(chosen >= start) & (chosen < start + len(batch))] - start])
         start += len(batch)
-    arrays = {IMAGES: np.concatenate(kept), MADE_BY: np.array(network.sha256)}
-    arrays[MADE_OF] = np.array([images.resized, images.jpegs])
+    arrays = {IMAGES: np.concatenate(chosen_images), INCEPTION_SHA256: np.array(network.sha256)}
+    arrays[SCALED_AND_JPEGS] = np.array([images.resized, images.jpegs])
     for kind, gaussian in _statistics(features).items():
         arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
 

@@ -1,4 +1,4 @@
-"""What is seen of the shapes in an image, and images whose shapes are destroyed while their colours stay."""
+"""Shape features of images, and corruptions that destroy shapes but preserve colours."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from einops import rearrange, reduce
 
 CELLS = (4, 8)
-"""Oriented gradients are averaged over this number of cells in height and width: coarse shapes, and finer ones."""
+"""Number of cells in height and width over which oriented gradients are averaged: coarse and fine shapes."""
 DIRECTIONS = 8
 PATCHES = 4
 """Patches in height and width that are shuffled."""
 BLUR = 0.1
-"""Standard deviation of the blur, as a part of the side."""
+"""Standard deviation of the blur, as a fraction of the side."""
 MOST_FITTED = 4_000
-"""The classifier sees few images several times, each time a little enlarged or mirrored, up to this number."""
-MOST_TURNS = 6
+"""A small set is augmented by enlarging and mirroring, up to this number of images."""
+MOST_REPEATS = 6
 NOTHING = -1
-"""The label of an image that shows none of the classes."""
+"""Label of an image that shows none of the classes."""
 
 
 def shape_features(images: np.ndarray) -> np.ndarray:
-    """Return oriented gradients of grey (N, features), compared with those around, and coarse colours.
+    """Return locally normalised oriented gradients and coarse colours, (N, features), similar to HOG.
 
     images: (N, H, W, C) float64 in [0, 1].
     """
@@ -38,12 +38,12 @@ def _features(images: np.ndarray) -> np.ndarray:
     turn = np.arctan2(down, right)[..., None] / np.pi * DIRECTIONS - np.arange(DIRECTIONS)
     near = np.maximum(0, 1 - abs((turn + DIRECTIONS / 2) % DIRECTIONS - DIRECTIONS / 2))
     edges = np.hypot(down, right)[..., None] * near  # (N, H, W, directions)
-    found = [_in_cells(images, 2 * CELLS[0]) / 4]
+    features = [_in_cells(images, 2 * CELLS[0]) / 4]
     for across in CELLS:
         cells = _in_cells(edges, across)
         around = np.linalg.norm(ndimage.uniform_filter(cells, (0, 3, 3, 0)), axis=-1, keepdims=True)
-        found.append(cells / (around + 0.02) / across)
-    return np.concatenate([rearrange(own, "n h w c -> n (h w c)") for own in found], 1)
+        features.append(cells / (around + 0.02) / across)
+    return np.concatenate([rearrange(part, "n h w c -> n (h w c)") for part in features], 1)
 
 
 def _in_cells(values: np.ndarray, across: int) -> np.ndarray:
@@ -63,9 +63,9 @@ def _shuffled(images: np.ndarray, rng: np.random.Generator, across: int = PATCHE
     (n, h, w), flat = patches.shape[:3], rearrange(patches, "n h w a b c -> n (h w) a b c")
     order = rng.permuted(np.broadcast_to(np.arange(h * w), (n, h * w)), axis=1)[..., None, None, None]
     mixed = rearrange(np.take_along_axis(flat, order, axis=1), "n (h w) a b c -> n (h a) (w b) c", h=h)
-    found = images.copy()
-    found[:, : mixed.shape[1], : mixed.shape[2]] = mixed
-    return found
+    result = images.copy()
+    result[:, : mixed.shape[1], : mixed.shape[2]] = mixed
+    return result
 
 
 def _blurred(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -89,34 +89,34 @@ DESTROYED: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = 
     "noise of the same colours": _noise,
     "details misplaced": _misplaced,
 }
-"""Ways to destroy shapes: (images (N, H, W, C), draws) -> as many images. The last looks like a sample drawn early."""
+"""Corruptions: (images (N, H, W, C), generator) -> as many images. The last looks like samples early in training."""
 
 
-def reader_of(images: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+def fit_classifier(images: np.ndarray, labels: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Fit a classifier: images (n, H, W, C) -> labels (n,), NOTHING for what looks like a destroyed image."""
     from sklearn.decomposition import PCA
     from sklearn.pipeline import make_pipeline
     from sklearn.svm import SVC
 
-    rng, turns = np.random.default_rng(0), min(MOST_TURNS, max(1, MOST_FITTED // len(images)))
+    rng, repeats = np.random.default_rng(0), min(MOST_REPEATS, max(1, MOST_FITTED // len(images)))
     mirrored = images[:, :, ::-1]
-    ways = [images, mirrored, *(_enlarged((images, mirrored)[turn % 2], rng) for turn in range(2, turns))]
-    plenty, each = np.repeat(images, turns, axis=0), len(DESTROYED)
-    ruined = [way(plenty[n::each], rng) for n, way in enumerate(DESTROYED.values())]
-    answers = np.concatenate([np.tile(labels, turns), np.full(len(plenty), NOTHING)])
+    variants = [images, mirrored, *(_enlarged((images, mirrored)[repeat % 2], rng) for repeat in range(2, repeats))]
+    repeated, each = np.repeat(images, repeats, axis=0), len(DESTROYED)
+    destroyed = [destroy(repeated[n::each], rng) for n, destroy in enumerate(DESTROYED.values())]
+    targets = np.concatenate([np.tile(labels, repeats), np.full(len(repeated), NOTHING)])
     classifier: Any = make_pipeline(PCA(0.8), SVC(C=10.0, class_weight="balanced"))
-    classifier.fit(shape_features(np.concatenate([*ways[:turns], *ruined])), answers)
-    return lambda own: classifier.predict(shape_features(own))
+    classifier.fit(shape_features(np.concatenate([*variants[:repeats], *destroyed])), targets)
+    return lambda inputs: classifier.predict(shape_features(inputs))
 
 
 def _enlarged(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return a part of each image, 80 to 95 % of its sides, at the size of the whole."""
+    """Crop a random part of each image, 80 to 95 % of its sides, and scale it to the original size."""
     from scipy import ndimage
 
     size = np.array(images.shape[1:3])
-    found = []
+    enlarged = []
     for image in images:
         part = np.ceil(size * rng.uniform(0.8, 0.95)).astype(int)
         top, left = rng.integers(size - part + 1)
-        found.append(ndimage.zoom(image[top : top + part[0], left : left + part[1]], (*size / part, 1), order=1))
-    return np.stack(found)
+        enlarged.append(ndimage.zoom(image[top : top + part[0], left : left + part[1]], (*size / part, 1), order=1))
+    return np.stack(enlarged)

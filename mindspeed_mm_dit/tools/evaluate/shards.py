@@ -1,6 +1,6 @@
 """Generate many images on several ranks, into files of one folder; files that exist are not generated again.
 
-    drawing.json         what decides the images: a folder is continued only if it is the same
+    drawing.json         the settings that determine the images: a folder is continued only if they are the same
     images/000000.npy    images 0 ... 249, (250, H, W, C) uint8; a file gets its name when it is complete
     samples.npz          all images and their labels, once all exist; the files are then removed
 
@@ -37,14 +37,14 @@ LabelRule = Literal["equal", "random"]
 
 @dataclass(frozen=True)
 class Drawing:
-    """What decides the images of an evaluation: equal drawings give the same images, up to rounding."""
+    """The settings that determine the images of an evaluation: equal drawings give equal images, up to rounding."""
 
     num: int
     """Number of images."""
     labels: LabelRule
     """Image n has label n modulo the classes ("equal"), or one drawn uniformly for n ("random", as DiT's samples)."""
     seed: int
-    """Decides all noise, and the random labels."""
+    """Seed of the noise and of the random labels."""
     sampler: str
     steps: int
     options: dict[str, Any]
@@ -52,7 +52,7 @@ class Drawing:
     cfg_scale: float
     cfg_channels: str
     cfg_interval: list[float]
-    """The noise levels that are guided, from and to."""
+    """Noise levels with guidance, from and to."""
     weights: str
     """Which weights: "ema" or "model"."""
     checkpoint_sha256: str
@@ -60,21 +60,21 @@ class Drawing:
     autoencoder_sha256: str
     """Digest of its files; empty if the model generates pixels."""
     model: dict[str, Any]
-    """model.json, every key spelled out."""
+    """model.json with defaults filled in."""
     bf16: bool
     ai_framework: str
     adapters: list[str] = field(default_factory=list)
     """Digest and strength of each (LoRA) that was added to the weights; not written if there are none."""
     images_per_file: int = SHARD_IMAGES
     weaker_sha256: str = ""
-    """Digest of the checkpoint that guidance leads away from; empty and not written for the null condition."""
+    """Digest of the weaker model for guidance; empty and not written if guidance uses the unconditional model."""
     cfg_rescale: str = ""
-    """What the norm of a guided prediction is set by; empty and not written if by nothing."""
+    """Rescaling of guided predictions; empty and not written if there is none."""
     prompts_sha256: str = ""
-    """Digest of the file of prompts; empty and not written if classes are asked for."""
+    """Digest of the prompts file; empty and not written for a class-conditional model."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it in JSON's types: tuples become lists."""
+        """Return it as JSON values: tuples become lists."""
         content = without_places(json.loads(json.dumps(asdict(self))))
         return {name: value for name, value in content.items() if value or name not in _MAY_BE_EMPTY}
 
@@ -96,20 +96,20 @@ class Shards:
             ConfigError: it holds the images of another drawing; the settings that differ are named.
         """
         self.folder, self.drawing, self.joined = folder, drawing, folder / JOINED
-        there, here, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
-        if there is None:
+        stored, current, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
+        if stored is None:
             if self.joined.exists() or any(folder.glob(f"{ENTRIES}/*.npy")):
                 raise ConfigError(what, f"holds images, but no {DRAWING} that describes them", "name another folder")
-        elif there != here:
-            differ = [name for name in sorted({*there, *here}) if there.get(name) != here.get(name)]
-            words = [f"{name} was {there.get(name)!r}, is {here.get(name)!r}" for name in differ if name != "model"]
+        elif stored != current:
+            differ = [name for name in sorted({*stored, *current}) if stored.get(name) != current.get(name)]
+            words = [f"{name} was {stored.get(name)!r}, is {current.get(name)!r}" for name in differ if name != "model"]
             raise ConfigError(
                 what, f"holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}",
                 "name another folder, or repeat its settings to continue it",
             )  # fmt: skip
 
     def begin(self) -> None:
-        """Make the folder and write drawing.json; for one rank only."""
+        """Create the folder and write drawing.json; call this on one rank only."""
         (self.folder / ENTRIES).mkdir(parents=True, exist_ok=True)
         for left in [*self.folder.glob(f".{JOINED}.*"), *self.folder.glob(f"{ENTRIES}/.*.npy.*")]:  # by a killed run
             left.unlink()
@@ -200,11 +200,11 @@ def draw_missing(
 ) -> None:
     """Generate ``files`` of ``shards``, one after another.
 
-    labels: (num,), those of all images; prompts: for a model of captions, what each label stands for.
+    labels: (num,), those of all images; prompts: the prompt of each label, for a text-conditional model.
     """
     for shard in files:
         numbers = shards.numbers(shard)
-        own = labels[numbers].tolist()
-        values = {"caption": [prompts[label] for label in own]} if prompts else {"label": own}
-        asked = SampleRequest(values, first_number=int(numbers[0]))
-        shards.write(shard, generate(*model, asked, settings, on_step))
+        shard_labels = labels[numbers].tolist()
+        values = {"caption": [prompts[label] for label in shard_labels]} if prompts else {"label": shard_labels}
+        request = SampleRequest(values, first_number=int(numbers[0]))
+        shards.write(shard, generate(*model, request, settings, on_step))

@@ -1,4 +1,4 @@
-"""Before a run: settings for your own images, weights to begin from, what a run will need and see of its data."""
+"""Before a run: configs for your own images, published weights, resource estimates and data reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def register() -> None:
         "plan": "estimate what a run will need: memory, largest micro-batch, traffic, time",
     }.items():
         register("command", name, Command(summary, f"{__name__}.cli.{name}"))
-    summary = "fetch published weights: size, licence and digests are said before, and checked"
+    summary = "fetch published weights: shows size, licence and checksums first, and verifies them"
     register("command", "get", Command(summary, f"{__name__}.cli.get", "hub", {"huggingface_hub": "huggingface_hub"}))
     for name in PUBLISHED.split():
         register("published_weights", name, f"{__name__}.published:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

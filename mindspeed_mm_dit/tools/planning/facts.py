@@ -1,4 +1,4 @@
-"""What is known before a first run: the images, the encoder of their captions, the machine."""
+"""Facts that a starter config is based on: the images, the text encoder for their captions, the machine."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ class Text:
     config: TextEncoderConfig
     """The same, parsed."""
     reason: str
-    tells_sides: bool = False
-    """Whether captions say left or right."""
+    mentions_sides: bool = False
+    """Whether captions mention left or right, so that images must not be mirrored."""
 
     @property
     def name(self) -> str:
-        """Its kind, and its folder if it has one."""
+        """Its folder, or its kind if it has none."""
         return str(self.section.get("from_pretrained", self.section["model_id"]))
 
     @property
     def predictor(self) -> dict[str, Any]:
-        """Keys of the predictor that take what it says."""
+        """Predictor settings for its output: widths and sequence length."""
         pooled = self.config.pooled_width()
         states = {"text_dim": self.config.states_width(), "text_length": self.config.max_length}
         return states | ({"pooled_dim": pooled} if pooled else {})
 
     @property
     def is_network(self) -> bool:
-        """Whether it costs about as much as a small predictor, so that a CPU encodes once."""
+        """Whether it is a network, so expensive that a CPU run should cache its output."""
         return self.config.model_id != "words"
 
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Facts about the images to learn from."""
+    """Facts about the training images."""
 
     count: int
     """Number of images."""
@@ -63,9 +63,9 @@ class ImageFacts:
     text: Text | None = None
     """The encoder of their captions."""
     sizes: np.ndarray | None = None
-    """(N, 2) int64: height and width of each, if they may keep their shapes."""
+    """(N, 2) int64: height and width of each, if aspect-ratio buckets are allowed."""
     part_cut: float = 0.0
-    """Median fraction of an image that a square cuts off."""
+    """Median fraction of an image that a square crop removes."""
 
     @property
     def valid_fraction(self) -> float:
@@ -93,11 +93,11 @@ class Machine:
     has_bf16: bool
     """Whether a step may compute in bfloat16."""
     machine_bytes: float = 0
-    """Memory beside that of the accelerators, which may hold weights; infinite where it is not known, 0: none."""
+    """Host memory that may hold offloaded weights; infinite if unknown, 0 for none."""
 
     @property
     def ranks(self) -> int:
-        """Number of processes that train, on PyTorch."""
+        """Number of training processes on PyTorch."""
         return max(1, self.accelerators)
 
     @property

@@ -1,4 +1,4 @@
-"""Fetches published weights: says size, licence and digests before, checks them after, and goes on after a break."""
+"""Fetch published weights: show size, licence and checksums, download with resume, and verify."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from mindspeed_mm_dit.configs.files import add_content, reason_of
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.hubs import HUBS, MIRRORS, Hub, Listing, Part, answer_of, part_file
-from mindspeed_mm_dit.tools.planning.published import PUBLISHED, Published, place_of
+from mindspeed_mm_dit.tools.planning.published import PUBLISHED, Published, folder_name
 
 TRIES = 5
-"""How often a file is asked for that breaks off where it did before."""
+"""Attempts at a file that make no progress."""
 WAIT_SECONDS = 1.0
 _NOT_READ = re.compile(
     r"(^|/)(\.git|onnx|openvino)|\.(md|py|png|jpe?g|gif|webp|mp4|pdf|h5|msgpack|onnx|ot|tflite|gguf)$|\.(fp16|bf16|non_ema)\.",
     re.IGNORECASE,
 )
-"""Files of a repository that nothing here reads."""
+"""Files of a repository that this project does not use."""
 _PICKLE = re.compile(r"\.(bin|pth?|ckpt)$")
 
 
@@ -33,34 +33,34 @@ def published(name: str, hub: str | None) -> Published:
     if name in PUBLISHED:
         return PUBLISHED[name]
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; OWNER/NAME of a hub is taken, too"
-        raise ConfigError(f"mm-dit get {name}", "is no name that is known", cure)
+        cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; you can also give OWNER/NAME of a hub"
+        raise ConfigError(f"mm-dit get {name}", "is an unknown model name", cure)
     return Published("", {hub or "huggingface": name})
 
 
 def with_needs(names: list[str], hub: str | None) -> dict[str, Published]:
-    """Return the records of ``names``, and of what they need, by name."""
-    found: dict[str, Published] = {}
+    """Return the records of ``names`` and of the models they depend on, by name."""
+    records: dict[str, Published] = {}
     for name in names:
-        found[name] = published(name, hub)
-        found |= with_needs([need for need in found[name].needs if need not in found], hub)
-    return found
+        records[name] = published(name, hub)
+        records |= with_needs([need for need in records[name].needs if need not in records], hub)
+    return records
 
 
 def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
-    """Fetch what is not below ``root`` yet.
+    """Download the files that ``root`` does not have yet.
 
     Raises:
-        ConfigError: the hub is not known to have it.
+        ConfigError: the model is not known to be on that hub.
         PlatformError: the hub cannot be reached or refuses, or the disk is too full.
-        CheckpointError: what came is not what the hub states.
+        CheckpointError: a downloaded file does not match the hub's size or checksum.
     """
-    place = hub or next(iter(record.repos))
-    if place not in record.repos:
-        raise ConfigError(f"--hub = {place}", f"is not known to have {name}; {', '.join(record.repos)} has it",
-                          f"name what it is called there: mm-dit get OWNER/NAME --hub {place}")  # fmt: skip
-    source, repo = HUBS[place](), record.repos[place]
-    page, folder = source.page.format(endpoint=source.endpoint, repo=repo), root / place_of(repo)
+    hub_name = hub or next(iter(record.repos))
+    if hub_name not in record.repos:
+        raise ConfigError(f"--hub = {hub_name}", f"is not known to have {name}; {', '.join(record.repos)} has it",
+                          f"name what it is called there: mm-dit get OWNER/NAME --hub {hub_name}")  # fmt: skip
+    source, repo = HUBS[hub_name](), record.repos[hub_name]
+    page, folder = source.page.format(endpoint=source.endpoint, repo=repo), root / folder_name(repo)
     with _refusals(name, page, folder):
         listing = source.listing(repo)
     parts = chosen(listing, record.files)
@@ -82,7 +82,7 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
         raise PlatformError(f"--output = {folder}", f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free",
                             "name a folder on a larger disk")  # fmt: skip
     for part in missing:
-        (folder / part.path).unlink(missing_ok=True)  # (a hub's package might take what is damaged for whole)
+        (folder / part.path).unlink(missing_ok=True)  # (a hub's client might take a damaged file for complete)
         with _refusals(name, page, folder, f"broke off {TRIES} times"):
             _fetch_whole(source, repo, listing.revision, part, folder)
         if difference := _difference(folder / part.path, part):
@@ -96,7 +96,7 @@ def fetch(name: str, record: Published, hub: str | None, root: Path) -> None:
 
 
 def chosen(listing: Listing, patterns: tuple[str, ...]) -> list[Part]:
-    """Return the files to fetch: of weights that lie there twice, the ones without a pickle."""
+    """Return the files to download; where a folder has .safetensors, its pickled weights are left out."""
     safe = {part.path.rpartition("/")[0] for part in listing.parts if part.path.endswith(".safetensors")}
     return [
         part
@@ -126,20 +126,20 @@ def _bytes_of(file: Path) -> int:
 
 
 def _difference(file: Path, part: Part) -> str:
-    """Return how a file differs from what the hub states; empty if it does not."""
+    """Describe how a file differs from the hub's listing; empty if it matches."""
     if not file.is_file():
         return "it is not there"
     if file.stat().st_size != part.size:
         return f"{file.stat().st_size:,} bytes, not {part.size:,}"
     kind, _, stated = part.digest.partition(":")
-    found = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if kind == "git" else hashlib.sha256()
-    add_content(found, file)
-    return "" if found.hexdigest().startswith(stated) else f"{kind} {found.hexdigest()}, not {stated}"
+    digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size) if kind == "git" else hashlib.sha256()
+    add_content(digest, file)
+    return "" if digest.hexdigest().startswith(stated) else f"{kind} {digest.hexdigest()}, not {stated}"
 
 
 @contextmanager
 def _refusals(name: str, page: str, folder: Path, broken: str = "") -> Iterator[None]:
-    """Say what a hub refused, and what to do; ``broken``: what it means if it does not answer."""
+    """Translate errors of a hub to a PlatformError; ``broken``: the reason to give if it does not answer."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Finds the captions of a folder of images: in files beside them, in an index, in shards; or finds that it has none."""
+"""Detect the captions of an image folder: in sidecar files, in an index, or in shards."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.tools.planning.folder_classes import FolderClasses, shards_in
 
 COLUMNS = ("caption", "captions", "text", "texts", "prompt", "description")
-"""What a column or a JSON key of captions is called, as on the hub."""
+"""Usual names of a caption column or JSON key, as on the Hugging Face hub."""
 ENDINGS = (".txt", ".caption", *(f".json:{name}" for name in COLUMNS))
-"""Files of captions beside an image or in a tar: kohya's, webdataset's."""
+"""Endings of caption files next to an image or in a tar, as in kohya's tools and webdataset."""
 SOME, ENOUGH = 200, 0.5
-"""Images whose captions are looked for, and the part of them that must have one with a letter."""
+"""Number of images to inspect, and the fraction of them that must have a caption with a letter."""
 NONE = "none"
 LISTS = (".txt", ".tsv", ".tab", ".json")
 SHEETS = (".xlsx", ".xls", ".ods", ".numbers")
-"""Endings of files that hold captions elsewhere: one for all images, as text, or a spreadsheet."""
+"""Endings of files in which other tools keep the captions of all images: text lists, and spreadsheets."""
 
 
-def captions_of_folder(images: str, wanted: str | None = None) -> FolderClasses | None:
-    """Return where the captions of ``images``, a folder or an index in one, are; None if it has none.
+def captions_of_folder(images: str, location: str | None = None) -> FolderClasses | None:
+    """Return the layout of ``images``, a folder or an index in one, with its captions; None if it has none.
 
-    ``wanted``: the value of dataset_param.captions to look for, or NONE.
+    ``location``: the value of dataset_param.captions to look for, or NONE; None tries all usual ones.
 
     Raises:
-        ConfigError: there are no captions at the place that is ``wanted``, or few images have one.
+        ConfigError: there are no captions at ``location``, or only few images have one.
     """
     path = Path(images)
-    if wanted == NONE or not path.exists():
+    if location == NONE or not path.exists():
         return None
-    places = (wanted,) if wanted else (*COLUMNS, *ENDINGS)
+    locations = (location,) if location else (*COLUMNS, *ENDINGS)
     if not is_folder(path):
-        found = _in_index(path, places)
+        layout = _in_index(path, locations)
     elif shards := shards_in(path):
-        found = _in_shards(shards, places)
+        layout = _in_shards(shards, locations)
     else:
-        found = next(filter(None, (_in_index(file, places) for file in _indices(path))), None)
-        found = found or _beside(path, places, 0 if wanted else ENOUGH)
-    if wanted and not found:
-        raise ConfigError(f"--captions = {wanted}", f"{images} has no captions there", "name a column, or an ending "
+        layout = next(filter(None, (_in_index(file, locations) for file in _indices(path))), None)
+        layout = layout or _in_sidecars(path, locations, 0 if location else ENOUGH)
+    if location and not layout:
+        raise ConfigError(f"--captions = {location}", f"{images} has no captions there", "name a column, or an ending "
                           'such as .txt or .json:caption; "none" learns classes')  # fmt: skip
-    return found
+    return layout
 
 
 def check_tables(images: str) -> None:
@@ -68,14 +68,12 @@ def check_tables(images: str) -> None:
         return
     with suppress(DataError, OSError):
         paths = [Path(path) for path, _ in list_images(DatasetParam(images, 8, single_class=True)).rows]
-        names, block_prefixes = {path.name for path in paths}, {path.stem for path in paths}
+        names, base_names = {path.name for path in paths}, {path.stem for path in paths}
         for file in _indices(folder):
             if names & _words_of(file):
                 _check_table(file)
-        for file in _of_no_single_image(folder, names | block_prefixes):
-            if file.suffix.lower() in SHEETS or (
-                file.suffix.lower() in LISTS and _tells_of(file, names, block_prefixes)
-            ):
+        for file in _of_no_single_image(folder, names | base_names):
+            if file.suffix.lower() in SHEETS or (file.suffix.lower() in LISTS and _tells_of(file, names, base_names)):
                 raise ConfigError(
                     f"IMAGES = {images}",
                     f"{file.name} may hold the captions, but they are not read from such a file",
@@ -85,14 +83,14 @@ def check_tables(images: str) -> None:
 
 
 def texts_in_sidecars(images: str) -> list[str]:
-    """Return the places, such as .json:tags, of texts in the .json beside most images: captions by another name."""
+    """Return further keys (as in .json:tags) with texts in the .json files of most images: possible captions."""
     some = _some_of(Path(images))
-    there: set[str] = set()
+    keys: set[str] = set()
     for file in [file for image in some[:1] for file in (image.with_suffix(".json"), Path(f"{image}.json"))]:
         with suppress(UnusableFile):
-            there |= _keys(read_bytes(file))
-    texts = [place for place, count in _counts(some[:1], sorted(there)).items() if count]
-    return [place for place, count in _counts(some, texts).items() if count >= ENOUGH * len(some)]
+            keys |= _keys(read_bytes(file))
+    texts = [location for location, count in _counts(some[:1], sorted(keys)).items() if count]
+    return [location for location, count in _counts(some, texts).items() if count >= ENOUGH * len(some)]
 
 
 def _of_no_single_image(folder: Path, of_images: set[str]) -> list[Path]:
@@ -101,13 +99,11 @@ def _of_no_single_image(folder: Path, of_images: set[str]) -> list[Path]:
     return [file for file in files if of_images.isdisjoint(accumulate(file.name.split("."), "{}.{}".format))]
 
 
-def _tells_of(file: Path, names: set[str], block_prefixes: set[str]) -> bool:
-    """Return whether a file names images, or most of their stems, and says more of them than that."""
+def _tells_of(file: Path, names: set[str], base_names: set[str]) -> bool:
+    """Return whether a file lists images (or most of their base names) together with further text."""
     words = _words_of(file)
-    named = {word for word in words if word in names or posixpath.splitext(word)[0] in block_prefixes}
-    return (bool(words & names) or 2 * len(named) > len(block_prefixes)) and any(
-        map(str.isalpha, "".join(words - named))
-    )
+    named = {word for word in words if word in names or posixpath.splitext(word)[0] in base_names}
+    return (bool(words & names) or 2 * len(named) > len(base_names)) and any(map(str.isalpha, "".join(words - named)))
 
 
 def _check_table(file: Path) -> None:
@@ -119,7 +115,7 @@ def _check_table(file: Path) -> None:
 
 
 def _words_of(file: Path) -> set[str]:
-    """Return the names of files that fields of a table may be, whatever its letters and separators are."""
+    """Return the fields of a table that may be file names, for any common encoding and separator."""
     with open(file, "rb") as table:
         content = table.read(MOST_OF_A_LINE)
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
@@ -129,40 +125,40 @@ def _words_of(file: Path) -> set[str]:
 
 def _indices(folder: Path) -> list[Path]:
     """Return the tables of a folder; the hub's metadata.csv or .jsonl comes first."""
-    found = (file for file in sorted(folder.iterdir()) if file.suffix.lower() in (".csv", JSONL))
-    return sorted(found, key=lambda file: file.stem != "metadata")
+    tables = (file for file in sorted(folder.iterdir()) if file.suffix.lower() in (".csv", JSONL))
+    return sorted(tables, key=lambda file: file.stem != "metadata")
 
 
-def _in_index(file: Path, places: tuple[str, ...]) -> FolderClasses | None:
+def _in_index(file: Path, locations: tuple[str, ...]) -> FolderClasses | None:
     columns = columns_of(file)
-    place = next((name for name in places if name in columns), None)
-    if place is None or not set(IMAGE_NAMES) & set(columns):
+    location = next((name for name in locations if name in columns), None)
+    if location is None or not set(IMAGE_NAMES) & set(columns):
         return None
-    return FolderClasses(str(file.parent), file.name, False, f"column {place} of {file.name} has captions",
-                         captions=place)  # fmt: skip
+    return FolderClasses(str(file.parent), file.name, False, f"column {location} of {file.name} has captions",
+                         captions=location)  # fmt: skip
 
 
-def _in_shards(shards: FolderClasses, places: tuple[str, ...]) -> FolderClasses | None:
+def _in_shards(shards: FolderClasses, locations: tuple[str, ...]) -> FolderClasses | None:
     suffix = KINDS[shards.dataset_type].suffix
     file = min(Path(shards.data_folder).rglob(f"{shards.split or ''}*{suffix}"))
-    there = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
-    place = next((place for place in places if place in there), None)
-    if place is None:
+    available = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
+    location = next((location for location in locations if location in available), None)
+    if location is None:
         return None
-    return dataclasses.replace(shards, captions=place, reason=f"{place} of the {suffix} files has captions")
+    return dataclasses.replace(shards, captions=location, reason=f"{location} of the {suffix} files has captions")
 
 
 def _in_tar(file: Path) -> set[str]:
-    """Return the places of captions among the first files of a tar."""
-    found = set()
+    """Return the locations of possible captions (endings, JSON keys) among the first files of a tar."""
+    locations = set()
     with open(file, "rb") as tar:
         for member, _ in zip(members(tar), range(SOME)):
             ending = "." + member.name.rpartition("/")[2].partition(".")[2].lower()
-            found.add(ending)
+            locations.add(ending)
             if ending == ".json":
                 tar.seek(member.offset)
-                found |= _keys(tar.read(member.size))
-    return found
+                locations |= _keys(tar.read(member.size))
+    return locations
 
 
 def _keys(content: bytes) -> set[str]:
@@ -172,28 +168,30 @@ def _keys(content: bytes) -> set[str]:
         return set()
 
 
-def _beside(folder: Path, places: tuple[str, ...], enough: float) -> FolderClasses | None:
-    """Return the ending of the files beside some images; texts without a letter are no captions.
+def _in_sidecars(folder: Path, locations: tuple[str, ...], enough: float) -> FolderClasses | None:
+    """Return the layout with captions in sidecar files; texts without a letter do not count as captions.
 
     Raises:
-        ConfigError: less than the part ``enough`` of the images has captions: those or the others would be lost.
+        ConfigError: less than the fraction ``enough`` of the images has captions.
     """
     some = _some_of(folder)
-    counts = _counts(some, [place for place in places if place.startswith(".")])
-    place, count = next(iter(counts.most_common(1)), ("", 0))
+    counts = _counts(some, [location for location in locations if location.startswith(".")])
+    location, count = next(iter(counts.most_common(1)), ("", 0))
     if not count:
         return None
     if count < enough * len(some):
         raise ConfigError(
             f"IMAGES = {folder}",
-            f"of {len(some)} images looked at, only {count} with a caption in a {place} beside it",
-            f"write the others, or learn those alone with --captions {place}, or classes with --captions {NONE}",
+            f"of {len(some)} images looked at, only {count} with a caption in a {location} beside it",
+            f"write the others, or learn those alone with --captions {location}, or classes with --captions {NONE}",
         )
-    return FolderClasses(str(folder), None, False, f"each image has its caption in a {place} beside it", captions=place)
+    return FolderClasses(
+        str(folder), None, False, f"each image has its caption in a {location} beside it", captions=location
+    )
 
 
 def _some_of(folder: Path) -> list[Path]:
-    """Return images from all parts of a folder; none if it has none."""
+    """Return up to SOME images, spread evenly over a folder."""
     try:
         rows = list_images(DatasetParam(str(folder), 8, single_class=True)).rows
     except DataError:
@@ -201,12 +199,14 @@ def _some_of(folder: Path) -> list[Path]:
     return [folder / rows[int(n)][0] for n in np.linspace(0, len(rows) - 1, min(SOME, len(rows)))]
 
 
-def _counts(images: list[Path], places: list[str]) -> Counter[str]:
-    """Return how many of the ``images`` have a caption with a letter in each of the ``places``."""
-    told = {place: read_sidecar_captions(images, [place]) for place in places}
+def _counts(images: list[Path], locations: list[str]) -> Counter[str]:
+    """Count the ``images`` that have a caption with a letter, for each of the ``locations``."""
+    captions = {location: read_sidecar_captions(images, [location]) for location in locations}
     return Counter(
         {
-            place: sum(own.other_encoding or any(map(str.isalpha, " ".join(own.captions))) for own in found)
-            for place, found in told.items()
+            location: sum(
+                sidecar.other_encoding or any(map(str.isalpha, " ".join(sidecar.captions))) for sidecar in sidecars
+            )
+            for location, sidecars in captions.items()
         }
     )

@@ -1,4 +1,4 @@
-"""Finds out how a folder of images encodes its classes: by an index, by folders, or not at all."""
+"""Detect how an image folder encodes its classes: by an index, by folders, or not at all."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.errors import ConfigError
 
 LABELS = "labels.csv"
-"""Name of the index to take if a folder has several CSV files."""
+"""Name of the index to use if a folder has several CSV files."""
 SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
-"""Names of folders that hold images or class folders but are not classes; what is learned comes first."""
+"""Names of folders that are splits, not classes; the training split comes first."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FolderClasses:
     index: str | None
     single_class: bool
     reason: str
-    """Why: what the folder contains."""
+    """What the folder contains, as an explanation for the user."""
     dataset_type: ImageFiles = "image_folder"
     split: str | None = None
     captions: str | None = None
@@ -42,7 +42,7 @@ def classes_of_folder(images: str) -> FolderClasses:
     """Return how ``images``, a folder or an index in one, encodes its classes.
 
     Raises:
-        ConfigError: the path does not exist, or can be read in more than one way.
+        ConfigError: the path does not exist, or its layout is ambiguous.
     """
     path = Path(images)
     if not is_folder(path):
@@ -51,13 +51,13 @@ def classes_of_folder(images: str) -> FolderClasses:
         return FolderClasses(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := shards_in(path):
         return shards
-    found = indices_in(path)
-    if LABELS in found or len(found) == 1:
-        index = LABELS if LABELS in found else found[0]
+    indices = indices_in(path)
+    if LABELS in indices or len(indices) == 1:
+        index = LABELS if LABELS in indices else indices[0]
         return FolderClasses(images, index, False, f"{index} names the class of each image")
-    if found:
+    if indices:
         raise ConfigError(
-            f"IMAGES = {images}", f"holds several indices: {', '.join(found)}", f"name one: {path / found[0]}"
+            f"IMAGES = {images}", f"holds several indices: {', '.join(indices)}", f"name one: {path / indices[0]}"
         )
     if (path / LABELS).is_file():
         raise ConfigError(
@@ -83,9 +83,9 @@ def shards_in(path: Path) -> FolderClasses | None:
     """Return the layout of a folder with shards in it or, as on the hub, in its folder ``data``."""
     for name, kind in KINDS.items():
         suffix = kind.suffix
-        found = [file.name for place in (path, path / "data") for file in place.glob(f"*{suffix}")]
-        if found:
-            split = "train" if any(file.startswith("train") for file in found) else None
+        names = [file.name for folder in (path, path / "data") for file in folder.glob(f"*{suffix}")]
+        if names:
+            split = "train" if any(file.startswith("train") for file in names) else None
             return FolderClasses(
                 str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split
             )

@@ -1,4 +1,4 @@
-"""Where published weights are fetched from: the Hugging Face hub or a mirror, ModelScope, or an address of one file."""
+"""Download sources of published weights: the Hugging Face hub or a mirror, ModelScope, or the URL of a single file."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from mindspeed_mm_dit.terminal import plain, progress
 
 MIRRORS = "HF_ENDPOINT=https://hf-mirror.com, or --hub modelscope"
 CHUNK_BYTES = 2**16
-"""What is written at a time: at most this much is lost if a connection breaks."""
+"""Write size: at most this much is lost if a connection breaks."""
 MOST_LISTING_BYTES = 2**26
 PARTIAL_CONTENT = 206
 _DIGITS = {"sha256": 64, "git": 40}
 _DIGEST_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
-"""As PyTorch's hub names its files: the beginning of their SHA-256."""
+"""The beginning of the SHA-256, as in file names of PyTorch's hub."""
 
 
 class Part(NamedTuple):
-    """A file, as a hub states it."""
+    """A file in a hub's listing."""
 
     path: str
     size: int
     """In bytes."""
     digest: str
-    """``sha256:...`` or, of a small file, ``git:...``, its name as a blob; of an address only the beginning. Empty if
-    none is stated."""
+    """``sha256:...``, or ``git:...`` (the blob id) of a small file; for a URL only the beginning. Empty if the hub
+    states none."""
 
 
 class Listing(NamedTuple):
-    """What a hub has under a name."""
+    """A hub's listing of one repository."""
 
     revision: str
     licence: Any
@@ -47,17 +47,17 @@ class Listing(NamedTuple):
 
 
 class Hub(Protocol):
-    """A place that holds published weights."""
+    """A source of published weights."""
 
     endpoint: str
     page: str
-    """Where a person finds the files, a format of ``endpoint`` and ``repo``."""
+    """Web page of a repository, a format string with ``endpoint`` and ``repo``."""
 
     def listing(self, repo: str) -> Listing:
-        """Return what there is."""
+        """Return the files of a repository."""
 
     def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
-        """Fetch a file to its path below ``folder``, from where an attempt before was broken off."""
+        """Download a file to its path below ``folder``; resumes an interrupted download."""
 
 
 class HuggingFace:
@@ -93,7 +93,7 @@ class HuggingFace:
 
 
 class Address:
-    """A file at an address of its own; the name of the file holds the beginning of its digest."""
+    """A single file at a URL; the file name holds the beginning of its digest."""
 
     endpoint, page = "", "{repo}"
 
@@ -152,7 +152,7 @@ def _check_status(response: Any) -> None:
 
 @contextmanager
 def _opened(address: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterator[bytes]]]:
-    """Return the status of a hub's answer, and its chunks. The session is that of requests, or from 1.0 on of httpx."""
+    """Yield the HTTP status and the chunks. huggingface_hub's session is one of requests, or of httpx from 1.0 on."""
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
     from huggingface_hub.utils import get_session
 
@@ -168,7 +168,7 @@ def _opened(address: str, headers: dict[str, str]) -> Iterator[tuple[int, Iterat
 
 
 def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], update: Callable[[int], Any]) -> None:
-    """Append to ``file`` what follows at ``address``; raises CheckpointError if it is longer than ``most`` bytes."""
+    """Append the rest of ``address`` to ``file``; raises CheckpointError if that exceeds ``most`` bytes."""
     if start := file.tell():
         headers = {**headers, "Range": f"bytes={start}-"}
     with _opened(address, headers) as (status, chunks):
@@ -189,12 +189,12 @@ def _empty(file: BinaryIO) -> None:
 
 
 def part_file(part: Part, folder: Path) -> Path:
-    """Return where a part lies until it is whole; another version of it lies elsewhere."""
+    """Return the path of an incomplete download; the digest in it keeps versions apart."""
     return folder / f"{part.path}.{part.digest[-8:]}.part"
 
 
 def _fetch(address: str, part: Part, folder: Path, headers: dict[str, str]) -> None:
-    """Fetch ``part``, which lies at ``address``, from where an attempt before was broken off."""
+    """Download ``part`` from ``address``; resumes an interrupted download."""
     aside = part_file(part, folder)
     aside.parent.mkdir(parents=True, exist_ok=True)
     with open(aside, "ab") as file:
@@ -223,10 +223,10 @@ def _fetch(address: str, part: Part, folder: Path, headers: dict[str, str]) -> N
 
 @contextmanager
 def _parsing(address: str) -> Iterator[None]:
-    """In this context, what a hub has answered is parsed: whatever fails is its fault."""
+    """Context in which a hub's response is parsed: errors are reported as an invalid response."""
     try:
         yield
-    except OSError:  # (the packages of hubs ask for more on the way; some of their errors are ValueErrors, too)
+    except OSError:  # (the hubs' clients send further requests here, and some of their errors are ValueErrors too)
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"lists no files as a hub does: {type(error).__name__}: {error}"
@@ -240,7 +240,7 @@ def _text(value: Any) -> str:
 
 
 def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> Part:
-    """Return a file as a hub states it; raises ValueError or TypeError for what cannot be."""
+    """Return a validated entry of a hub's listing; raises ValueError or TypeError if it is invalid."""
     if {"", ".", ".."} & set(_text(path).split("/")):
         raise ValueError(f"the file {short_repr(path)} lies outside of the folder")
     if type(size) is not int or not 0 <= size <= LARGEST:
@@ -253,19 +253,19 @@ def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> Part:
 
 
 _OF_HUBS = ("modelscope_hub", "huggingface_hub", "httpx", "httpx2", "urllib3")
-"""Packages whose errors tell of a hub; huggingface_hub 1 asks by httpx, 2 by httpx2."""
+"""Packages whose errors come from a hub; huggingface_hub 1 uses httpx, 2 uses httpx2."""
 
 
 def answer_of(error: Exception) -> tuple[int | None, str]:
-    """Return the HTTP status of a hub's refusal (None: it did not answer), and how many seconds it asks to wait.
+    """Return the HTTP status of a hub's response (None: no response), and its Retry-After in seconds.
 
-    Raises ``error`` if it is no hub's: that of a full disk, say, or of our own code. A UnicodeError is a redirect to a
-    host that cannot be.
+    Raises ``error`` itself if it does not come from a hub, e.g. a full disk or a bug of ours. A UnicodeError is a
+    redirect to an invalid host name.
     """
     of_hub = isinstance(error, (OSError, UnicodeError)) or type(error).__module__.partition(".")[0] in _OF_HUBS
     if not of_hub or getattr(error, "errno", None) is not None:
         raise error
-    answers = [getattr(one, "response", None) for one in (error, error.__cause__)]
-    answer = next((one for one in answers if one is not None), None)
-    status = getattr(answer, "status_code", None) or getattr(error, "status_code", None)
-    return status, getattr(answer, "headers", {}).get("Retry-After", "")
+    responses = [getattr(exception, "response", None) for exception in (error, error.__cause__)]
+    response = next((response for response in responses if response is not None), None)
+    status = getattr(response, "status_code", None) or getattr(error, "status_code", None)
+    return status, getattr(response, "headers", {}).get("Retry-After", "")

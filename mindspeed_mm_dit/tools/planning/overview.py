@@ -36,11 +36,11 @@ class Sizes:
     num_grey: int
     """Images without colour."""
     part_cut: float
-    """Median fraction of an image that cutting out the centre square loses."""
+    """Median fraction of an image that a centre square crop removes."""
 
     @classmethod
     def of(cls, looks: Sequence[Look]) -> Sizes:
-        """Collect the sizes from looks at good images."""
+        """Collect the sizes of readable images."""
         shorter, longer = np.sort(np.array([(look.height, look.width) for look in looks]).reshape(-1, 2)).T
         return cls(np.sort(shorter), sum(look.is_grey for look in looks), float(np.median(1 - shorter / longer)))
 
@@ -55,7 +55,7 @@ class Sizes:
 
 
 def sizes_of(rows: Rows, size: int | Size) -> Sizes:
-    """Return the sizes of the images from their headers; in shards, those of SOME images unless all these are grey."""
+    """Return the image sizes from the headers; in shards only of SOME images, unless all of these are grey."""
     if isinstance(rows.paths, ShardRows) and len(rows) > SOME:
         some = _sizes_of_each(rows.subset(np.linspace(0, len(rows) - 1, SOME).astype(int)), size)
         if some.num_grey < len(some.shorter):
@@ -76,25 +76,23 @@ def looks_at(rows: Rows, size: int | Size) -> list[Look]:
 
 
 def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
-    """Return a table of the buckets: samples, samples left out of an epoch, what is cut off and enlarged."""
+    """Return a table of the buckets: samples, samples left out of an epoch, cropped fraction, enlarged samples."""
     shapes, sizes = (
         np.concatenate(pair) for pair in zip(_shapes_and_sizes(train, param), _shapes_and_sizes(valid, param))
     )
-    kept, times, held_out = (
-        fraction_after_crop(sizes, shapes),
-        enlargements(sizes, shapes),
-        np.arange(len(sizes)) >= len(train),
-    )
+    uncropped, times = fraction_after_crop(sizes, shapes), enlargements(sizes, shapes)
+    held_out = np.arange(len(sizes)) >= len(train)
     group = 1 if train.shapes is None else param.bucket_group
     lines = [f"{'bucket':>16}  to train on  left out  held out  cut off: mean   most  enlarged, at most"]
     for shape in np.unique(shapes, axis=0):
-        own = (shapes == shape).all(1)
-        count, most = int((own & ~held_out).sum()), times[own].max()
-        samples = int(own[: len(train)][train.entries].sum())
+        in_bucket = (shapes == shape).all(1)
+        count, most = int((in_bucket & ~held_out).sum()), times[in_bucket].max()
+        mean_cut, most_cut = 1 - uncropped[in_bucket].mean(), 1 - uncropped[in_bucket].min()
+        samples = int(in_bucket[: len(train)][train.entries].sum())
         lines.append(
             f"{size_words([shape]):>16}  {count:>11,}  {samples % group:>8,}  "
-            f"{int((own & held_out).sum()):>8,}  {1 - kept[own].mean():>13.1%}  {1 - kept[own].min():>5.1%}  "
-            f"{int((times[own] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
+            f"{int((in_bucket & held_out).sum()):>8,}  {mean_cut:>13.1%}  {most_cut:>5.1%}  "
+            f"{int((times[in_bucket] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )
     rectangles, square = sizes[:, -2:], (sizes[:, -2:].min(1) / sizes[:, -2:].max(1)).mean()
     area, noun = fraction_after_crop(rectangles, shapes[:, -2:]).mean(), "image" if sizes.shape[1] == 2 else "frame"
@@ -103,7 +101,7 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
 
 
 def _shapes_and_sizes(rows: Rows, param: SourceParam) -> tuple[np.ndarray, np.ndarray]:
-    """Return the target shape and the own size of each sample."""
+    """Return the target shape and the original size of each sample."""
     assert rows.sizes is not None
     return np.broadcast_to(param.sample_size, rows.sizes.shape) if rows.shapes is None else rows.shapes, rows.sizes
 
@@ -141,11 +139,11 @@ def note_of_uneven(rows: Rows, noun: str = "image") -> str | None:
 def first_samples(
     data: DataConfig, train: Rows, channels: int, seed: int, per_class: int, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first images that a run with ``seed`` takes, as they enter a step.
+    """Return the first images that a run with ``seed`` trains on, after augmentation.
 
-    They are scaled, cut and mirrored as in the first epoch. Returns pixels (n, H, W, channels) uint8 and their rows
-    (n,) int64. Of images with labels, ordered by these: at most ``per_class`` of each of the first ``num_classes``
-    classes that have images. Of others, as many as of two classes.
+    They are scaled, cropped and mirrored as in the first epoch. Returns pixels (n, H, W, channels) uint8 and their
+    sample indices (n,) int64. With labels: at most ``per_class`` of each of the first ``num_classes`` non-empty
+    classes, ordered by label. Without: 2 * ``per_class``.
     """
     param = data.dataset_param
     order = order_of(train, param, seed, data.dataloader_param.shuffle)
@@ -154,13 +152,13 @@ def first_samples(
     chosen = sample_indices[: 2 * per_class]
     if "label" in train.items:
         labels = train.labels[images]
-        shown = np.unique(labels)[:num_classes]
-        chosen = np.concatenate([sample_indices[labels == label][:per_class] for label in shown])
+        classes = np.unique(labels)[:num_classes]
+        chosen = np.concatenate([sample_indices[labels == label][:per_class] for label in classes])
     reader = source_of(param).visuals(train, param, channels)
-    views = reader.views_at(seed, chosen)
-    found = [reader.read(images[chosen[[n]]], views[[n]]) for n in range(len(chosen))]
-    pixels = [framed(read.arrays["pixels"][0], *param.frame) for read in found]
-    return rearrange(pixels, "n c h w -> n h w c"), np.array([int(read.rows[0]) for read in found])
+    augmentations = reader.views_at(seed, chosen)
+    samples = [reader.read(images[chosen[[n]]], augmentations[[n]]) for n in range(len(chosen))]
+    pixels = [framed(read.arrays["pixels"][0], *param.frame) for read in samples]
+    return rearrange(pixels, "n c h w -> n h w c"), np.array([int(read.rows[0]) for read in samples])
 
 
 def framed(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

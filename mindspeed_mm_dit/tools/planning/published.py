@@ -1,4 +1,4 @@
-"""Published weights that ``mm-dit get`` knows by name: what they are, and where they lie."""
+"""Published weights that ``mm-dit get`` knows by name, and their repositories."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from mindspeed_mm_dit.registry import Registry
 
 @dataclass(frozen=True)
 class Published:
-    """Weights that others published. Size, licence and digests are the hub's to say, when they are fetched."""
+    """Third-party weights. Size, licence and digests come from the hub at download time."""
 
     summary: str
     """Its line in the list."""
     repos: Mapping[str, str]
     """Hub (``hubs.py``) -> ``owner/name`` there, or the address of a file."""
     files: tuple[str, ...] = ("*",)
-    """Patterns of the files to fetch."""
+    """Patterns of the files to download."""
     needs: tuple[str, ...] = ()
-    """Names of what is fetched with it."""
+    """Names of the models to download with it."""
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Sections of model.json that the files do not tell (``mm-dit init --from``)."""
+    """Sections of model.json that cannot be read from the files (``mm-dit init --from``)."""
     draws: str = ""
-    """Flags of mm-dit sample with which its authors draw."""
+    """Sampling flags of mm-dit sample that its authors recommend."""
 
-    def place(self, root: Path) -> Path:
-        """Return the folder below ``root`` that holds it: the first that is there, as hubs name theirs differently."""
-        places = [root / place_of(repo) for repo in self.repos.values()]
-        return next((place for place in places if place.is_dir()), places[0])
+    def folder(self, root: Path) -> Path:
+        """Return its folder below ``root``: the first that exists, as hubs use different names."""
+        folders = [root / folder_name(repo) for repo in self.repos.values()]
+        return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
-def place_of(repo: str) -> str:
-    """Return the name of the folder for ``owner/name``; a file by address lies in none of its own."""
+def folder_name(repo: str) -> str:
+    """Return the folder name for ``owner/name``; empty for a URL, whose file gets no folder."""
     return "" if "://" in repo else repo.rpartition("/")[2]
 
 
@@ -42,7 +42,7 @@ PUBLISHED = Registry[Published]("published_weights")
 
 
 def _on(repo: str, copy: str, summary: str, *more: Any, **named: Any) -> Published:
-    """Return the record of ``repo`` of the Hugging Face hub; ModelScope has the ``copy``, if that is not empty."""
+    """Return the record of ``repo`` on the Hugging Face hub, with its ``copy`` on ModelScope unless that is empty."""
     return Published(summary, {"huggingface": repo} | ({"modelscope": copy} if copy else {}), *more, **named)
 
 

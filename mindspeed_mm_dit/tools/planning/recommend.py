@@ -1,4 +1,4 @@
-"""Recommends the placement of a run, and writes it as an fsdp2.yaml with a reason for each line."""
+"""Recommend the sharding of a run, and write it as an fsdp2.yaml with a reason for each line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Request:
     """A request for a plan."""
 
     run: Placement
-    """The run; over how many ranks its weights are sharded is what is asked."""
+    """The run; the number of ranks that share its weights is to be chosen."""
     device_bytes: float
     """Memory of one device."""
     images_per_rank: int
@@ -35,7 +35,7 @@ class Request:
     online_vae: bool = True
     """Whether images are encoded in the step."""
     machine_bytes: float = 0
-    """Memory of the machine that may hold weights, if the devices cannot hold them (fsdp2.yaml: offload_to_cpu)."""
+    """Host memory for weights that the devices cannot hold (fsdp2.yaml: offload_to_cpu)."""
 
     @property
     def world_size(self) -> int:
@@ -73,13 +73,13 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
                 return _recommendation(model, placement, micro, request)
     if offloaded := _offloaded(model, request):
         return offloaded
-    wanted = request.micro_batch_size or 1
-    needs = [memory(model, placement, request.online_vae).total(wanted) for placement in placements]
+    micro_batch_size = request.micro_batch_size or 1
+    needs = [memory(model, placement, request.online_vae).total(micro_batch_size) for placement in placements]
     need = min(needs)
     best = placements[needs.index(need)]
     raise ConfigError(
         f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s)",
-        f"{wanted} image(s) need {need / GIB:.1f} GiB"
+        f"{micro_batch_size} image(s) need {need / GIB:.1f} GiB"
         + (f" even sharded over {best.shard_ranks} ranks" if best.shard_ranks > 1 else "")
         + f" with recompute; {fitting(model, best, request)} fit",
         "use more or larger devices, or smaller images; mm-dit plan also tries --micro-batch-size and --offload-to-cpu",
@@ -87,18 +87,18 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
 
 
 def _offloaded(model: ModelConfig, request: Request) -> Recommendation | None:
-    """Return a placement with weights in the machine's memory; None if that has no room, or the devices lack more."""
+    """Return a placement with weights offloaded to host memory; None if it does not fit either."""
     precision = SHARDED_BF16 if request.run.precision == AUTOCAST else request.run.precision
     run = dataclasses.replace(request.run, offloaded=True, precision=precision)
     if request.run.offloaded or not request.machine_bytes:
         return None
     try:
-        found = recommend(model, dataclasses.replace(request, run=run))
+        recommendation = recommend(model, dataclasses.replace(request, run=run))
     except ConfigError:
         return None
-    kept = memory(model, found.placement, request.online_vae).in_machine
-    need = request.world_size * max(kept, host_bytes(model.predictor))  # (each rank builds the whole network first)
-    return found if need <= request.machine_bytes * (1 - RESERVE) else None
+    in_machine = memory(model, recommendation.placement, request.online_vae).in_machine
+    need = request.world_size * max(in_machine, host_bytes(model.predictor))  # (each rank first builds all of it)
+    return recommendation if need <= request.machine_bytes * (1 - RESERVE) else None
 
 
 def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:
@@ -109,7 +109,7 @@ def fitting(model: ModelConfig, placement: Placement, request: Request) -> int:
 def candidates(request: Request) -> list[Placement]:
     """Return the placements to try, cheapest first: least sharding within one node, one copy per node across nodes.
 
-    The machine's memory holds one copy.
+    An offloaded placement has one copy over all ranks.
     """
     W, node = request.world_size, request.node_size
     sizes = (1, W) if node >= W else (node, W) if W % node == 0 else (W,)
@@ -128,7 +128,7 @@ def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) 
     placement = recommendation.placement
     prefetch = placement.prefetch if placement.shard_ranks > 1 else 0
     parameters = parameters_of(model)
-    blocks = [f"predictor.{stem}.{{*}}" for stem in parameters.block_prefixes]
+    blocks = [f"predictor.{prefix}.{{*}}" for prefix in parameters.block_prefixes]
     names = list(parameters)
     after = names[names.index(next(name for name in reversed(names) if parameters.block_of(name))) + 1 :]
     last = dict.fromkeys(f"predictor.{name.partition('.')[0]}" for name in after if "." in name)
@@ -160,14 +160,14 @@ def _recommendation(model: ModelConfig, placement: Placement, micro: int, reques
     limit = request.device_bytes / GIB
     whole = memory(model, dataclasses.replace(placement, shard_ranks=1, offloaded=False), request.online_vae)
     state = (whole.weights + whole.gradients + whole.optimizer + whole.ema) / GIB
-    kept = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
+    per_rank = (plan.weights + plan.gradients + plan.optimizer + plan.ema) / GIB
     without = fitting(model, dataclasses.replace(placement, recompute=False), request)
     sharding = (
         "blocks come from the machine's memory as they are needed"
         if placement.offloaded
         else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA fit beside the batch: nothing is gathered"
         if placement.shard_ranks == 1
-        else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA become {kept:.1f} GiB on each rank"
+        else f"{state:.1f} GiB of weights, gradients, optimizer state and EMA become {per_rank:.1f} GiB on each rank"
         + ("; only gradients of one shard cross between nodes" if placement.shard_ranks < placement.world_size else "")
     )
     recompute = (

@@ -1,4 +1,4 @@
-"""Chooses the settings of a first run on a user's images, each with its reason."""
+"""Choose the settings of a first run on a user's images, each with its reason."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks 
 BLOCKS = {"qk_norm": True, "rms_norm": True, "swiglu": True, "rope": True}
 """Options of LightningDiT (Yao & Wang 2025), with which a small network tolerates a high learning rate."""
 CLEAN_IMAGE = {"prediction_type": "data", "logit_mean": -0.8, "logit_std": 0.8}
-"""What a small network of pixels learns: the clean image, at times nearer to noise, where shapes are decided (JiT)."""
+"""Objective of a small pixel-space network: x-prediction at timesteps nearer to noise, as in JiT."""
 IMAGES_OF_SIZE = {"DiT-XL": 500_000, "DiT-L": 100_000, "DiT-B": 20_000, "DiT-S": 0}
-"""Number of images from which a published size is worth its cost: XL was made for 1.28 million, S memorises 400."""
+"""Number of images from which a published size is worth its cost: XL was made for 1.28 million; S memorises 400."""
 PIXELS, CPU_PIXELS = 64, 32
 """Largest images without an autoencoder, on an accelerator and on a CPU."""
 TOKENS, CPU_TOKENS = 256, 64
 """Most tokens of an image, on an accelerator and on a CPU; the published models at 256 pixels have 256."""
-SEEN_AT, SEEN_GROWTH = (400, 640_000), 0.63
-"""Samples in a whole run, a power of the number of images: 400 images are seen 1,600 times each; 1.28 million are seen
-80 times each, as in the paper's first 400,000 steps."""
+SAMPLES_AT, SAMPLES_GROWTH = (400, 640_000), 0.63
+"""Samples in a whole run, a power law of the number of images: 1,600 epochs of 400 images; 80 epochs of 1.28 million,
+as in the first 400,000 steps of the DiT paper."""
 CPU_STEPS, FEWEST_STEPS = (2_800, 4_000), 500
-"""Steps of a run on a CPU, if there is time for them, and the fewest that are worth it."""
+"""Range of steps of a CPU run, and the minimum if time is short."""
 CPU_SAMPLES = 32 * CPU_STEPS[0]
-"""Samples for which a network must have time on a CPU: the usual batch for the fewest steps, however many images."""
+"""Samples that a network must be able to train on within a CPU's time: the usual batch for the fewest steps."""
 WORTH_BUCKETS = 0.1
-"""Images keep their shapes if squares cut more than this part off them."""
+"""Buckets are used if square crops would remove more than this fraction of the images."""
 GROUPS, GROUPS_OF_ALL = (32, 16, 8, 4, 2, 1), 5
-"""Images of one shape in a row, the most first, and how many such groups all images must make."""
+"""Sizes of bucket groups, largest first, and the minimum number of groups in the data set."""
 RUN_SEED = 1234
-"""Default of --seed, which decides what is held out."""
+"""Default of --seed, which determines the held-out images."""
 
 
 @dataclass(frozen=True)
 class StarterObjective:
-    """An objective that can be chosen."""
+    """An objective that ``mm-dit init`` offers."""
 
     section: Mapping[str, str]
     """Section diffusion of model.json."""
@@ -91,9 +91,9 @@ class Starter:
     sharding: Recommendation
     """Its placement on the devices."""
     design: dict[str, Choice]
-    """Choices in the JSON files."""
+    """Choices for the JSON files."""
     flags: dict[str, Choice]
-    """Flags of train.args in order; the value None is for a flag that takes no value."""
+    """Flags of train.args in order; None is the value of a flag without argument."""
 
     @property
     def flop(self) -> float:
@@ -150,7 +150,7 @@ def _with_network(
     diffusion: str,
     part: float = 1.0,
 ) -> Starter:
-    """Choose all other settings for the network ``name``; ``part``: fraction of the usual steps to train for."""
+    """Choose all other settings for the network ``name``; ``part``: fraction of the usual number of steps."""
     patch, factor = _patch_size(size.value, machine, ae), ae["downsample_factor"] if ae else 1
     buckets, usual = _buckets(images, size.value, patch.value * factor)
     model_json = _model_json(name, size.value, patch.value, images, ae, diffusion)
@@ -166,7 +166,7 @@ def _with_network(
     placement = Placement(machine.ranks, precision=machine.precision)
     sharding = recommend(model, Request(placement, machine.num_bytes, batch.value // machine.ranks))
     design = {
-        "ae": _way(ae),
+        "ae": _autoencoder(ae),
         **({"text_encoder": Choice(images.text.name, images.text.reason)} if images.text else {}),
         "image_size": size,
         **buckets,
@@ -193,16 +193,16 @@ def _with_network(
     return Starter(model_json, model, sharding, design, flags)
 
 
-def _way(ae: Mapping[str, Any] | None) -> Choice:
+def _autoencoder(ae: Mapping[str, Any] | None) -> Choice:
     if ae is None:
         return Choice("pixel", "no --vae is named, so the images themselves are learned, at a small size")
     return Choice(ae["model_id"], f"its latents are {ae['downsample_factor']} times smaller in height and width")
 
 
-def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | None, wanted: int | None) -> Choice:
+def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | None, requested: int | None) -> Choice:
     side = f"the middle image's shorter side has {images.median_side} pixels"
-    if wanted is not None:
-        return Choice(wanted, f"as --image-size says; {side}")
+    if requested is not None:
+        return Choice(requested, f"as --image-size says; {side}")
     if ae is not None:
         if not machine.accelerators:
             return Choice(128, f"256 costs a CPU four times as much (--image-size 256); {side}")
@@ -216,7 +216,7 @@ def _image_size(images: ImageFacts, machine: Machine, ae: Mapping[str, Any] | No
 
 
 def _buckets(images: ImageFacts, size: int, unit: int) -> tuple[dict[str, Choice], Shape]:
-    """Return the buckets of at most ``size`` squared pixels with their group, {} for squares; and the usual shape."""
+    """Return the bucket settings for ``size`` squared pixels ({} for square crops), and the most frequent shape."""
     if images.sizes is None:
         return {}, (size, size)
     cut = float((1 - images.sizes.min(1) / images.sizes.max(1)).mean())
@@ -224,17 +224,17 @@ def _buckets(images: ImageFacts, size: int, unit: int) -> tuple[dict[str, Choice
     budget = Budget(size**2, unit)
     for group in GROUPS if cut > WORTH_BUCKETS else ():
         shapes = shapes_of(images.sizes, DatasetParam("images", buckets=budget, bucket_group=group))
-        found = counted(shapes[train])
-        fewest = min(count for _, count in found)
+        counts = counted(shapes[train])
+        fewest = min(count for _, count in counts)
         if group * GROUPS_OF_ALL <= images.count and (group == 1 or fewest >= 2 * group):
-            kept = Choice(
+            choice = Choice(
                 {"area": budget.area, "multiple_of": unit},
-                f"images keep their shapes, here {size_words([shape for shape, _ in found])}; squares would cut "
+                f"images keep their shapes, here {size_words([shape for shape, _ in counts])}; squares would cut "
                 f"{cut:.0%} off them",
             )
-            usual = max(found, key=lambda own: own[1])[0]
+            usual = max(counts, key=lambda pair: pair[1])[0]
             return {
-                "buckets": kept,
+                "buckets": choice,
                 "bucket_group": Choice(group, f"images of one shape in a row; the rarest shape has {fewest}"),
             }, usual
     return {}, (size, size)
@@ -283,7 +283,7 @@ def _model_json(
 
 
 def _has_blocks(machine: Machine, diffusion: str) -> bool:
-    """Return whether to use BLOCKS: not on accelerators, which start from published sizes, nor for diffusers' DiT."""
+    """Return whether to use BLOCKS: not on accelerators, which use published sizes, nor for diffusers' DiT."""
     return not machine.accelerators and diffusion == "flow_matching"
 
 
@@ -305,7 +305,7 @@ def _dropout(images: ImageFacts) -> Choice:
 
 
 def _flip(images: ImageFacts) -> Choice:
-    if images.text and images.text.tells_sides:
+    if images.text and images.text.mentions_sides:
         return Choice(False, "captions say left or right, which mirroring would make wrong")
     if images.all_grey:
         return Choice(False, "grey images are often letters, digits or scans, which mirroring spoils")
@@ -325,15 +325,15 @@ def _batch(images: ImageFacts, machine: Machine) -> Choice:
 
 def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Choice:
     if machine.accelerators:
-        seen = SEEN_AT[1] * (max(images.count, 100) / SEEN_AT[0]) ** SEEN_GROWTH
-        wanted = seen / batch
+        samples = SAMPLES_AT[1] * (max(images.count, 100) / SAMPLES_AT[0]) ** SAMPLES_GROWTH
+        usual_steps = samples / batch
     else:
         fewest, most = CPU_STEPS
-        wanted = min(most, max(fewest, 100 * images.count / batch))
+        usual_steps = min(most, max(fewest, 100 * images.count / batch))
     if part < 1:
-        steps = max(FEWEST_STEPS, _two_digits(wanted * part))
+        steps = max(FEWEST_STEPS, _two_digits(usual_steps * part))
         return Choice(steps, f"what {machine.cores} core(s) compute in about {CPU_MINUTES} minutes")
-    steps = _two_digits(wanted)
+    steps = _two_digits(usual_steps)
     times = max(1, round(steps * batch / images.count))
     return Choice(steps, f"each of {images.count:,} images some {times:,} times")
 
@@ -348,7 +348,7 @@ def _micro_batch(
 ) -> dict[str, Choice]:
     size = sharding.micro_batch_size
     if size == batch and not machine.accelerators and not buckets:
-        return {}  # a rank's share of the batch is the default: MindSpore has two ranks on a CPU
+        return {}  # the default is all images of a rank, which also suits MindSpore's two ranks on a CPU
     if buckets:  # (a micro-batch has images of one shape)
         size = math.gcd(size, buckets["bucket_group"].value)
     need = memory(model, sharding.placement).total(size) / GIB

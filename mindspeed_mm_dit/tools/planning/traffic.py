@@ -1,4 +1,4 @@
-"""Computes the bytes that a rank sends in one optimizer step, with ring collectives, and the time of a step."""
+"""Compute the bytes that a rank sends in one optimizer step, with ring collectives, and the time of a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Traffic:
     """Bytes that one rank sends in one optimizer step."""
 
     within_shards: int
-    """Sent among the ranks that share one copy, to gather weights, reduce gradients, and gather what the optimizer
-    needs whole."""
+    """Sent among the ranks that share one copy: gathering weights, reducing gradients, and gathering what the optimizer
+    needs unsharded."""
     between_replicas: int
     """Sent between copies, to average gradients."""
 
@@ -30,7 +30,7 @@ def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) ->
     """Return the traffic of a step of ``micro_batches`` on each rank.
 
     A ring over n ranks sends (n - 1) / n of the tensor to gather or reduce-scatter it, twice that to all-reduce.
-    Gradients are reduced in float32, sharded ones after every micro-batch. What an optimizer needs whole (Muon's
+    Gradients are reduced in float32, sharded ones after every micro-batch. What an optimizer needs unsharded (Muon's
     matrices) is gathered in float32 once per step.
     """
     parameters, S = parameters_of(model), placement.shard_ranks
@@ -67,7 +67,7 @@ class Links:
     between_nodes_gbps: float
     """To other nodes, in 1e9 bits per second."""
     within_node_gbps: float
-    """To the devices of its own node, in 1e9 bits per second."""
+    """To devices of the same node, in 1e9 bits per second."""
     node_size: int
     """Number of devices in a node."""
 

@@ -1,10 +1,10 @@
-"""To look at: loss curves, and a page in the browser that draws samples."""
+"""Visualization: loss curves, and a browser page that generates samples."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Make the commands known, and the picture of a report."""
+    """Register the commands, and the loss curve of a report."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import register
 

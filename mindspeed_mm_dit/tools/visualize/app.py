@@ -27,30 +27,29 @@ LOOPBACK = "127.0.0.1"
 POINTS = 8
 """States shown on the path from noise."""
 MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
-MOST_ASKED, MOST_LETTERS, MOST_BODY, MOST_WAITING = 64, 10_000, 1 << 20, 16
-"""Most classes or prompts of a drawing, letters of its prompts, bytes of a request, and drawings that wait for the one
-under way."""
-MOST_KEPT, SHOWN_PIXELS, WAY_PIXELS = 12, 256, 96
-"""Drawings that the page keeps, and the least size of an image, and of a state on its way, on it."""
+MOST_CONDITIONS, MOST_LETTERS, MOST_BODY, MOST_WAITING = 64, 10_000, 1 << 20, 16
+"""Limits: classes or prompts per request, characters of its prompts, bytes of a request, and queued requests."""
+MOST_DRAWINGS, IMAGE_PIXELS, STATE_PIXELS = 12, 256, 96
+"""Number of earlier drawings on the page; minimum displayed size of an image, and of a state on its path."""
 STYLE = """
 .grid-container { grid: auto / repeat(auto-fill, minmax(240px, 1fr)) !important }
 .thumbnail-item { aspect-ratio: auto !important }
 """
-"""Drawings side by side in their own shapes, where Gradio fills the page with the first, cut to a square."""
+"""Drawings side by side in their own aspect ratios; Gradio would fill the page with the first, cropped to a square."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class _VisitorLeft(Exception):
-    """Nobody waits for a drawing any more."""
+    """The user has closed the page."""
 
 
 def gradio() -> Any:
     """Import Gradio, with its analytics off; raises PlatformError if it is not installed.
 
-    From then on this process uses no proxy: it asks no machine but this one.
+    From then on this process uses no proxy, because it only connects to this machine.
     """
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    warnings.filterwarnings("ignore", module=r"gradio\.")  # (of its own use of what it is built on)
+    warnings.filterwarnings("ignore", module=r"gradio\.")  # (deprecations in the packages that it uses)
     for name in [name for name in os.environ if name.lower() in _PROXIES]:
         del os.environ[name]
     try:
@@ -77,17 +76,17 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
 def launch(page: Any, port: int | None = None) -> str:
     """Serve a page in the background, and return its address; ``port``: None for any that is free.
 
-    It answers only requests to this machine by its own name: a name of another site that was made to lead here is
-    refused. Nothing is uploaded, and one drawing is made at a time.
+    It only answers requests whose Host header is this machine, which prevents DNS rebinding. Nothing is uploaded, and
+    requests are processed one at a time.
     """
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    own_names = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
+    trusted_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
     _, address, _ = page.launch(
         server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
-        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [own_names, Middleware(_LimitedBody)]},
+        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [trusted_hosts, Middleware(_LimitedBody)]},
     )  # fmt: skip
     return str(address)
 
@@ -128,7 +127,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     """Return the page, not served yet."""
     gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
-        raise ConfigError("mm-dit app", "this model is steered by vectors, for which the page has no input",
+        raise ConfigError("mm-dit app", "this model is conditioned on vectors, for which the page has no input",
                           "sample it from Python: docs/python.md")  # fmt: skip
     if conditions.needs_frames:
         raise ConfigError("mm-dit app", "this model begins a clip with an image, for which the page has no input",
@@ -140,7 +139,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
             if request.session_hash in left:
                 raise _VisitorLeft
 
-        return _drawn(pipe, classes, prompts, num, scale, steps, sampler, seed, go_on)
+        return _samples_and_paths(pipe, classes, prompts, num, scale, steps, sampler, seed, go_on)
 
     def leave(request) -> None:  # type: ignore[no-untyped-def]
         left.add(request.session_hash)
@@ -150,27 +149,27 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     with gr.Blocks(title=title, delete_cache=(600, 3600), fill_width=True) as page:
         gr.Markdown(f"## {title}")
         with gr.Row():
-            asked, button, samples, path = _inputs_and_outputs(pipe)
+            inputs, button, samples, path = _inputs_and_outputs(pipe)
         if not is_video:
             gr.Markdown("### Drawn so far, the newest first")
         before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
                             buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
-        drawings = [button.click(draw, asked, [samples, path], api_name="draw")]
+        drawings = [button.click(draw, inputs, [samples, path], api_name="draw")]
         if pipe.captions or "caption" not in conditions.items:
-            drawings.append(page.load(draw, asked, [samples, path], api_name=False))
+            drawings.append(page.load(draw, inputs, [samples, path], api_name=False))
         for drawing in () if is_video else drawings:
             drawing.success(_with_newest, [samples, before], before, api_name=False)
         page.unload(leave)
     return page
 
 
-def _with_newest(drawn: Any, before: Any) -> list[Any]:
-    """Return the drawings that the page keeps, the newest first."""
-    return [drawn, *(picture for picture, _ in before or ())][:MOST_KEPT]
+def _with_newest(newest: Any, before: Any) -> list[Any]:
+    """Return the drawings to show, the newest first."""
+    return [newest, *(picture for picture, _ in before or ())][:MOST_DRAWINGS]
 
 
 def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
-    """Return what the page asks for, its button, and where samples and their way from noise are shown."""
+    """Return the inputs of the page, its button, and the outputs for samples and their path from noise."""
     gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
     is_video = len(pipe.config.sample_size) == 3
     with gr.Column(min_width=280):
@@ -204,7 +203,7 @@ def _classes(pipe: Pipeline) -> Any:
     return gradio().Dropdown(choices, value=labels[:1], label="Classes", multiselect=True, visible=bool(labels))
 
 
-def _drawn(
+def _samples_and_paths(
     pipe: Pipeline,
     classes: Any,
     prompts: Any,
@@ -221,19 +220,19 @@ def _drawn(
     """
     items = pipe.config.predictor.conditions.items
     try:
-        given: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
-        for item, own in given.items():
-            check_between(f"number of {item}s", len(own) if item in items else 0, 0, MOST_ASKED)
-        if note := note_of_words(pipe.config, pipe.words, given["caption"]):
+        conditions: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
+        for item, values in conditions.items():
+            check_between(f"number of {item}s", len(values) if item in items else 0, 0, MOST_CONDITIONS)
+        if note := note_of_words(pipe.config, pipe.words, conditions["caption"]):
             gradio().Info(note)
         samples = pipe.sample(
-            given["label"] if "label" in items else None,
-            prompts=given["caption"] if "caption" in items else None,
+            conditions["label"] if "label" in items else None,
+            prompts=conditions["caption"] if "caption" in items else None,
             num=whole_number("samples of each", num, 1, MOST_EACH), steps=whole_number("steps", steps, 1, MOST_STEPS),
             guidance=number("guidance scale", scale, 0, MOST_SCALE), sampler=sampler, seed=seed, path=POINTS,
             on_step=go_on,
         )  # fmt: skip
-        return _shown(samples), _way(samples)
+        return _displayed(samples), _path_strips(samples)
     except (UserError, OSError) as error:
         raise gradio().Error(str(error), print_exception=False) from None
     except _VisitorLeft:
@@ -245,17 +244,17 @@ def _lines(prompts: Any) -> list[str]:
     return [line for line in lines_of(str(prompts)) if line.strip()]
 
 
-def _shown(samples: GeneratedSamples) -> Any:
+def _displayed(samples: GeneratedSamples) -> Any:
     """Return a grid of images, or an animation per video."""
     if samples.arrays.ndim == 4:
-        return draw_grid(samples.arrays, samples.titles, least=SHOWN_PIXELS)
+        return draw_grid(samples.arrays, samples.titles, least=IMAGE_PIXELS)
     folder = Path(tempfile.mkdtemp())
     samples.save(folder / "video.gif")
     return [(str(file), title) for file, title in zip(sorted(folder.iterdir()), samples.titles)]
 
 
-def _way(samples: GeneratedSamples) -> Image.Image:
+def _path_strips(samples: GeneratedSamples) -> Image.Image:
     """Return a strip per sample: the states of an image, or the middle frame of each state of a video."""
     path = samples.path
     assert path is not None
-    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles, WAY_PIXELS)
+    return draw_strips(path if path.ndim == 5 else path[:, :, path.shape[2] // 2], samples.titles, STATE_PIXELS)

@@ -39,7 +39,7 @@ def draw_loss_of_run(folder: Path, tensorboard_dir: str) -> Path:
 def draw_loss(path: Path, training: Curve, validation: Sequence[Curve], span: int | None = None) -> None:
     """Draw the losses of a run: every value in grey, and over it the running mean and the mean of each validation.
 
-    If validations have quarters, these are drawn beside it on the same scale. span: as in ``draw_losses``.
+    If validations have quarters, a second panel shows them on the same scale. span: as in ``draw_losses``.
     """
     from matplotlib.figure import Figure
 
@@ -88,7 +88,7 @@ def _finish(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _write_out(names: Sequence[Any]) -> None:
-    """Give each name of a run a font that has its letters; a note says which none has."""
+    """Give each run's name a font that has its letters; a note lists letters that no font has."""
     from matplotlib.font_manager import FontProperties
 
     for name in names:

@@ -59,29 +59,29 @@ def read_curve(path: str | Path) -> Curve:
     Raises:
         DataError: the log cannot be read, holds no loss in a known format, or holds a step that no run can have.
     """
-    path = _place(path)
-    found = first(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
-    if not found:
-        raise DataError(str(path), "no losses found in it", "known formats are: " + "; ".join(KNOWN_FORMATS))
-    return _curve(str(path), found)
+    path = _tensorboard_folder(path)
+    losses = first(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
+    if not losses:
+        raise DataError(str(path), "contains no losses", "known formats are: " + "; ".join(KNOWN_FORMATS))
+    return _curve(str(path), losses)
 
 
 def read_validation(path: str | Path) -> list[Curve]:
-    """Read the validation losses of a run, from the places of ``read_curve``: the mean, then each quarter.
+    """Read the validation losses of a run, from the same sources as ``read_curve``: the mean, then each quarter.
 
     Logs from before the quarters have only the mean; if nothing was validated, the list is empty.
     """
-    path = _place(path)
+    path = _tensorboard_folder(path)
     if is_folder(path):
         scalars = read_folder(path)
-        found = {name: first(scalars, places) for name, places in VALIDATION_SCALARS.items()}
+        curves = {name: first(scalars, tags) for name, tags in VALIDATION_SCALARS.items()}
     else:
-        found = read_text(path, parse_validation)
-    return [_curve(name, losses) for name, losses in found.items() if losses]
+        curves = read_text(path, parse_validation)
+    return [_curve(name, losses) for name, losses in curves.items() if losses]
 
 
-def _place(path: str | Path) -> Path:
-    """Return the TensorBoard folder in ``path`` if it is the folder of a run, else ``path``."""
+def _tensorboard_folder(path: str | Path) -> Path:
+    """Return the TensorBoard folder of a run if ``path`` is the run's folder, otherwise ``path``."""
     below = Path(path) / "tensorboard"
     return below if is_folder(below) else Path(path)
 
@@ -106,14 +106,14 @@ def parse_validation(lines: Iterable[str]) -> dict[str, dict[int, float]]:
 
     Raises ValueError as ``parse_losses`` does.
     """
-    found: dict[str, dict[int, float]] = {name: {} for name in VALIDATION_SCALARS}
+    curves: dict[str, dict[int, float]] = {name: {} for name in VALIDATION_SCALARS}
     for line in lines:
-        if place := _VALIDATION.search(line):
+        if match := _VALIDATION.search(line):
             for name, value in _VALIDATION_VALUE.findall(line):
                 label = HELD_OUT if name == "loss" else name
-                if label in found:
-                    found[label][step_of(place[1])] = float(value)
-    return found
+                if label in curves:
+                    curves[label][step_of(match[1])] = float(value)
+    return curves
 
 
 def read_scalar(folder: str | Path, name: str) -> tuple[np.ndarray, np.ndarray]:

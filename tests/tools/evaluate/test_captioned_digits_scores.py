@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.tools.evaluate.captioned_digits import ASKED, score_captioned_digits
+from mindspeed_mm_dit.tools.evaluate.captioned_digits import CAPTIONS, score_captioned_digits
 from mindspeed_mm_dit.tools.evaluate.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
 from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
 
@@ -15,20 +15,20 @@ def real(digits):
 
 
 def test_real_digits_are_read_as_asked():
-    right = [DIGIT_OF[caption] for caption in ASKED]
-    found = score_captioned_digits(real(right), ASKED)
+    right = [DIGIT_OF[caption] for caption in CAPTIONS]
+    found = score_captioned_digits(real(right), CAPTIONS)
     assert found.seen > 0.95 and found.unseen > 0.95 and found.images == 400
     wrong = [digit if n < 200 else (digit + 1) % 10 for n, digit in enumerate(right)]
-    found = score_captioned_digits(real(wrong), ASKED)
+    found = score_captioned_digits(real(wrong), CAPTIONS)
     assert found.seen > 0.95 and found.unseen < 0.05
 
 
 def test_phrasings_ask_for_each_digit_equally():
     seen = {caption for digit in range(10) for caption in captions_of(digit, SEEN)}
-    assert len(ASKED) == 400 and [caption in seen for caption in ASKED] == [True] * 200 + [False] * 200
-    for kind in (ASKED[:200], ASKED[200:]):
+    assert len(CAPTIONS) == 400 and [caption in seen for caption in CAPTIONS] == [True] * 200 + [False] * 200
+    for kind in (CAPTIONS[:200], CAPTIONS[200:]):
         assert np.bincount([DIGIT_OF[caption] for caption in kind]).tolist() == [20] * 10
-    assert set(ASKED[200:]) == {caption for digit in range(10) for caption in captions_of(digit, UNSEEN)}
+    assert set(CAPTIONS[200:]) == {caption for digit in range(10) for caption in captions_of(digit, UNSEEN)}
 
 
 def test_caption_of_something_else_is_refused():

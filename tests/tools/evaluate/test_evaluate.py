@@ -123,7 +123,7 @@ def test_killed_evaluation_goes_on_to_the_same_bytes(alone, untrained, tmp_path)
     assert [file.name for file in folder.glob("images/0*.npy")] == ["000000.npy"]
     assert not (folder / "samples.npz").exists() and not (folder / "report.json").exists()
     again = mm_dit(*flags, ranks=2)
-    assert again.code == 0 and "350 of 600 images drawn now" in again.output, again.output
+    assert again.code == 0 and "350 of 600 images generated now" in again.output, again.output
     assert digest(folder) == digest(alone)
 
 
@@ -136,7 +136,7 @@ def test_batch_size_changes_no_more_than_rounding(alone, untrained, tmp_path):
 def test_same_command_again_draws_nothing(alone, untrained, capsys):
     before = digest(alone)
     assert evaluate(*untrained, *CHAIN, "--num", COUNT, "--output", alone) == 0
-    assert "0 of 600 images drawn now" in capsys.readouterr().out and digest(alone) == before
+    assert "0 of 600 images generated now" in capsys.readouterr().out and digest(alone) == before
 
 
 def test_images_of_any_size_are_drawn_and_scored(untrained, tmp_path, capsys):
@@ -159,7 +159,7 @@ def test_fewer_images_than_asked_for_are_never_scored(untrained, tmp_path, capsy
     np.savez(tmp_path / "samples.npz", images, labels)
     (tmp_path / "report.json").unlink()
     assert evaluate(*flags) == 2
-    assert "holds 29 images, and 30 were asked for" in capsys.readouterr().err
+    assert "holds 29 images, and 30 were requested" in capsys.readouterr().err
     assert not (tmp_path / "report.json").exists()
 
 

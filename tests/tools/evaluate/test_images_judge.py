@@ -126,13 +126,13 @@ def test_classes_of_colours_alone_get_no_verdict(tmp_path, capsys):
     rng, colours = np.random.default_rng(0), {"red": (1, 0.2, 0.2), "green": (0.2, 1, 0.2)}
     sets = {name: (rng.uniform(0, 255, (40, 16, 16, 1)) * colour).astype(np.uint8) for name, colour in colours.items()}
     found = judgement(write(tmp_path / "new", sets), write(tmp_path / "real", sets), tmp_path / "r")
-    assert capsys.readouterr().out.startswith("no verdict: of real images that it has not seen")
+    assert capsys.readouterr().out.startswith("no verdict: the classifier recognises")
     assert found["scores"]["accuracy"] is None and found["scores"]["recall"] is None
     assert "No verdict: " in (tmp_path / "r/report.html").read_text()
 
 
 @pytest.mark.parametrize(
-    ("classes", "words"), [(4, "the classifier reads"), (15, "none can be held out of fewer than 3")]
+    ("classes", "words"), [(4, "the classifier recognises"), (15, "none can be held out of fewer than 3")]
 )
 def test_classifier_that_reads_few_real_images_gives_no_verdict(classes, words):
     said = str(images_judge.self_test(drawn("disc", 30, seed=0), np.arange(30) * classes // 30))

@@ -4,7 +4,7 @@ import pytest
 from mindspeed_mm_dit.data.frames import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.evaluate import moving_digits
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, PLACES, moving
+from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, OFFSETS, moving
 from mindspeed_mm_dit.tools.evaluate.digits import FITTED_ON, real_digits
 from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 
@@ -15,7 +15,7 @@ def clips_of(count=None):
     clips, captions = [], []
     for image, label in zip(digits.pixels[FITTED_ON:][:count].reshape(-1, 8, 8), digits.labels[FITTED_ON:]):
         direction = list(DIRECTIONS)[draws.integers(4)]
-        clips.append(moving(image, direction, draws.choice(PLACES))[..., 0])
+        clips.append(moving(image, direction, draws.choice(OFFSETS))[..., 0])
         captions.append(f"a {NAMES[label]} moves {direction}")
     return np.stack(clips), captions
 

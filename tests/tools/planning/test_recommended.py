@@ -135,7 +135,7 @@ def test_plan_of_buckets_is_of_the_dearest(capsys, tmp_path):
     model = ROOT / "examples/dit/t2v_custom/model.json"
     flags = ["--model", str(model), "--world-size", "8", "--device-memory-gib", "64"]
     assert main(["plan", *flags, "--data", f"{tmp_path}/data.json"]) == 0
-    assert "planned for      33 x 480 x 832, the dearest of 3 buckets" in capsys.readouterr().out
+    assert "planned for      33 x 480 x 832, the most expensive of 3 buckets" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_drawings_that_would_take_too_much_are_refused(served, asked, message):
     from mindspeed_mm_dit.tools.visualize import app
 
     with pytest.raises(app.gradio().Error, match=message):
-        app._drawn(served[0], **{**GOOD, **asked})
+        app._samples_and_paths(served[0], **{**GOOD, **asked})
 
 
 def test_server_takes_no_upload_and_no_other_host(served):
@@ -156,7 +156,7 @@ def test_videos_are_animations(tmp_path, monkeypatch):
     monkeypatch.setattr(app.tempfile, "mkdtemp", lambda: str(tmp_path))
     pipe = dit.create("moving_digits_labels", framework=FRAMEWORK)
     assert app.page_of(pipe, "clips").title == "clips"
-    shown, way = app._drawn(pipe, [1, 0], "", 1, 1.0, 1, "euler", 0)
+    shown, way = app._samples_and_paths(pipe, [1, 0], "", 1, 1.0, 1, "euler", 0)
     assert [title for _, title in shown] == ["1", "0"] and Image.open(shown[1][0]).n_frames > 1
     assert way.size[0] >= 8 * 48
 

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import comp
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
 from mindspeed_mm_dit.terminal import echo_if_open
 
-ROOM = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron"
+PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron"
 
 
 def attach(argv: Sequence[str]) -> Host:
@@ -45,7 +45,7 @@ def attach(argv: Sequence[str]) -> Host:
     _announce()
     from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.host import MindSpeedMM
 
-    raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    raise_when_interrupted()  # (during training MindSpeed-MM handles signals itself)
     return MindSpeedMM(words)
 
 
@@ -70,14 +70,14 @@ def _announce() -> None:
 
 
 def import_order(mindspore: bool) -> tuple[str, ...]:
-    """Return the modules to import, in MindSpeed-MM's order; ``mindspore`` is --ai-framework mindspore."""
+    """Return the modules to import, in MindSpeed-MM's order; mindspore: whether the run uses MindSpore."""
     gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if mindspore else ()
     return (
         "torch",
         "torch_npu",
         "mindspeed.megatron_adaptor",
         *gate,
-        f"{ROOM}.composite",
+        f"{PACKAGE}.composite",
         "mindspeed_mm.patchs.torch_dcp_patch",
-        f"{ROOM}.host",
+        f"{PACKAGE}.host",
     )

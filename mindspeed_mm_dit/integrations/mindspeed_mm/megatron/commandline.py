@@ -31,7 +31,7 @@ CHECKED = frozenset(
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
-    """Read the flags of ``CHECKED`` and this project's own; the defaults of others are not known yet."""
+    """Parse the flags of ``CHECKED`` and this project's flags; the defaults of others are not known yet."""
     parser = Parser(add_help=False, allow_abbrev=False)
     project_flags(parser)
     for row in rows():
@@ -44,8 +44,8 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
 
 def without_effect(argv: Sequence[str]) -> list[str]:
-    """Return the given flags that have no effect here."""
-    return ignored_flags(parse(argv), "megatron", lambda tracker: not tracker.in_megatron)
+    """Return the flags in ``argv`` that have no effect here."""
+    return ignored_flags(parse(argv), "megatron", lambda kind: not kind.in_megatron)
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:
@@ -79,10 +79,10 @@ def complete(argv: Sequence[str]) -> list[str]:
         added += ["--eval-iters", "0" if flags.eval_interval is None else "10"]
     if flags.ckpt_format is None:
         added += ["--ckpt-format", "torch_dcp" if fsdp2 else "torch"]
-    kept = list(argv)
+    words = list(argv)
     for flag in ("--bf16",) if fsdp2 else ("--use-torch-fsdp2", "--fsdp2-config-path"):
-        kept = _without(kept, flag)
-    return [*kept, *added]
+        words = _without(words, flag)
+    return [*words, *added]
 
 
 def launched_as() -> tuple[int, int]:
@@ -93,13 +93,13 @@ def launched_as() -> tuple[int, int]:
 
 def _without(argv: Sequence[str], flag: str) -> list[str]:
     """Drop ``flag``, and the value after it if there is one."""
-    kept, skip = [], False
+    rest, skip = [], False
     for word in argv:
         if word == flag:
             skip = True
         elif skip and not word.startswith("--"):
             skip = False
         elif not word.startswith(f"{flag}="):
-            kept.append(word)
+            rest.append(word)
             skip = False
-    return kept
+    return rest

@@ -23,7 +23,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
     """A DiTModel with Megatron's interface; checkpoints hold the predictor under its own names.
 
     Its children are those of the composite, so the paths of fsdp2.yaml begin with ``predictor`` here too. ``averages``
-    returns the EMA to save beside it, by name.
+    returns the EMA to save with it, by name.
     """
 
     share_embeddings_and_output_weights = False  # (a DiT has neither)
@@ -41,7 +41,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the training loss of each sample, (B,) float32, as the composite does."""
         (composite,) = self._composite
-        composite.predictor = self.predictor  # the host may have put a wrapper in its place, e.g. to recompute it
+        composite.predictor = self.predictor  # the host may have replaced it by a wrapper, e.g. for recomputation
         return composite(**batch)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
         """
         weights = {name: value for name, value in state_dict.items() if not name.startswith(EMA)}
         self.loaded_averages = {n[len(EMA) :]: value for n, value in state_dict.items() if n.startswith(EMA)}
-        wanted = {name: tuple(value.shape) for name, value in self.predictor.state_dict().items()}
-        check_names(wanted, {name: tuple(value.shape) for name, value in weights.items()}, "--load")
+        expected = {name: tuple(value.shape) for name, value in self.predictor.state_dict().items()}
+        check_names(expected, {name: tuple(value.shape) for name, value in weights.items()}, "--load")
         return self.predictor.load_state_dict(weights, strict, assign)
 
     def restore_constants(self) -> None:
@@ -70,7 +70,7 @@ class HostedDiT(MultiModalModule, FSDP2Mixin):
         restore(self, self._constants)
 
     def init_weights(self) -> None:
-        """Do nothing: :meth:`post_meta_init` sets the weights (the host would draw all of them at random)."""
+        """Do nothing: :meth:`post_meta_init` sets the weights (the host would initialise all of them at random)."""
 
     def post_meta_init(self) -> None:
         """Fill a model that was built on the meta device: weights, frozen positional embeddings and constants."""
@@ -82,5 +82,5 @@ def restore(module: nn.Module, constants: Mapping[str, Tensor]) -> None:
     """Put the buffers ``constants`` back by name, on the device where the module is now."""
     for name, value in constants.items():
         owner, _, leaf = name.rpartition(".")
-        place = module.get_submodule(owner)
-        setattr(place, leaf, value.to(getattr(place, leaf).device))
+        submodule = module.get_submodule(owner)
+        setattr(submodule, leaf, value.to(getattr(submodule, leaf).device))

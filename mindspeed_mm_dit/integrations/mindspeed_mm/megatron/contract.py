@@ -56,7 +56,7 @@ ON_MINDSPORE = ("mindspeed_mm.mindspore.mindspore_adaptor",)
 def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
     """Check, before the host is imported, that it has what this package relies on.
 
-    mindspore: it will compute on MindSpore; in_their_scripts: it runs a script of its own, not pretrain_dit.py.
+    mindspore: it will compute on MindSpore; in_their_scripts: it runs one of its scripts, not pretrain_dit.py.
 
     Raises:
         ConfigError: NON_MEGATRON=true asks it to run without Megatron.
@@ -74,6 +74,6 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
         raise PlatformError(
             "--host = mindspeed-mm",
             f"what is installed lacks {', '.join(missing)}, which this project relies on",
-            f"install a tested pair ({versions.in_words()}) with Megatron-LM {versions.MEGATRON}; "
+            f"install a tested pair ({versions.tested_pairs()}) with Megatron-LM {versions.MEGATRON}; "
             "see docs/mindspeed_mm.md",
         )

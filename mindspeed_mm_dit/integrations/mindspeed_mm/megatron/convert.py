@@ -67,7 +67,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             load_dir: folder of one checkpoint, e.g. iter_0001000
             save_dir: folder to write
             ema: the EMA rather than the weights
-            model_json: model.json of the run; not needed where the checkpoint remembers it
+            model_json: model.json of the run; not needed if the checkpoint contains it
         """
         DiTConverter.mm_to_hf(load_dir, save_dir, ema, model_json)
 
@@ -79,7 +79,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             source: the base
             lora: adapters, of a run or from a file
             target: file to write, .pt or .safetensors
-            strength: what the adapters are multiplied by
+            strength: factor of the adapters
         """
         convert(source, target, loras=[f"{lora}:{strength}"])
 
@@ -103,7 +103,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             source: folder of one checkpoint, e.g. iter_0001000
             save_dir: folder to write
             ema: the EMA rather than the weights, if there is one
-            model_json: model.json of the run; not needed where the checkpoint remembers it
+            model_json: model.json of the run; not needed if the checkpoint contains it
         """
         facts = {"model": read_json(model_json, "--model_json")} if model_json else read_facts(source)
         save_dir.mkdir(parents=True, exist_ok=True)
@@ -112,9 +112,9 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 
 def read_source(path: Path) -> Arrays:
     """Return weights of any format by their published names; the EMA if there is one."""
-    place = find_checkpoint(path) if path.is_dir() else path
-    kind = FORMATS[of_source(place)]
-    return read_weights(place) if kind.storage is StorageSupport.TRAINING else kind.read(place).weights
+    checkpoint = find_checkpoint(path) if path.is_dir() else path
+    kind = FORMATS[of_source(checkpoint)]
+    return read_weights(checkpoint) if kind.storage is StorageSupport.TRAINING else kind.read(checkpoint).weights
 
 
 def main() -> None:

@@ -4,8 +4,9 @@
         --samples 32000 --save-dir features
 
 Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents if data.json names a cache),
-``prompt_ids`` (the class label, or the null class), ``prompt_mask``, and ``drawn_*``, the objective's random numbers.
-Give the host the ``model.json``, ``data.json`` and ``index.json`` beside them: its steps are then the steps of
+``prompt_ids`` (the class label, or the unconditional class), ``prompt_mask``, and ``drawn_*``, the objective's random
+numbers.
+Pass the ``model.json``, ``data.json`` and ``index.json`` in the same folder to the host: its steps then equal those of
 pretrain_dit.py with the same seed, for that number of samples. Needs neither the host nor PyTorch.
 """
 
@@ -85,12 +86,12 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> SampleReade
 
 def feature(batch: Batch, row: int, ae: AutoencoderConfig) -> dict[str, np.ndarray]:
     """Return one sample of a batch, with the host's names."""
-    drawn = {f"drawn_{name}": np.asarray(array[row]) for name, array in batch.items() if name not in IMAGE}
+    draws = {f"drawn_{name}": np.asarray(array[row]) for name, array in batch.items() if name not in IMAGE}
     return {
         "video": video(batch, row, ae),
         "prompt_ids": np.asarray(batch["labels"][row]),
         "prompt_mask": np.ones(1, np.float32),
-        **drawn,
+        **draws,
     }
 
 

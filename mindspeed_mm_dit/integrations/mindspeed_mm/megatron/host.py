@@ -67,20 +67,19 @@ class MindSpeedMM:
         self._words = tuple(words)
         """The command line, before it was completed for the host."""
         self._mm: MultiModalArguments | None = None
-        self._begun_at: int | None = None
+        self._start_iteration: int | None = None
 
     def get_args(self) -> RunConfig:
         """Return the host's current flags, with our checked configs as ``args.mm``."""
         if self._mm is None:
             self._mm = read_configs(parse(sys.argv[1:]))
-            check_restorable(
-                RunConfig.of(vars(get_host_args()), mm=self._mm)
-            )  # (the host's defaults are known only now)
+            # not in the preflight, because the host's defaults are known only now
+            check_restorable(RunConfig.of(vars(get_host_args()), mm=self._mm))
         args = vars(get_host_args())
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
-        if self._begun_at is None:  # (the host sets it when it has loaded, and counts on from there)
-            self._begun_at = args.get("iteration")
-        return RunConfig.of(args, mm=self._mm, report=report, start_iteration=self._begun_at or 0)
+        if self._start_iteration is None:  # (the host sets it when it has loaded, and counts on from there)
+            self._start_iteration = args.get("iteration")
+        return RunConfig.of(args, mm=self._mm, report=report, start_iteration=self._start_iteration or 0)
 
     def load_encoders(self) -> tuple[Any, Any]:
         """Load the encoders of this run, in real memory even while the host builds a model on the meta device."""

@@ -37,7 +37,7 @@ def check_before_import(argv: Sequence[str]) -> None:
         ConfigError: naming the flag, the reason and the cure.
     """
     if "--help" in argv or "-h" in argv:
-        return  # the host prints its own help while it is imported
+        return  # the host prints its help while it is imported
     flags = parse(argv)
     for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
         if all(getattr(flags, name) is None for name in names):
@@ -50,7 +50,7 @@ def check_before_import(argv: Sequence[str]) -> None:
         _check_flags_of_fsdp2(flags)
     rank, world_size = launched_as()
     if rank == 0:
-        _say_without_effect(argv, with_fsdp2)
+        _warn_without_effect(argv, with_fsdp2)
     mm = read_configs(flags)
     flags = with_report(replace(flags, mm=mm), mm.model)
     if with_fsdp2:
@@ -67,7 +67,7 @@ def check_before_import(argv: Sequence[str]) -> None:
 def spelled_out(argv: Sequence[str]) -> list[str]:
     """Return ``argv`` with a model.json that spells out all sizes, because the host reads them from it.
 
-    The host knows heads as ``num_heads`` alone; of a network with another key it is told them by its flag.
+    The host reads the number of heads only from ``num_heads``; for networks with another key we pass its flag.
     """
     path, words = parse(argv).mm_model, list(argv)
     content = read_json(path, "--mm-model") if path else {}
@@ -95,11 +95,15 @@ def _check_flags_of_fsdp2(flags: RunConfig) -> None:
             "set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2",
         )
     if flags.fsdp2_config_path is None:
-        raise ConfigError("--fsdp2-config-path", "MindSpeed-MM wants one with --use-torch-fsdp2", "name an fsdp2.yaml")
+        raise ConfigError(
+            "--fsdp2-config-path", "MindSpeed-MM requires one with --use-torch-fsdp2", "name an fsdp2.yaml"
+        )
     fp16 = flags.parts["fp16"]
     if fp16 or flags.parts["use_distributed_optimizer"]:
         flag = "--fp16" if fp16 else "--use-distributed-optimizer"
-        raise ConfigError(flag, "does not go with --use-torch-fsdp2", f"drop {flag} (fsdp2.yaml sets the precision)")
+        raise ConfigError(
+            flag, "cannot be combined with --use-torch-fsdp2", f"drop {flag} (fsdp2.yaml sets the precision)"
+        )
     if flags.ckpt_format not in (None, "torch_dcp"):
         raise ConfigError(
             f"--ckpt-format = {flags.ckpt_format}",
@@ -117,7 +121,7 @@ def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
         )
 
 
-def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
+def _warn_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
     """Print a note for each flag that MindSpeed-MM accepts from us and ignores."""
     for flag in without_effect(argv):
         echo_if_open(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
@@ -131,14 +135,14 @@ def _say_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
 def read_configs(flags: RunConfig) -> MultiModalArguments:
     """Call ``check_configs`` with what is known about MindSpeed-MM before it is imported."""
     rank, world_size = launched_as()
-    as_fsdp2_yaml_says: tuple[ComputeMode, ...] = ("fsdp2",)  # the host has no autocast
+    modes: tuple[ComputeMode, ...] = ("fsdp2",)  # the host has no autocast
     host = HostFacts(
         name="MindSpeed-MM",
         rank=rank,
         world_size=world_size,
         machine=MemoryLimit("this machine", host_memory_bytes()),
         device=None,
-        bf16_modes=as_fsdp2_yaml_says if flags.use_torch_fsdp2 else None,
+        bf16_modes=modes if flags.use_torch_fsdp2 else None,
         check_sharding=_check_sharding,
     )
     return check_configs(flags, host, fsdp2_of(flags))

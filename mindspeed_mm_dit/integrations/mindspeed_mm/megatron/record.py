@@ -1,4 +1,4 @@
-"""The record of MindSpeed-MM's old route, Megatron: when it is taken and what it needs. Imports nothing of it."""
+"""Registry entry of MindSpeed-MM's Megatron route: when it is selected and what it needs. Imports nothing of it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def missing_packages() -> list[str]:
 
 
 def recognised() -> Recognised:
-    """Take the host if all of it is installed; add a note if the native engine is there too, or a part is missing."""
+    """Select the host if all its packages are installed; add a note if only some are, or the native engine is too."""
     missing = missing_packages()
-    here = [name for name in PACKAGES if name not in missing]
+    installed = [name for name in PACKAGES if name not in missing]
     if missing:
-        return Recognised(False, f"{', '.join(here)} found, {', '.join(missing)} not: standalone host" if here else "")
+        return Recognised(
+            False, f"{', '.join(installed)} found, {', '.join(missing)} not: standalone host" if installed else ""
+        )
     reason = "Megatron-LM is here, and NON_MEGATRON is not true"
     return Recognised(True, f"--host auto takes {NAME}, the old route: {reason}" if has_engine() else "")
 

@@ -42,11 +42,11 @@ def register() -> None:
     """
     for name, table, entries in OURS:
         for model_id, ours in entries.items():
-            found = table.get(model_id, ours)
-            if found is not ours:
+            entry = table.get(model_id, ours)
+            if entry is not ours:
                 raise ConfigError(
                     f"mindspeed_mm {name}[{model_id!r}]",
-                    f"is taken by {found.__module__}.{found.__qualname__}",
+                    f"is taken by {entry.__module__}.{entry.__qualname__}",
                     "unload the other plugin; a foreign entry is never replaced",
                 )
     for _, table, entries in OURS:

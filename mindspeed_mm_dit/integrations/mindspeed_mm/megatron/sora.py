@@ -1,7 +1,7 @@
 """Our predictors, objectives and autoencoders with the signatures that MindSpeed-MM's SoRAModel calls.
 
 Labels, or the states of a text, are passed as ``prompt``. A batch may carry its random numbers as ``drawn_timesteps``,
-``drawn_noise`` and so on (SoRAModel uses the plain names itself); for a batch without them the diffusion draws them.
+``drawn_noise`` and so on (SoRAModel uses the plain names itself); otherwise the diffusion generates them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ HOST_KEYS = ("from_pretrained", "dtype", "num_heads")
 
 
 def _config(cls: type, section: Mapping[str, Any], name: str, host_keys: tuple[str, ...] = HOST_KEYS) -> Any:
-    own = {field.name for field in dataclasses.fields(cls)}
-    kept = {key: value for key, value in section.items() if key in own or key not in host_keys}
-    return from_mapping(cls, kept, f"model.json: {name}")
+    fields = {field.name for field in dataclasses.fields(cls)}
+    settings = {key: value for key, value in section.items() if key in fields or key not in host_keys}
+    return from_mapping(cls, settings, f"model.json: {name}")
 
 
 class SoRAPredictor(torch.nn.Module):
@@ -46,7 +46,7 @@ class SoRAPredictor(torch.nn.Module):
     def __init__(self, **section: Any) -> None:
         super().__init__(_config(self.config_class, section, "predictor"))
         if self.config.conditions.frames is not None:
-            raise ConfigError("predictor: its frames", "have no place in the host's own scripts", "use pretrain_dit.py")
+            raise ConfigError("predictor: its frames", "are not supported in the host's scripts", "use pretrain_dit.py")
         self._axes = [array.ndim for array in self.config.conditions.examples(1).values()]
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         if not any(parameter.is_meta for parameter in self.parameters()):
@@ -56,7 +56,7 @@ class SoRAPredictor(torch.nn.Module):
         """Do nothing: there is no earlier pipeline stage."""
 
     def smart_apply(self, initialise: Callable[..., Any]) -> SoRAPredictor:
-        """Fill a model that was built on the meta device; the host would draw everything at random."""
+        """Fill a model that was built on the meta device; the host would initialise everything at random."""
         self._fill()
         restore(self, self._constants)
         return self
@@ -64,9 +64,9 @@ class SoRAPredictor(torch.nn.Module):
     def forward(self, x: Tensor, timestep: Tensor, prompt: Any, **_: Any) -> Tensor:
         """Predict at (x, timestep) for labels or states of a text as ``prompt``, or a list, one for each condition.
 
-        Masks and shapes of the host are ignored: a network that leaves out padding finds it by its states of zeros.
+        Masks and shapes of the host are ignored: a network that masks padding recognises it by its zero states.
         """
-        return super().forward(x, timestep, *_given(prompt, self._axes)).float()
+        return super().forward(x, timestep, *_condition_tensors(prompt, self._axes)).float()
 
     def _fill(self) -> None:
         runtime.load_arrays(self, initial_weights(parameters_of(self.config), get_args().seed))
@@ -78,20 +78,22 @@ def predictor_class(kind: type[PredictorConfig]) -> type:
     return type(f"SoRA{network.__name__}", (SoRAPredictor, network), {"config_class": kind, "__module__": __name__})
 
 
-def _given(prompt: Any, axes: Sequence[int]) -> list[Tensor]:
-    """Return conditions of so many axes out of what the host calls prompts: labels, states of a text, pooled texts.
+def _condition_tensors(prompt: Any, axes: Sequence[int]) -> list[Tensor]:
+    """Return the condition tensors, with ``axes`` dimensions each, from the host's prompts: labels, text states, pooled
+    texts.
 
     Raises:
-        DataError: there are more or fewer of them.
+        DataError: the number of prompts differs from the number of conditions.
     """
     prompts = prompt if isinstance(prompt, (list, tuple)) else [prompt]
     if len(prompts) != len(axes):
         reason = f"holds {len(prompts)} prompt(s), and the predictor takes {len(axes)} condition(s)"
-        raise DataError("batch: prompt_ids", reason, "let it be a list, one for each, in the predictor's order")
+        raise DataError(
+            "batch: prompt_ids", reason, "pass a list with one entry per condition, in the predictor's order"
+        )
     sizes: dict[int, Any] = {1: lambda x: (-1,), 2: lambda x: (len(x), -1), 3: lambda x: (len(x), -1, x.shape[-1])}
-    return [
-        x.reshape(sizes[count](x)) for x, count in zip(prompts, axes)
-    ]  # (of one encoder the host keeps (B, 1, L, D))
+    # (with a single encoder the host passes (B, 1, L, D))
+    return [x.reshape(sizes[count](x)) for x, count in zip(prompts, axes)]
 
 
 class SoRADiffusion:
@@ -107,16 +109,16 @@ class SoRADiffusion:
         self, x_start: Tensor, model_kwargs: Mapping[str, Any] | None = None, mask: Any = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return (noised latents, noise, timesteps) for latents (B, C, ...)."""
-        names, given = self.process.draw_names, model_kwargs or {}
-        draws = {name: given[f"drawn_{name}"] for name in names if given.get(f"drawn_{name}") is not None}
-        if 0 < len(draws) < len(names):  # the missing ones would be drawn for other times
+        names, kwargs = self.process.draw_names, model_kwargs or {}
+        draws = {name: kwargs[f"drawn_{name}"] for name in names if kwargs.get(f"drawn_{name}") is not None}
+        if 0 < len(draws) < len(names):  # the missing ones would be generated for other timesteps
             missing = ", ".join(f"drawn_{name}" for name in names if name not in draws)
             raise DataError(f"batch with {', '.join(f'drawn_{name}' for name in draws)}", f"lacks {missing}",
-                            "let the features carry all that the objective draws, or none of it")  # fmt: skip
+                            "store all random numbers of the objective in the features, or none")  # fmt: skip
         if not draws:
             sample_indices = torch.randint(2**62, (x_start.shape[0],)).numpy()
-            drawn = self.objective.draws(self.config, get_args().seed, sample_indices, tuple(x_start.shape[1:]))
-            draws = {name: torch.from_numpy(array) for name, array in drawn.items()}
+            arrays = self.objective.draws(self.config, get_args().seed, sample_indices, tuple(x_start.shape[1:]))
+            draws = {name: torch.from_numpy(array) for name, array in arrays.items()}
         t, noise, *rest = (draws[name].to(x_start.device) for name in names)
         self._draws = (t.reshape(-1), noise, *rest)
         self.process.to(x_start.device)  # not a submodule of SoRAModel, which would cast or empty its tables
@@ -130,7 +132,7 @@ class SoRADiffusion:
 
 
 class SoRAAutoencoder:
-    """One of our autoencoders with the interface of the host's AEModel; its weights are no part of the model's."""
+    """One of our autoencoders with the interface of the host's AEModel; its weights are not part of the model."""
 
     def __init__(self, **section: Any) -> None:
         self.config = _config(AE_CONFIGS[section["model_id"]], section, "ae", host_keys=("dtype",))

@@ -1,4 +1,4 @@
-"""The state of a run that MindSpeed-MM does not keep: the EMA, and Adam's state before its first step.
+"""The state of a run that MindSpeed-MM does not handle: the EMA, and Adam's state before its first step.
 
 The host has no EMA for predictors. With torch_dcp, an older MindSpeed loads into an optimizer whose state is still
 empty, so the moments stay on disk. A newer one takes a step to fill the state, and does not undo that step if it then
@@ -180,8 +180,8 @@ def _zero_moments(p: Tensor) -> dict[str, Tensor]:
 
 def _steps(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> bool:
     """Return whether ``optimizer`` steps the parameters themselves (not float32 copies of them)."""
-    own = {id(p) for p in parameters.values()}
-    return all(id(p) in own for group in optimizer.param_groups for p in group["params"])
+    ids = {id(p) for p in parameters.values()}
+    return all(id(p) in ids for group in optimizer.param_groups for p in group["params"])
 
 
 def _set_step(optimizer: torch.optim.Optimizer, p: Tensor, step: Tensor) -> None:

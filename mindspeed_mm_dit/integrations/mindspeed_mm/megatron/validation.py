@@ -1,4 +1,4 @@
-"""Validation in the host: the same batches every time, and the loss by noise level beside the mean that it prints."""
+"""Validation in the host: the same batches every time, and the loss by noise level in addition to the mean."""
 
 from __future__ import annotations
 

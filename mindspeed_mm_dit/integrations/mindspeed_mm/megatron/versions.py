@@ -12,7 +12,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.installed import source_of
 
 @dataclass(frozen=True)
 class Mark:
-    """A module that a release has and the one before it has not."""
+    """A module that a release has and its predecessor lacks."""
 
     name: str
     """Name of the release in git."""
@@ -52,24 +52,24 @@ TORCH = "2.7.1"
 
 def recognise(marks: tuple[Mark, ...]) -> str | None:
     """Return the name of the last of ``marks`` whose module is installed; None for a tree older than all of them."""
-    here = [mark.name for mark in marks if source_of(mark.module) is not None]
-    return here[-1] if here else None
+    installed = [mark.name for mark in marks if source_of(mark.module) is not None]
+    return installed[-1] if installed else None
 
 
-def in_words() -> str:
+def tested_pairs() -> str:
     """Return the tested pairs, for a message."""
     return "; ".join(f"MindSpeed-MM {mm} with MindSpeed {mindspeed}" for mm, mindspeed in TESTED)
 
 
 def warnings(megatron: str) -> list[str]:
     """Return a line for each untested version: of the pair, and of ``megatron``, the version of its core."""
-    found = (recognise(MINDSPEED_MM), recognise(MINDSPEED))
+    pair = (recognise(MINDSPEED_MM), recognise(MINDSPEED))
     lines = []
-    if found not in TESTED:
-        mm, mindspeed = (name or "older than any tested" for name in found)
+    if pair not in TESTED:
+        mm, mindspeed = (name or "older than any tested" for name in pair)
         lines.append(
             f"warning: MindSpeed-MM ({mm}, by its modules) with MindSpeed ({mindspeed}, by its modules) was not "
-            f"tested; tested: {in_words()} (docs/mindspeed_mm.md)"
+            f"tested; tested: {tested_pairs()} (docs/mindspeed_mm.md)"
         )
     if f"core_v{megatron}" != MEGATRON:
         lines.append(f"warning: Megatron-LM core_v{megatron} was not tested; tested: {MEGATRON} (docs/mindspeed_mm.md)")

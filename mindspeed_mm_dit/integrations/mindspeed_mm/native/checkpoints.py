@@ -1,7 +1,7 @@
 """Replacements for functions of the engine's checkpointers: a run saves and resumes as in the standalone host.
 
-A save is complete or absent, has checksums, and only the run that owns the folder writes there. A full disk costs only
-that save. A damaged checkpoint is skipped for the one before it. Either host reads the other's checkpoints.
+A save is atomic and has checksums, and only the run that holds the lock of the folder writes there. A full disk costs
+only that save. If a checkpoint is damaged, the previous one is used. Each host reads the other's checkpoints.
 """
 
 from __future__ import annotations

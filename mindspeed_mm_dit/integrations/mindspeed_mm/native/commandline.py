@@ -33,8 +33,8 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 
 def without_effect(flags: RunConfig) -> list[str]:
-    """Return the given flags that have no effect here."""
-    return ignored_flags(flags, "native", lambda tracker: tracker is not tensorboard.KIND)
+    """Return the flags of the command line that have no effect here."""
+    return ignored_flags(flags, "native", lambda kind: kind is not tensorboard.KIND)
 
 
 def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:

@@ -44,11 +44,11 @@ def check_replaced(checkpointer: type) -> None:
     """Raise PlatformError unless the engine's ``checkpointer`` has the functions that we replace, as we know them."""
     for name, parameters in REPLACED.items():
         function = getattr(checkpointer, name, None)
-        found = tuple(inspect.signature(function).parameters) if function else ()
-        if missing := [parameter for parameter in parameters if parameter not in found]:
+        actual = tuple(inspect.signature(function).parameters) if function else ()
+        if missing := [parameter for parameter in parameters if parameter not in actual]:
             raise PlatformError(
                 f"mindspeed_mm {checkpointer.__name__}.{name}",
-                f"has the parameters {found}, and lacks {', '.join(missing)}, which our replacement needs",
+                f"has the parameters {actual}, and lacks {', '.join(missing)}, which our replacement needs",
                 f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
             )
 

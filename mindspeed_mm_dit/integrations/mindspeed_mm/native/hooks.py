@@ -35,10 +35,10 @@ class Curves(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Extract the numbers from a line, and write them."""
-        found = numbers_of(record.getMessage())
-        if found is None:
+        logged = numbers_of(record.getMessage())
+        if logged is None:
             return
-        iteration, values = found
+        iteration, values = logged
         if self._scalars is None:
             config = tensorboard.TensorBoardConfig(self._folder)
             self._scalars = Guarded(tensorboard.KIND, config, Opening(iteration - 1, self._folder, {}))
@@ -55,8 +55,8 @@ def numbers_of(line: str) -> tuple[int, dict[str, float]] | None:
     return None
 
 
-def hang_in() -> None:
-    """Install the hooks: take over every step of the optimizer, and follow the log."""
+def install_hooks() -> None:
+    """Install the hooks: replace the optimizer's steps by ours, and read the log."""
     register_optimizer_step_pre_hook(_step)
     folder = current().flags.parts["tensorboard_dir"]
     if folder is not None and runtime.rank() == 0:
@@ -64,7 +64,7 @@ def hang_in() -> None:
 
 
 def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Step with the optimizer of every host, which then leaves no gradients for the engine's own."""
+    """Step with our optimizer, which leaves no gradients for the engine's optimizer."""
     if optimizer not in current().trained.optimizer.optimizers:  # (our own optimizers call this hook too)
         try:
             current().step()

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.training.resume import print_rank_0
 class NativeEngine:
     """The engine, an implementation of ``contract.Host``.
 
-    Model and data come from the plugin that the yaml names, not from the providers that other hosts are given.
+    Model and data come from the plugin that the yaml names, not from the providers that other hosts use.
     """
 
     name = NAME
@@ -60,7 +60,7 @@ class NativeEngine:
         try:
             self._args = _reportable(commandline.parse(sys.argv[1:], runtime.world_size()))
             path = _written(self._args)
-        except UserError as error:  # every rank finds the same
+        except UserError as error:  # the same on every rank
             end(error, collective_error=True)
         become_trainer([str(path)])
 
@@ -69,7 +69,7 @@ def attach() -> NativeEngine:
     """Set the environment that the engine needs, and return the host."""
     os.environ["NON_MEGATRON"] = "true"  # (MindSpeed-MM reads it while it is imported)
     launched_alone()
-    raise_when_interrupted()  # what MindSpeed-MM does then is its own business
+    raise_when_interrupted()  # (during training MindSpeed-MM handles signals itself)
     return NativeEngine()
 
 

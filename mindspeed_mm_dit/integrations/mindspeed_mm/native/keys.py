@@ -41,11 +41,11 @@ _IDS = {
     "data.dataloader_param.collate_param.collator_id": COLLATOR_ID,
     "training.plugin": PLUGIN,
 }
-"""Key -> name by which the engine finds us; the last one is in a list."""
+"""Key -> the name under which we are registered with the engine; the last one is an entry of a list."""
 
 
 def check_keys(path: str) -> None:
-    """Raise ConfigError for a key that nothing reads, a required key that is missing, or a wrong number of ranks."""
+    """Raise ConfigError for an unknown key, a missing required key, or a wrong number of ranks."""
     from mindspeed_mm.fsdp.params.argument import Arguments
 
     content = read_yaml(path, "CONFIG")
@@ -57,9 +57,9 @@ def check_keys(path: str) -> None:
             raise ConfigError(
                 f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
             )
-    for key, wanted in _IDS.items():
-        if (found := get(content, key)) != wanted and not (isinstance(found, list) and wanted in found):
-            raise ConfigError(f"{path}: {key} = {written(found)}", "is not ours", f"write {wanted}")
+    for key, expected in _IDS.items():
+        if (actual := get(content, key)) != expected and not (isinstance(actual, list) and expected in actual):
+            raise ConfigError(f"{path}: {key} = {written(actual)}", "is not ours", f"write {expected}")
     _check_ranks(get(content, SHARDS), runtime.world_size(), path)
 
 
@@ -101,12 +101,12 @@ def refused(path: str, error: BaseException) -> ConfigError:
         of_a_word = str(error).startswith("Command-line")  # (training.lr=1e-4 after the yaml)
         return ConfigError("command line", reason, f"write it into {path}") if of_a_word else ConfigError(path, reason)
     problem = error.errors()[0]
-    key, value, found = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
+    key, value, message = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         return ConfigError(f"{path}: {key}", "is required and missing", "mm-dit plan --write-native prints all")
     setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
     cure = "leave the key out" if value is None else ""
-    return ConfigError(f"{path}: {setting}", f"MindSpeed-MM's native engine does not take it: {found}", cure)
+    return ConfigError(f"{path}: {setting}", f"MindSpeed-MM's native engine does not take it: {message}", cure)
 
 
 def _key(parts: Sequence[str | int]) -> str:
@@ -127,19 +127,19 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
         ConfigError: the flag of the same meaning would not accept the value; the key is named.
     """
     actions = {action.dest: action for action in full_parser()._actions}
-    taken = {flag: _taken(f"{path}: {key}", values[flag], actions[flag]) for key, flag in FLAGS.items()}
+    converted = {flag: _converted(f"{path}: {key}", values[flag], actions[flag]) for key, flag in FLAGS.items()}
     for key, flag in COUNTED.items():
-        kind = unsigned_int if flag == "lr_warmup_iters" else _given
+        kind = unsigned_int if flag == "lr_warmup_iters" else _optional_int
         _typed(f"{path}: {key} ({flag_of(flag)})", values[flag], kind)
     try:
-        flags = checked(RunConfig.of({**values, **taken}), world_size)
+        flags = checked(RunConfig.of({**values, **converted}), world_size)
         check_schedule(flags)
         return flags
     except ConfigError as error:
         raise ConfigError(f"{path}: {_key_of_flag(error.what)} ({error.what})", error.reason, error.cure) from None
 
 
-def _taken(setting: str, value: Any, action: argparse.Action) -> Any:
+def _converted(setting: str, value: Any, action: argparse.Action) -> Any:
     """Return ``value`` as the command line would read it."""
     if value is None and action.default in (None, ()):
         return action.default
@@ -168,7 +168,7 @@ def _typed(setting: str, value: Any, kind: Callable[[str], Any]) -> Any:
         raise ConfigError(f"{setting} = {written(value)}", f"is not {reason}") from None
 
 
-def _given(text: str) -> Any:
+def _optional_int(text: str) -> Any:
     return None if text == "None" else positive_int(text)
 
 

@@ -1,5 +1,4 @@
-"""Run upstream's trainer, unmodified, on a yaml of your own, after our checks: it would report errors less clearly, or
-miss them.
+"""Run upstream's trainer, unmodified, on a given yaml, after our checks, which report errors more clearly.
 
 torchrun ... -m mindspeed_mm_dit.hosts.native CONFIG.yaml
 """

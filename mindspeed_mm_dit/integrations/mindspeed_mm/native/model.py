@@ -92,7 +92,7 @@ class TrainedPredictor(nn.Module):
 
 
 def build(run: Run) -> nn.Module:
-    """Return the predictor of ``run`` as a model that returns its loss; on the meta device if the engine says so."""
+    """Return the predictor of ``run`` as a model that returns its loss; without memory if the engine uses meta init."""
     mm = run.flags.mm
     composite = DiTModel(mm.model, *load_encoders(mm))
     model = TrainedPredictor(composite, run)
@@ -113,14 +113,14 @@ def load_encoders(mm: MultiModalArguments) -> tuple[Any, Any]:
 def _without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``forward`` for the engine's recomputation, which passes every module a cache of keys and values."""
 
-    def answer(*args: Any, past_key_values: None = None, **named: Any) -> Any:
+    def forward_without_cache(*args: Any, past_key_values: None = None, **named: Any) -> Any:
         return forward(*args, **named)
 
-    return answer
+    return forward_without_cache
 
 
-def keep_our_adapters() -> None:
-    """Let the engine get our adapters when it asks peft for adapters.
+def inject_our_adapters() -> None:
+    """Replace peft's ``inject_adapter_in_model``, which the engine calls, so that it uses our adapters.
 
     Raises:
         PlatformError: peft, which the engine imports, is not installed.
@@ -129,7 +129,7 @@ def keep_our_adapters() -> None:
         import peft
     except ImportError:
         what = "training.lora.enable = true"
-        raise PlatformError(what, "the engine asks peft for adapters, and it is not installed", "install it") from None
+        raise PlatformError(what, "the engine needs peft, which is not installed", "install peft") from None
     theirs = peft.inject_adapter_in_model
 
     def inject(config: Any, model: Any, *rest: Any, **named: Any) -> Any:

@@ -27,7 +27,7 @@ from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
 _UNREAD = "the engine never reads it"
 _NO_EXPERTS = "a DiT has no experts"
 _DTYPES = ((None, "fp32", "bf16", "fp16"), "is no type that a DiT is trained in", "write bf16 or fp32")
-TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
+SUPPORTED: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.ring_attention_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.expert_parallel_size": ((1,), "a DiT is trained data-parallel only", "use 1"),
     "parallel.fsdp_plan.param_dtype": _DTYPES,
@@ -35,10 +35,10 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "parallel.fsdp_plan.output_dtype": _DTYPES,
     "parallel.recompute": ((False,), _UNREAD, "write features.recompute and its recompute_plan"),
     "model.mtp_num_layers": ((0,), "a DiT predicts no tokens", "drop it"),
-    "features.loss_cfg.loss_type": (("raw",), "the model knows its loss", "write raw"),
+    "features.loss_cfg.loss_type": (("raw",), "the model computes its loss itself", "write raw"),
     "features.enable_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
     "features.enable_dynamic_chunk_loss": ((False,), "a DiT has no lm_head", "drop it"),
-    "training.lora.init_lora_weights": ((True,), "every host draws them as peft does by default", "drop it"),
+    "training.lora.init_lora_weights": ((True,), "every host initialises them as peft does by default", "drop it"),
     "training.lora.pretrained_lora_path": (
         (None,),
         "adapters resume with their moments and EMA, so from a checkpoint",
@@ -54,7 +54,7 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     ),
     "training.quantization_plan.recipe_name": (
         (None,),
-        "it replaces PyTorch's layers, but a DiT here has layers of its own: this was never tested",
+        "it replaces PyTorch's layers, but a DiT here has custom layers: this was never tested",
         "drop it; parallel.fsdp_plan.param_dtype: bf16 computes in bfloat16",
     ),
     "training.no_decay_modules": (([],), _UNREAD, "drop it: in every host matrices decay, and vectors do not"),
@@ -67,12 +67,12 @@ TAKEN: Mapping[str, tuple[Collection[Any], str, str]] = {
     "training.val_micro_batch_size": ((None,), "a validation takes micro-batches of training's size", "drop it"),
     "training.optimizer": (
         ("adamw", "muon"),
-        "every host steps by its own AdamW or Muon, which does not swap its moments out",
+        "every host uses our AdamW or Muon, which does not swap its moments out",
         "write adamw; parallel.fsdp_plan.cpu_offload: true keeps them in the machine's memory",
     ),
     "training.matched_adamw_rms": ((0.2,), "is the scale of every host's Muon", "drop it"),
 }
-"""Settings of the engine that would not do to a DiT what they say: key -> (values allowed, reason, cure)."""
+"""Settings of the engine that do not work as documented for a DiT: key -> (supported values, reason, cure)."""
 
 
 def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
@@ -81,12 +81,12 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     Raises:
         UserError: whatever is wrong, with setting, value, reason and cure.
     """
-    offered: tuple[ComputeMode, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
+    modes: tuple[ComputeMode, ...] = ("fsdp2",) if fsdp2 else ("autocast",)
     host = dataclasses.replace(
         host_facts(),
         name="MindSpeed-MM's native engine",
         shares_sequences=True,
-        bf16_modes=offered,
+        bf16_modes=modes,
         check_sharding=lambda mm: _check_patterns(read, mm),
         mm_model="model.mm_model",
         mm_data="data.dataset_param.mm_data",
@@ -103,7 +103,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
             f"training.val_interval = {flags.eval_interval} (--eval-interval)",
             f"no {data.noun} is held out: dataset_param.valid_fraction in data.json is "
             f"{mm.data.dataset_param.valid_fraction}",
-            "set valid_fraction, name a data.json of its own (data.val_dataset_param), or drop the interval",
+            "set valid_fraction, name a separate data.json (data.val_dataset_param), or drop the interval",
         )
     if host.rank == 0:
         check_outputs(flags)
@@ -113,10 +113,10 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
 
 
 def check_offered(read: Any) -> None:
-    """Refuse settings that the engine offers but that would not do what they say to a DiT."""
+    """Raise ConfigError for settings of the engine that do not work as documented for a DiT."""
     parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
-    for key, (taken, reason, cure) in TAKEN.items():
-        if (value := lookup(read, key)) not in taken:
+    for key, (supported, reason, cure) in SUPPORTED.items():
+        if (value := lookup(read, key)) not in supported:
             raise ConfigError(f"{key} = {written(value)}", reason, cure)
     dtype = parallel.fsdp_plan.param_dtype
     if (
@@ -132,11 +132,11 @@ def check_offered(read: Any) -> None:
     if loader.dataloader_mode != "base" or loader.num_workers:
         raise ConfigError(
             f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
-            "our data set decides the order and the random numbers, and has threads of its own",
-            "write base and 0; the threads are data.dataset_param.num_workers",
+            "our data set determines the order and the random numbers, and has its own threads",
+            "write base and 0; data.dataset_param.num_workers sets the threads",
         )
     if training.train_epochs is not None and not loader.drop_last:
-        raise ConfigError("data.dataloader_param.drop_last = false", "every batch here is a whole one", "write true")
+        raise ConfigError("data.dataloader_param.drop_last = false", "all batches here are complete", "write true")
     if training.load_format == HF and not (training.load and training.no_load_optim and training.no_load_rng):
         raise ConfigError(
             "training.load_format = hf", "names weights alone",
@@ -146,7 +146,7 @@ def check_offered(read: Any) -> None:
     if held_out is not None and (held_out.dataset_type, bool(getattr(held_out, "mm_data", None))) != (DATA_ID, True):
         raise ConfigError(
             "data.val_dataset_param", "does not name a data.json of ours",
-            f"write dataset_type: {DATA_ID}, and mm_data: the data.json of what to validate on",
+            f"write dataset_type: {DATA_ID}, and mm_data: the data.json of the validation set",
         )  # fmt: skip
     if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
         raise ConfigError(
@@ -186,6 +186,6 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
     if adapters_of(mm.model) and not match_target_modules(predictor, targets):
         raise ConfigError(
             f"training.lora.target_modules = {targets}",
-            "the engine finds no module by it: it knows no numbers in braces there, and no sets such as attention",
+            "matches no module for the engine, which supports neither numbers in braces there nor sets like attention",
             f"also name one of the layers in full: {next(iter(adapters_of(mm.model)))}",
         )

@@ -1,4 +1,4 @@
-"""The record of MindSpeed-MM's native FSDP2 engine: when it is taken and what it needs. Imports nothing of it."""
+"""Registry entry of MindSpeed-MM's native engine: when it is selected and what it needs. Imports nothing of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TOR
 
 
 def recognised() -> Recognised:
-    """Take the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
+    """Select the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
     if not has_engine():
         return Recognised(False)
     if os.environ.get("NON_MEGATRON") == "true":
@@ -25,7 +25,7 @@ def recognised() -> Recognised:
 
 def has_engine() -> bool:
     """Return whether the folders of the engine exist; importing their parent would start the engine."""
-    return all(any((place / "fsdp").is_dir() for place in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
+    return all(any((folder / "fsdp").is_dir() for folder in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
 
 
 def torch_version() -> str:
@@ -36,13 +36,13 @@ def torch_version() -> str:
         return ""
 
 
-_ROOM = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
+_PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
 
 KIND = HostKind(
     NAME,
-    lambda argv: later(f"{_ROOM}.host").attach(),
+    lambda argv: later(f"{_PACKAGE}.host").attach(),
     recognised,
     lambda argv: check_engine(),
     logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
-    config_of=lambda folder, world_size: later(f"{_ROOM}.commandline").yaml_of_config(folder, world_size),
+    config_of=lambda folder, world_size: later(f"{_PACKAGE}.commandline").yaml_of_config(folder, world_size),
 )

@@ -10,8 +10,8 @@ from mindspeed_mm.fsdp.utils.register import data_register, model_register
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import checkpoints
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import OneBatch, datasets
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.hooks import hang_in
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.model import NativeModel, keep_our_adapters
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.hooks import install_hooks
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.model import NativeModel, inject_our_adapters
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import COLLATOR_ID, DATA_ID, MODEL_ID
 
@@ -22,20 +22,20 @@ def register() -> None:
     Raises:
         ConfigError: another plugin has taken one of the names; then nothing has been added.
     """
-    for name, taken in (
+    for name, registered in (
         (f"model.model_id = {MODEL_ID}", model_register._registry.get(MODEL_ID)),
         (f"data.dataset_param.dataset_type = {DATA_ID}", data_register._registry.get(DATA_ID)),
         (f"collate_param.collator_id = {COLLATOR_ID}", DATA_COLLATOR.get(COLLATOR_ID)),
     ):
-        if taken is not None:
-            raise ConfigError(name, f"is taken by {_name(taken)}", "unload the other plugin (training.plugin)")
+        if registered is not None:
+            raise ConfigError(name, f"is taken by {_name(registered)}", "unload the other plugin (training.plugin)")
     model_register.register(MODEL_ID)(NativeModel)
     data_register.register(DATA_ID)(datasets)
     DATA_COLLATOR[COLLATOR_ID] = OneBatch
     checkpoints.replace()
     if current().flags.lora_target_modules:
-        keep_our_adapters()
-    hang_in()
+        inject_our_adapters()
+    install_hooks()
 
 
 def _name(thing: Any) -> str:

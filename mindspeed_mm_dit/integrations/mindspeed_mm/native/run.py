@@ -58,10 +58,10 @@ class Run:
         """The initial weights."""
         self.meeting = contextlib.ExitStack()
         """Contexts that end when the ranks have met."""
-        self._whole = contextlib.ExitStack()
+        self._run_contexts = contextlib.ExitStack()
 
     def meet(self) -> None:
-        """Let the ranks meet, claim the folder of checkpoints, and find where the run begins and with which weights.
+        """Synchronize the ranks, lock the checkpoint folder, and find the start iteration and initial weights.
 
         Raises:
             UserError: a checkpoint, weights or the folder do not belong to this run.
@@ -69,8 +69,8 @@ class Run:
         self.meeting.close()
         flags = self.flags
         runtime.divide_among_ranks(flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size)
-        self._stop = self._whole.enter_context(StopRequest(flags.exit_duration_in_mins))
-        self._claim = self._whole.enter_context(claimed_save(flags))
+        self._stop = self._run_contexts.enter_context(StopRequest(flags.exit_duration_in_mins))
+        self._save_lock = self._run_contexts.enter_context(claimed_save(flags))
         self.start = find_start(flags, torch_dcp)
         self.first = first_weights(flags, self.start)
         self.flags = dataclasses.replace(flags, mm=dataclasses.replace(flags.mm, base=self.first.base))
@@ -95,7 +95,7 @@ class Run:
     @functools.cached_property
     def progress(self) -> Progress:
         """The run's progress, and saving and loading it; all ranks must use it for the first time together."""
-        progress = open_progress(self.flags, self.trained, torch_dcp, self._claim, self.start)
+        progress = open_progress(self.flags, self.trained, torch_dcp, self._save_lock, self.start)
         progress.words = words_of(self.flags)
         return progress
 
@@ -164,11 +164,11 @@ def _flags(read: Any, path: str) -> RunConfig:
 
 
 def _weights_in(load: str | None, load_format: str) -> str | None:
-    """Return the weights without a run that ``training.load`` names: another format, or a converter's output."""
+    """Return the weights that ``training.load`` names if they are not a run's: another format, or converted ones."""
     if load is None or load_format == HF:
         return load
-    tracker = Path(load) / TRACKER
-    is_release = tracker.is_file() and tracker.read_text(encoding="utf-8", errors="replace").strip() == RELEASE
+    file = Path(load) / TRACKER
+    is_release = file.is_file() and file.read_text(encoding="utf-8", errors="replace").strip() == RELEASE
     return str(Path(load) / RELEASE) if is_release else None
 
 

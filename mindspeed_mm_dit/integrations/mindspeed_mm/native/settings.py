@@ -99,10 +99,10 @@ ROOT = "predictor."
 def flags_of(read: Any, lookup: Any) -> dict[str, Any]:
     """Return the flags, by name, that mean the same as the engine's arguments; ``lookup(read, key)`` reads one key."""
     training = read.training
-    unsaid = {} if training.lora.enable else {row.name: row.default for row in rows_of(FineTuning)}
-    keys = {key: flag for key, flag in FLAGS.items() if not (unsaid and key.startswith("training.lora."))}
+    defaults = {} if training.lora.enable else {row.name: row.default for row in rows_of(FineTuning)}
+    keys = {key: flag for key, flag in FLAGS.items() if not (defaults and key.startswith("training.lora."))}
     return {
-        **unsaid,
+        **defaults,
         **{flag: _as_flag(key, lookup(read, key)) for key, flag in keys.items()},
         "global_batch_size": training.global_batch_size,
         "save_interval": training.save_interval or None,
@@ -143,13 +143,13 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         value = without_lists(value) if key in _PATTERNS else value
         if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has set it)
             put(content, key, value)
-    groups = world_size // flags.context_parallel_size  # groups of ranks with samples of their own
+    groups = world_size // flags.context_parallel_size  # data-parallel groups
     micro_batches = flags.global_batch_size // flags.micro_batch_size // groups
     put(content, "training.gradient_accumulation_steps", micro_batches)
     if flags.lora_target_modules:
         put(content, "training.lora.enable", True)
-    put(content, "training.lr_warmup_ratio", _share(flags.lr_warmup_iters, flags.train_iters))
-    put(content, "training.lr_decay_ratio", _share(flags.lr_decay_iters or flags.train_iters, flags.train_iters))
+    put(content, "training.lr_warmup_ratio", _ratio(flags.lr_warmup_iters, flags.train_iters))
+    put(content, "training.lr_decay_ratio", _ratio(flags.lr_decay_iters or flags.train_iters, flags.train_iters))
     put(content, "training.save_interval", flags.save_interval or 0)
     put(content, "training.save_async", not flags.no_async_save)
     put(content, "training.val_interval", flags.eval_interval or 0)
@@ -172,13 +172,13 @@ def check_schedule(flags: RunConfig) -> None:
         )
 
 
-def _share(steps: int, of: int) -> float:
+def _ratio(steps: int, total: int) -> float:
     """Return a ratio such that ``int(of * ratio)`` gives ``steps``; 0 and 1 are returned exactly."""
-    return steps / of if steps in (0, of) else (steps + 0.5) / of
+    return steps / total if steps in (0, total) else (steps + 0.5) / total
 
 
 def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) -> None:
-    """Write the engine's keys for the settings of fsdp2.yaml; None: every rank holds all (the engine's DDP)."""
+    """Write the engine's keys for the settings of fsdp2.yaml; None: every rank holds all weights (the engine's DDP)."""
     put(content, "parallel.fully_shard_parallel_size", (fsdp2.sharding_size or 1) if fsdp2 else 1)
     if fsdp2 is None:
         return
@@ -209,8 +209,9 @@ def fsdp2_of(read: Any) -> Fsdp2Config | None:
         return None
     known = {name: getattr(plan, key) for key, name in SHARDING.items()}
     config = Fsdp2Config(**known, sharding_size=parallel.fully_shard_parallel_size)
-    again = tuple(f"{ROOT}{pattern}" for pattern in recomputed(read))
-    return replace(config, recompute_modules=again or None, use_reentrant=read.features.recompute_plan.use_reentrant)
+    recomputed_modules = tuple(f"{ROOT}{pattern}" for pattern in recomputed(read))
+    use_reentrant = read.features.recompute_plan.use_reentrant
+    return replace(config, recompute_modules=recomputed_modules or None, use_reentrant=use_reentrant)
 
 
 def recomputed(read: Any) -> list[str]:

@@ -33,12 +33,12 @@ from mindspeed_mm_dit.tools.evaluate.images_judge import ImagesJudge
 PUBLISHED_CFG_SCALE = 1.5
 """Guidance scale of DiT's published FIDs."""
 GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
-"""The grid takes this number of classes, and of images of each, from this number of first images."""
+"""The grid shows this number of classes, and of images per class, out of this number of first images."""
 
 DESCRIPTION = """\
 Score a model: generate many images, then compare them with real ones. With --inception you get FID, sFID, Inception
-Score, precision and recall as ADM's evaluator defines them. Without it you get the part of the samples that a
-classifier reads as the class asked for, their variety, copies of real images, and the distance to real images.
+Score, precision and recall as ADM's evaluator defines them. Without it you get the fraction of the samples that a
+classifier recognises as the requested class, their variety, copies of real images, and the distance to real images.
 
   mm-dit evaluate --checkpoint outputs/pets --num 500 --reference my_images --output report
   mm-dit evaluate --checkpoint outputs/digits/checkpoints --num 1000 --reference digits --sampler ddim --steps 50 \\
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         metavar="FILE",
-        help="a text file with one prompt per line, for a model of captions: prompts take the place of classes",
+        help="a text file with one prompt per line, for a text-conditional model: prompts replace classes",
     )
     parser.add_argument(
         "--reference",
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         _check_flags(args)
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
-        from mindspeed_mm_dit.framework import runtime  # which is the active one's
+        from mindspeed_mm_dit.framework import runtime  # (only after activate)
 
         first = runtime.rank() == 0
         if args.statistics:
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     except CheckpointError:
         if work is None or work.checkpoint.exists() or runtime.world_size() > 1:
             raise
-        return run(args)  # its run has deleted it meanwhile: score the newest there is now
+        return run(args)  # the run has deleted this checkpoint meanwhile: score the newest one
     if work:
         samples = read_samples(work) if first else None
     if judge and samples:
@@ -118,9 +118,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_flags(args: argparse.Namespace) -> None:
-    given = [flag for flag in ("checkpoint", "samples", "statistics") if getattr(args, flag)]
-    if len(given) != 1:
-        reason = f"{' and '.join(f'--{flag}' for flag in given)} exclude each other" if given else "nothing to score"
+    sources = [flag for flag in ("checkpoint", "samples", "statistics") if getattr(args, flag)]
+    if len(sources) != 1:
+        reason = (
+            f"{' and '.join(f'--{flag}' for flag in sources)} exclude each other" if sources else "nothing to score"
+        )
         raise ConfigError("mm-dit evaluate", reason, "give one of --checkpoint, --samples and --statistics")
 
     check_between("--num", args.num, 1, MOST_IMAGES)
@@ -128,7 +130,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 1, 1 << 14)
     if args.size is not None and not args.checkpoint:
-        raise ConfigError(f"--size = {args.size}", "is of images that a model draws", "leave it out")
+        raise ConfigError(f"--size = {args.size}", "is for images that a model generates", "leave it out")
     if args.inception and args.ai_framework != "pytorch":
         raise ConfigError(
             f"--inception = {args.inception}", "is a network of PyTorch",
@@ -164,13 +166,14 @@ def _make_statistics(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- what is scored, and by what -------------------------------------------------------------------------------
+# --- images and judge ------------------------------------------------------------------------------------------
 
 
 def _judge_of(args: argparse.Namespace, work: Work | None, samples: ImageSet | None) -> Judge:
-    """Return the judge that the flags name, after it has checked the images, those to be generated included."""
+    """Return the judge that the flags name, after it has checked the images, including those to be generated."""
     images = _candidates(args, work, samples)
-    by_class = work is None or images.num_labels > 0  # (folders mean nothing to a model of captions)
+    # for a text-conditional model, folders of the reference are not classes
+    by_class = work is None or images.num_labels > 0
     size = args.image_size or images.shape[:2]
     judge = DigitsJudge() if args.reference == DIGITS else _judge_by_images(args, size, by_class)
     judge.check(images)
@@ -198,7 +201,7 @@ def _judge_by_images(args: argparse.Namespace, image_size: int | Size, by_class:
     return InceptionJudge(reference, Inception(args.inception), args.batch_size)
 
 
-# --- the work --------------------------------------------------------------------------------------------------
+# --- report ----------------------------------------------------------------------------------------------------
 
 
 def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Work | None) -> None:
@@ -207,9 +210,9 @@ def _report(args: argparse.Namespace, judge: Judge, samples: ImageSet, work: Wor
     folder = Path(args.output)
     for name in (PAGE, REPORT):  # (of an earlier evaluation, so that no stale result remains)
         (folder / name).unlink(missing_ok=True)
-    drawn = work.shards.drawing.as_json() | {"checkpoint": args.checkpoint} if work else None
+    drawing = work.shards.drawing.as_json() | {"checkpoint": args.checkpoint} if work else None
     evaluation = Evaluation(
-        images=drawn or {"samples": args.samples, "sha256": sha256_of(args.samples), "num": samples.count},
+        images=drawing or {"samples": args.samples, "sha256": sha256_of(args.samples), "num": samples.count},
         judgement=judge.judge(samples),
         reference_sha256="" if args.reference == DIGITS else sha256_of(args.reference),
         versions={"mindspeed_mm_dit": __version__, **runtime.versions()},
@@ -230,9 +233,9 @@ def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
     """Return a PNG of some of the samples, one row per class."""
     images = next(samples.batches(min(GRID_FROM, samples.count)))
     labels = np.zeros(len(images), np.int64) if samples.labels is None else samples.labels[: len(images)]
-    shown = np.argsort(labels, kind="stable")
-    shown = shown[np.isin(labels[shown], np.unique(labels)[:GRID_CLASSES])]
+    order = np.argsort(labels, kind="stable")
+    order = order[np.isin(labels[order], np.unique(labels)[:GRID_CLASSES])]
     png = io.BytesIO()
-    titles = SampleRequest({"label": labels[shown].tolist()}).titles(classes)
-    draw_grid(images[shown], titles, GRID_PER_CLASS).save(png, "PNG")
+    titles = SampleRequest({"label": labels[order].tolist()}).titles(classes)
+    draw_grid(images[order], titles, GRID_PER_CLASS).save(png, "PNG")
     return png.getvalue()

@@ -1,4 +1,4 @@
-"""The images that ``mm-dit evaluate`` scores: checks the request, generates the images and reads them again."""
+"""The images that ``mm-dit evaluate`` scores: check the request, generate the images, and read them back."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """A request for images, checked, with its settings and the files it fills."""
+    """A checked request for images, with its settings and output files."""
 
     checkpoint: Path
-    """The checkpoint itself, the newest of its folder when the request was checked."""
+    """The checkpoint, resolved to the newest of its folder when the request was checked."""
     config: ModelConfig
     settings: SampleSettings
     shards: Shards
     labels: np.ndarray
-    """(num,) int64; for a model of captions, the number of the prompt."""
+    """(num,) int64; the index of the prompt for a text-conditional model."""
     num_classes: int
     """Number of classes of the model, or of prompts."""
     classes: tuple[str, ...]
@@ -51,12 +51,12 @@ class Work:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
-        """Check everything the flags ask for, before weights are read."""
+        """Check all flags before weights are read."""
         check_path("--checkpoint", args.checkpoint)
-        return of_newest(args.checkpoint, "--checkpoint", lambda path: cls._of(args, path))
+        return of_newest(args.checkpoint, "--checkpoint", lambda path: cls._checked(args, path))
 
     @classmethod
-    def _of(cls, args: argparse.Namespace, checkpoint: Path) -> Work:
+    def _checked(cls, args: argparse.Namespace, checkpoint: Path) -> Work:
         from mindspeed_mm_dit.sampling.load import describe, load_adapters
         from mindspeed_mm_dit.tools.evaluate.shards import Shards, draw_labels
 
@@ -68,11 +68,11 @@ class Work:
         else:
             num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         if args.prompts is not None and not of_captions:
-            raise ConfigError(f"--prompts = {args.prompts}", "this model is steered by classes", "leave it out")
+            raise ConfigError(f"--prompts = {args.prompts}", "this model is conditioned on classes", "leave it out")
         config = resized(config, None, args.size)
         settings = settings_of(args, config)
         shards = Shards(Path(args.output), _drawing(args, path, config, settings))
-        _check_room(args, config, shards)
+        _check_disk_space(args, config, shards)
         labels = draw_labels(args.labels, args.num, num_classes, args.seed)
         return cls(path, config, settings, shards, labels, num_classes, classes, load_adapters(args.lora, config))
 
@@ -85,8 +85,8 @@ class Work:
 def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts in the file of --prompts, checked against the text encoders."""
     if args.reference == "digits":
-        raise ConfigError("--reference = digits", "is for models of classes, and this one is of captions",
-                          "a run on captioned_digits ends with a score of its own (--report)")  # fmt: skip
+        raise ConfigError("--reference = digits", "is for class-conditional models, and this one is text-conditional",
+                          "a run on captioned_digits prints its score at the end (--report)")  # fmt: skip
     prompts = prompts_of([], args.prompts, "--prompts")
     check_prompts(config, prompts, None, "--prompts")
     return prompts
@@ -113,9 +113,9 @@ def _digest_of_weaker(checkpoint: str | None) -> str:
     return "" if checkpoint is None else digest_of_files(str(find_checkpoint(checkpoint, "--guidance-checkpoint")))
 
 
-def _adapters(given: Sequence[str]) -> list[str]:
-    """Return what identifies the adapters of --lora: digest and strength of each."""
-    named = [parse(text, "--lora") for text in given]
+def _adapters(texts: Sequence[str]) -> list[str]:
+    """Return digest and strength of each adapter of --lora."""
+    named = [parse(text, "--lora") for text in texts]
     return [f"{digest_of_files(str(find_checkpoint(path, '--lora')))}:{strength:g}" for path, strength in named]
 
 
@@ -125,12 +125,12 @@ def shape_of(config: ModelConfig) -> tuple[int, int, int]:
     return height, width, config.ae.channels
 
 
-def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:
+def _check_disk_space(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:
     """Raise ConfigError if the disk cannot hold the images twice: in separate files, and joined."""
     if shards.joined.exists():
         return
-    place = next(folder for folder in (shards.folder, *shards.folder.absolute().parents) if folder.exists())
-    need, free = 2 * args.num * math.prod(shape_of(config)), shutil.disk_usage(place).free
+    existing = next(folder for folder in (shards.folder, *shards.folder.absolute().parents) if folder.exists())
+    need, free = 2 * args.num * math.prod(shape_of(config)), shutil.disk_usage(existing).free
     if need > free + sum(file.stat().st_size for file in shards.folder.glob("images/*.npy")):
         raise ConfigError(
             f"--output = {args.output}",
@@ -140,7 +140,7 @@ def _check_room(args: argparse.Namespace, config: ModelConfig, shards: Shards) -
 
 
 def draw(args: argparse.Namespace, work: Work) -> None:
-    """Generate the missing images, a part of the files on each rank, and join the files."""
+    """Generate the missing images, each rank a part of the files, and join the files."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.tools.evaluate.shards import draw_missing
 
@@ -162,7 +162,7 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     if rank == 0:
         work.shards.join(work.labels)
         seconds = time.perf_counter() - started
-        echo(f"{args.output}: {images:,} of {args.num:,} images drawn now, on {ranks} rank(s), in {seconds:.1f} s")
+        echo(f"{args.output}: {images:,} of {args.num:,} images generated now, on {ranks} rank(s), in {seconds:.1f} s")
     if ranks > 1:
         runtime.shutdown()
 
@@ -171,6 +171,6 @@ def read_samples(work: Work) -> ImageSet:
     """Return the images of samples.npz; raises ConfigError if their number is wrong."""
     samples = open_image_set("--output", work.shards.joined)
     if samples.count != work.shards.drawing.num:
-        words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were asked for"
+        words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were requested"
         raise ConfigError(samples.what, words, "remove the file, and run again")
     return samples

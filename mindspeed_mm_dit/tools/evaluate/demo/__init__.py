@@ -1,1 +1,1 @@
-"""The demo's data sets, made from scikit-learn's digits: a program can tell what their images and clips show."""
+"""The demo data sets, made from scikit-learn's digits, so that a classifier can judge generated images and clips."""

@@ -52,11 +52,11 @@ def captions_of(digit: int, patterns: Sequence[str]) -> list[str]:
 _KEYS = ("word", "numeral", "before", "after")
 
 
-def drawn(number: int, digit: int) -> list[str]:
+def draw_captions(number: int, digit: int) -> list[str]:
     """Draw CAPTIONS_EACH distinct captions for image ``number``, which shows ``digit``."""
     offered = captions_of(digit, SEEN)
     chosen = philox((0, 2), (0, 0, number, 0)).choice(len(offered), CAPTIONS_EACH, replace=False)
-    return [offered[place] for place in chosen.tolist()]
+    return [offered[index] for index in chosen.tolist()]
 
 
 DIGIT_OF = {caption: digit for digit in range(10) for caption in captions_of(digit, SEEN + UNSEEN)}

@@ -18,8 +18,8 @@ from mindspeed_mm_dit.errors import not_installed
 from mindspeed_mm_dit.tools.evaluate.demo import caption_phrases
 
 INVERTED_EACH = 4
-CANVASES, PLACE = ((12, 12), (8, 16), (16, 8)), 4
-"""For digits on rectangles: (H, W) of each canvas, and the pixels between two possible places of a digit."""
+CANVASES, OFFSET_STEP = ((12, 12), (8, 16), (16, 8)), 4
+"""For digits on rectangles: (H, W) of each canvas, and the pixels between two possible offsets of a digit."""
 
 
 class Digits(NamedTuple):
@@ -58,7 +58,7 @@ def write_captioned_digits(folder: Path) -> None:
 
     The phrasings of an image are drawn by its number, from those seen in training.
     """
-    _write_images(folder, _pixels(), "captions.csv", caption_phrases.drawn)
+    _write_images(folder, _pixels(), "captions.csv", caption_phrases.draw_captions)
 
 
 def write_inverted_digits(folder: Path) -> None:
@@ -69,7 +69,7 @@ def write_inverted_digits(folder: Path) -> None:
 
 
 def write_digits_buckets(folder: Path) -> None:
-    """Write the same digits with labels.csv, each on one of CANVASES in turn, at a place drawn by its number."""
+    """Write the same digits with labels.csv, each on one of CANVASES in turn, at a random offset by its number."""
     pixels, labels = _pixels()
     placed = [_placed(number, image) for number, image in enumerate(pixels)]
     _write_images(folder, Digits(placed, labels))
@@ -79,7 +79,7 @@ def _placed(number: int, digit: np.ndarray) -> np.ndarray:
     """Return a black canvas with ``digit`` (8, 8) on it, offset from its corner by multiples of PLACE."""
     canvas = np.zeros(CANVASES[number % len(CANVASES)], np.uint8)
     draw = philox((0, 3), (0, 0, number, 0))
-    row, column = (PLACE * int(draw.integers((side - 8) // PLACE + 1)) for side in canvas.shape)
+    row, column = (OFFSET_STEP * int(draw.integers((side - 8) // OFFSET_STEP + 1)) for side in canvas.shape)
     canvas[row : row + 8, column : column + 8] = digit
     return canvas
 
@@ -93,7 +93,7 @@ def _pixels() -> Digits:
 def _write_images(
     folder: Path, digits: Digits, index: str = "labels.csv", captions: Callable[[int, int], list[str]] | None = None
 ) -> None:
-    """Write the images and ``index``; ``captions``: (number of an image, its label) -> one for each of its lines."""
+    """Write the images and ``index``; ``captions``: (number of an image, its label) -> its captions, a line each."""
     with written_aside(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def _write_images(
             for number, (image, label) in enumerate(zip(digits.images, digits.labels.tolist())):
                 path = f"{label}/{number:04d}.png"
                 Image.fromarray(image).save(aside / path)
-                told = [[caption] for caption in captions(number, label)] if captions else [[]]
-                writer.writerows([path, label, *words] for words in told)
+                caption_columns = [[caption] for caption in captions(number, label)] if captions else [[]]
+                writer.writerows([path, label, *words] for words in caption_columns)
 
 
 DIGITS = BuiltinData(write_digits, num_images=1797, num_classes=10)

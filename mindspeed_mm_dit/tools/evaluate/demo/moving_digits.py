@@ -4,9 +4,9 @@
     videos/0000.mp4 ...        48 x 48 pixels, 9 frames, 8 per second; SHAPES for ``moving_digits_buckets``
     tokenizer/, text_encoder/  an encoder of the captions (``small_text_encoder``)
 
-"a seven moves left": the digit starts at the right edge, in a row drawn for it, and moves two pixels per frame, in
-larger shapes across all the room. A few captions have no clip: samples for them show whether a network has learned
-digits and directions separately.
+"a seven moves left": the digit starts at the right edge, in a random row, and moves two pixels per frame, in larger
+shapes across the whole canvas. A few captions have no clip: samples for them show whether a network has learned digits
+and directions separately.
 
 The canvas gets a little brighter to the right, downwards and with time. Wan's position embeddings are relative: over a
 black canvas left and right, before and after look alike to a network, which then learns the axis of a motion but not
@@ -41,7 +41,7 @@ ZOOM = 4
 """Pixels of a clip per pixel of a digit, in height and width."""
 LIGHT = 20
 """Levels, of 255, that the canvas gains along frames, rows and columns each; all three add up to less than ink."""
-PLACES = (0, CANVAS - 8 * ZOOM)
+OFFSETS = (0, CANVAS - 8 * ZOOM)
 """Rows in which a digit moves left or right, columns for up and down: few, so that little data suffices."""
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 """Steps (rows, columns) of each word."""
@@ -54,7 +54,7 @@ HELD_OUT = ("a zero moves left", "a three moves right", "a five moves up", "a ei
 def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> None:
     """Write NUM_CLIPS clips, their annotation, and a text encoder to ``folder``, which must not exist.
 
-    shapes: that of a clip is drawn by its number.
+    shapes: each clip gets a random one, by its number.
     A given version of PyAV writes the same files each time. The folder is written aside and renamed, so if it exists it
     is complete.
     """
@@ -64,9 +64,9 @@ def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> Non
         (aside / "videos").mkdir(parents=True)
         for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.labels)):
             shape = shapes[philox((0, 4), (0, 0, number, 0)).integers(len(shapes))]
-            caption, direction, place = _draw(number, NAMES[digit], shape)
+            caption, direction, offset = _draw(number, NAMES[digit], shape)
             path = f"videos/{number:04d}.mp4"
-            write_video(aside / path, moving(image, direction, place, shape), FPS)
+            write_video(aside / path, moving(image, direction, offset, shape), FPS)
             entries.append(
                 {
                     "path": path,
@@ -86,32 +86,32 @@ def _draw(number: int, name: str, shape: Shape = SHAPE) -> tuple[str, str, int]:
     """Draw caption and direction of a clip of the digit ``name``, and the row or column that it moves in."""
     directions = [
         direction for direction, step in DIRECTIONS.items()
-        if f"a {name} moves {direction}" not in HELD_OUT and np.dot(np.abs(step), _room(shape))
+        if f"a {name} moves {direction}" not in HELD_OUT and np.dot(np.abs(step), _travel(shape))
     ]  # fmt: skip
     generator = philox((0, 0), (0, 0, number, 0))
     direction = directions[generator.integers(len(directions))]
-    across = _room(shape)[DIRECTIONS[direction][0] != 0]
-    return f"a {name} moves {direction}", direction, min(int(generator.choice(PLACES)), across)
+    across = _travel(shape)[DIRECTIONS[direction][0] != 0]
+    return f"a {name} moves {direction}", direction, min(int(generator.choice(OFFSETS)), across)
 
 
-def _room(shape: Shape) -> tuple[int, int]:
+def _travel(shape: Shape) -> tuple[int, int]:
     """Return how many pixels a digit can move, in rows and columns."""
     return shape[1] - 8 * ZOOM, shape[2] - 8 * ZOOM
 
 
-def moving(image: np.ndarray, direction: str, place: int, shape: Shape = SHAPE) -> np.ndarray:
+def moving(image: np.ndarray, direction: str, offset: int, shape: Shape = SHAPE) -> np.ndarray:
     """Return frames (F, H, W, 3) uint8 of a moving digit (8, 8), levels 0 ... 16, drawn four times as large.
 
-    place: 0 ... 16, its row for left and right, its column for up and down.
+    offset: 0 ... 16, its row for left and right, its column for up and down.
     """
     digit = np.round(np.kron(image, np.ones((ZOOM, ZOOM))) * (255 / 16)).astype(np.uint8)
     step, size = DIRECTIONS[direction], len(digit)
     frames = _light(shape).copy()
     for number, frame in enumerate(frames):
         along = number / (len(frames) - 1)
-        row, column = (_place_along(way, along, place, room) for way, room in zip(step, _room(shape)))
-        there = frame[row : row + size, column : column + size]
-        np.maximum(there, digit[:, :, None], out=there)
+        row, column = (_offset_along(sign, along, offset, travel) for sign, travel in zip(step, _travel(shape)))
+        region = frame[row : row + size, column : column + size]
+        np.maximum(region, digit[:, :, None], out=region)
     return frames
 
 
@@ -123,11 +123,11 @@ def _light(shape: Shape) -> np.ndarray:
     return np.repeat(np.round(levels).astype(np.uint8)[..., None], 3, 3)
 
 
-def _place_along(way: int, along: float, place: int, room: int) -> int:
-    """Return a digit's offset on one axis after it has moved ``along`` (0 ... 1) of its room in ``way`` (-1, 0, 1)."""
-    if way == 0:
-        return place
-    return round(along * room if way > 0 else (1 - along) * room)
+def _offset_along(sign: int, along: float, offset: int, travel: int) -> int:
+    """Return a digit's offset on one axis after the fraction ``along`` of its ``travel``; sign: -1, 0 or 1."""
+    if sign == 0:
+        return offset
+    return round(along * travel if sign > 0 else (1 - along) * travel)
 
 
 MOVING_DIGITS = BuiltinData(write_moving_digits)

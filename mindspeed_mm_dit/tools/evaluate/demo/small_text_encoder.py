@@ -1,7 +1,7 @@
 """A tokenizer with a small vocabulary, and a small UMT5 with random weights: the text encoder of the built-in clips.
 
 Both are folders in transformers' format. A frozen random network tells captions apart well enough to learn from, and
-needs no download. Weights are drawn with NumPy, so they are the same on every machine.
+needs no download. Weights are generated with NumPy, so they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.draws import philox
 
 WIDTH, HEADS, HEAD_WIDTH, HIDDEN, LAYERS, BUCKETS = 64, 4, 16, 128, 2, 32
 SIZE_OF_STATES = 4.0
-"""Root mean square of the states. What reads text begins with small weights and learns faster from larger states."""
+"""Root mean square of the states: cross-attention starts with small weights and learns faster from larger states."""
 SPECIAL = ("<pad>", "</s>", "<unk>")
 """Tokens 0, 1 and 2: padding, the end of a caption, and every unknown word."""
 

@@ -47,15 +47,13 @@ buckets, and the files that are left out or doubtful. No framework is needed.
 For images, --output draws the first of each class that a run takes, or the first with their captions, scaled, cut and
 mirrored as in its first epoch. The exit code is 1 if a run would stop at a file that cannot be used."""
 
-PER_CLASS, CLASSES_SHOWN = 10, 20
+PER_CLASS, MOST_CLASSES = 10, 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
     parser.add_argument("config", metavar="CONFIG", help="folder with data.json, or a data.json")
-    parser.add_argument(
-        "--model", metavar="JSON", help="model.json (default: the one beside data.json, if there is one)"
-    )
+    parser.add_argument("--model", metavar="JSON", help="model.json (default: the one next to data.json, if it exists)")
     parser.add_argument("--seed", type=int, default=1234, help="--seed of the run (default 1234, as in training)")
     parser.add_argument("--output", metavar="FILE", help="contact sheet to draw, .png or .jpg")
 
@@ -72,13 +70,13 @@ def run(args: argparse.Namespace) -> int:
     items, label = (conditions.items, conditions.label) if conditions else (param.items, None)
     _check_output(args.output, param, items)
     from_cache = param.cache is not None and not (is_folder(Path(param.data_folder)) or param.source)
-    if from_cache:  # (a cache tells less than the files)
+    if from_cache:  # (the files are gone or not needed, but a cache knows less than they do)
         rows = Cache(param.cache, param.cache_key).rows(param.data_folder)
     else:
-        wanted = SourceRequest(
+        request = SourceRequest(
             items, label and label.num_classes, frame_rate=model.predictor.frame_rate if model else None
         )
-        rows = source_of(param).open(param.without_cache(), wanted)
+        rows = source_of(param).open(param.without_cache(), request)
     train, valid = (rows.subset(part) for part in split_rows(rows, param, args.seed))
     if "label" in rows.items:
         _print_classes(train, valid)
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     elif not from_cache:
         _print_sizes_of_each(rows, train, valid, param)
     needed = stopping(rows, data.dataset_param)
-    _say_doubtful(rows, param.noun, label and label.num_classes, skips=not needed)
+    _log_doubtful(rows, param.noun, label and label.num_classes, skips=not needed)
     if "caption" in items and not from_cache:
         echo("note: captions are not measured here; a run checks whether each fits the text encoder: --dry-run",
               file=sys.stderr)  # fmt: skip
@@ -105,7 +103,7 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
     if output is None:
         return
     if Path(output).suffix.lower() not in PICTURES:
-        raise ConfigError(f"--output = {output}", "is no name of a picture", f"use one of {', '.join(PICTURES)}")
+        raise ConfigError(f"--output = {output}", "is not a picture file", f"use one of {', '.join(PICTURES)}")
     if not {"label", "caption"} & set(items) or len(param.sample_size) != 2:
         have = f"these are {param.noun}s with {' and '.join(items)}"
         raise ConfigError(f"--output = {output}", f"images with labels or captions are drawn, and {have}",
@@ -115,10 +113,10 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
 
 def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfig | None:
     """Return the model, checked against data.json; None if there is none."""
-    beside = path.parent / "model.json"
-    if args.model is None and not beside.is_file():
+    default_path = path.parent / "model.json"
+    if args.model is None and not default_path.is_file():
         return None
-    model = load_model_config(args.model or beside)
+    model = load_model_config(args.model or default_path)
     check_sizes(model, data.dataset_param)
     data.dataset_param.check_gives(model.predictor.conditions.items)
     return model
@@ -136,12 +134,12 @@ def _print_classes(train: Rows, valid: Rows) -> None:
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
     """Print the sizes in each source of a mix, or in the one data set; with buckets, as a table."""
-    found = sections(param)
-    for (where, source), own, of_train, of_valid in zip(found, parts_of(rows), parts_of(train), parts_of(valid)):
-        if len(found) > 1:
+    sources = sections(param)
+    for (where, source), part, of_train, of_valid in zip(sources, parts_of(rows), parts_of(train), parts_of(valid)):
+        if len(sources) > 1:
             echo(where)
-        if own.sizes is None:
-            _print_sizes(own, source.sample_size[0])
+        if part.sizes is None:
+            _print_sizes(part, source.sample_size[0])
             check_filled(of_train, source.bucket_group)
         else:
             _print_buckets(of_train, of_valid, source)
@@ -166,7 +164,7 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
             check_filled(part, param.bucket_group)
 
 
-def _say_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -> None:
+def _log_doubtful(rows: Rows, noun: str, num_classes: int | None, skips: bool) -> None:
     sys.stdout.flush()
     log_notes(rows, noun, skips)
     if "label" not in rows.items:
@@ -183,7 +181,7 @@ def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int
     if train.cached is not None:
         echo(f"{args.output}: not drawn, the cache {data.dataset_param.cache} holds no images")
         return
-    pixels, rows = first_samples(data, train, channels, args.seed, PER_CLASS, CLASSES_SHOWN)
+    pixels, rows = first_samples(data, train, channels, args.seed, PER_CLASS, MOST_CLASSES)
     values = {"label": train.labels[rows].tolist()} if "label" in train.items else {}
     if "caption" in train.items:
         values = {"caption": [train.captions[row][0] for row in rows.tolist()]}

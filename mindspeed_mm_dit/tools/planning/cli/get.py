@@ -11,11 +11,12 @@ from mindspeed_mm_dit.tools.planning.hubs import HUBS
 from mindspeed_mm_dit.tools.planning.published import PUBLISHED
 
 DESCRIPTION = """\
-Fetch published weights into weights/, with what they need. Size, licence and digests are said before, as the hub states
-them, and checked after. What was broken off goes on where it stopped. Without a NAME: list the names.
+Download published weights, with the models they depend on, into weights/. Size, licence and checksums, as the hub
+states them, are shown before the download and verified after it. Interrupted downloads resume. Without a NAME: list the
+names.
 
   mm-dit get DiT-XL/2
-  mm-dit get stabilityai/sd-vae-ft-ema                any other name of the hub, as OWNER/NAME
+  mm-dit get stabilityai/sd-vae-ft-ema                any other repository of the hub
   HF_ENDPOINT=https://hf-mirror.com mm-dit get DiT-XL/2
   mm-dit get DiT-XL/2 --hub modelscope
 
@@ -24,9 +25,9 @@ No other command downloads anything."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="what to fetch; none: list what there is")
-    parser.add_argument("--hub", choices=tuple(HUBS)[:2], help="where from (default huggingface)")
-    parser.add_argument("--output", metavar="DIR", default="weights", help="folder to fetch into (default weights)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="model to download; without one, list the known names")
+    parser.add_argument("--hub", choices=tuple(HUBS)[:2], help="where to download from (default huggingface)")
+    parser.add_argument("--output", metavar="DIR", default="weights", help="folder to download into (default weights)")
 
 
 def run(args: argparse.Namespace) -> int:

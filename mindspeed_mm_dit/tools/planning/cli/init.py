@@ -42,7 +42,7 @@ from mindspeed_mm_dit.tools.planning.folder_classes import classes_of_folder
 from mindspeed_mm_dit.tools.planning.overview import looks_at, sizes_of
 from mindspeed_mm_dit.tools.planning.published import PUBLISHED
 from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, RUN_SEED, Starter, choose
-from mindspeed_mm_dit.tools.planning.starter_files import files_of, shown
+from mindspeed_mm_dit.tools.planning.starter_files import files_of, value_text
 from mindspeed_mm_dit.tools.planning.text import text_for
 from mindspeed_mm_dit.training.classes import log_classes, log_copies_among, log_notes
 
@@ -65,7 +65,7 @@ Without --vae the model learns small images, 32 pixels on a CPU; with --vae it l
 The network, the batch size and the length of training follow from the number of images and from this machine."""
 
 EXPECT_ON_A_CPU = """\
-what to expect:        of 3 classes of 40 crops, 32 pixels, 83 % of the samples were read as asked after 2,800 steps (9
+what to expect:        of 3 classes of 40 crops, 32 pixels, 83 % of the samples were recognised after 2,800 steps (9
                        minutes of one core), real crops 90 %, and a quarter were nearly copies. Each class was one
                        photograph: classes that vary more need hundreds of images, and look worse until then"""
 """From benchmarks/results/2026-11-25-own_images.md."""
@@ -151,8 +151,8 @@ def run(args: argparse.Namespace) -> int:
     if encoded and not machine.accelerators:
         dataset["latents"] = _latents(args)
     classes = f"in {len(index.classes):,} {'class' if len(index.classes) == 1 else 'classes'}"
-    found = f"{len(index):,} images {'with captions' if text else classes} of {param.data_folder}: {reason}"
-    outputs = _write(args, partial(files_of, starter, dataset, found))
+    description = f"{len(index):,} images {'with captions' if text else classes} of {param.data_folder}: {reason}"
+    outputs = _write(args, partial(files_of, starter, dataset, description))
     _print_choices(starter, reason)
     if "buckets" not in starter.design:
         _print_part_cut(pictures.part_cut)
@@ -161,10 +161,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_example(args: argparse.Namespace, example: Path) -> int:
-    """Write the embedded config that begins with --from, for these captions and this machine."""
+    """Write the embedded config that fine-tunes --from, for these captions and this machine."""
     for flag in ("vae", "text_encoder", "diffusion"):
-        if (given := getattr(args, flag)) is not None:
-            raise ConfigError(f"{flag_of(flag)} = {given}", f"{args.base} has its own", "leave it out")
+        if (value := getattr(args, flag)) is not None:
+            raise ConfigError(f"{flag_of(flag)} = {value}", f"{args.base} has its own", "leave it out")
     param, index, reason = _look(args)
     if not param.captions:
         raise ConfigError(f"--from = {args.base}", f"draws from captions, and {args.images} has none",
@@ -177,16 +177,16 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     outputs, mm_dit, record = _write(args, files), _mm_dit(), PUBLISHED[args.base]
     echo(f"{args.output}: {chosen}")
     _print_part_cut(sizes_of(index, param.sample_size).part_cut)
-    if not record.place(WEIGHTS).is_dir():
+    if not record.folder(WEIGHTS).is_dir():
         echo(f"fetch the weights:     {mm_dit} get {args.base}")
     echo(f"encode once and train: {_encode(args)} && \\\n{' ' * 27}{mm_dit} train {shlex.quote(args.output)}")
-    echo(f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(outputs)} {_asked(index)} "
+    echo(f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(outputs)} {_request_flags(index)} "
         f"{record.draws} --output samples.png")  # fmt: skip
     return 0
 
 
 def _write(args: argparse.Namespace, files: Callable[[str], dict[str, str]]) -> str:
-    """Write the ``files`` of a run that writes to a folder named after its config, and return that folder."""
+    """Write the config files and return the run's output folder, which is named after the config folder."""
     outputs = f"outputs/{Path(os.path.abspath(args.output)).name.encode('utf-8', 'replace').decode()}"
     for file, content in files(outputs).items():
         Path(args.output, file).write_text(content, "utf-8", "backslashreplace")
@@ -208,15 +208,15 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
     if output.is_relative_to(os.path.realpath(data_folder)):
         raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
     check_output_folder("--output", args.output)
-    there = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
-    if there and not args.overwrite:
+    existing = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
+    if existing and not args.overwrite:
         raise ConfigError(
-            f"--output = {args.output}", f"holds {', '.join(there)} already", "name a new folder, or add --overwrite"
+            f"--output = {args.output}", f"holds {', '.join(existing)} already", "name a new folder, or add --overwrite"
         )
 
 
 def _base(args: argparse.Namespace) -> Base | None:
-    """Return the weights of --from, and take from them what other flags leave open."""
+    """Return the base model of --from; unset flags in ``args`` get its values."""
     base = base_of(args.base, args.vae, args.diffusion) if args.base else None
     args.diffusion = base.diffusion["model_id"] if base else args.diffusion or next(iter(DIFFUSIONS))
     if base:
@@ -242,36 +242,36 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     layout = captions_of_folder(args.images, args.captions) or classes_of_folder(args.images)
     if args.captions != NONE and layout.index is layout.captions is None and layout.dataset_type == "image_folder":
         check_tables(args.images)
-        if places := texts_in_sidecars(args.images):
-            named = " or ".join(map(shlex.quote, places[:NAMES_IN_COMMAND]))
+        if locations := texts_in_sidecars(args.images):
+            named = " or ".join(map(shlex.quote, locations[:NAMES_IN_COMMAND]))
             echo(f"not learned:           texts in the .json beside each image, but with --captions {named}")
     if args.text_encoder is not None and layout.captions is None:
         raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
     size = args.image_size or 32
     param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
                          dataset_type=layout.dataset_type, split=layout.split, captions=layout.captions)  # fmt: skip
-    wanted = (
+    request = (
         SourceRequest(("caption",), caption_problems=[has_words]) if layout.captions else SourceRequest(param.items)
     )
     try:
-        return param, source_of(param).open(param, wanted), layout.reason
+        return param, source_of(param).open(param, request), layout.reason
     except DataError as error:
-        if error.what.startswith("dataset_param.data_folder"):  # names a setting in a file that is not written yet
+        if error.what.startswith("dataset_param.data_folder"):  # (data.json does not exist yet)
             raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
         raise
 
 
 def _text(args: argparse.Namespace, index: Rows) -> Text:
-    """Return the text encoder of the captions, and print what they are."""
+    """Return the text encoder for the captions, and print an example of them."""
     text = text_for(index.captions, args.text_encoder)
     echo(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}")
     return text
 
 
 def _examples(index: Rows) -> list[str]:
-    """Return two captions that prompts can be."""
-    found = dict.fromkeys(own[0] for own in index.captions)
-    return [*found][:: max(1, len(found) // 2)][:2]
+    """Return two captions as example prompts."""
+    captions = dict.fromkeys(texts[0] for texts in index.captions)
+    return [*captions][:: max(1, len(captions) // 2)][:2]
 
 
 def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shapes: bool) -> ImageFacts:
@@ -283,40 +283,40 @@ def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shap
 
 
 def _machine(args: argparse.Namespace) -> Machine:
-    """Return the accelerators and memory that pretrain.sh will find here, as the framework reports them."""
+    """Return the accelerators and memory of this machine, as the framework reports them."""
     activate(args.ai_framework)
     from mindspeed_mm_dit.framework import runtime
 
     accelerators = importlib.import_module(f"mindspeed_mm_dit.training.{args.ai_framework}.launch").count_accelerators()
-    found = runtime.device_memory_bytes() if accelerators else host_memory_bytes()
+    detected_bytes = runtime.device_memory_bytes() if accelerators else host_memory_bytes()
     name = runtime.device_name() if accelerators else "this machine"
-    num_bytes = float(found or 0)
-    if args.device_memory_gib or not found:
+    num_bytes = float(detected_bytes or 0)
+    if args.device_memory_gib or not detected_bytes:
         num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
         name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
-    beside = math.inf if args.device_memory_gib else float(host_memory_bytes() or 0) if accelerators else 0.0
+    host_bytes = math.inf if args.device_memory_gib else float(host_memory_bytes() or 0) if accelerators else 0.0
     return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16),
-                   beside if args.ai_framework == "pytorch" else 0.0)  # fmt: skip
+                   host_bytes if args.ai_framework == "pytorch" else 0.0)  # fmt: skip
 
 
 def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
     """Return the part of dataset_param that names the images."""
-    told = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
+    values = dataclasses.asdict(dataclasses.replace(param, skip_bad_images=index.skipped > 0))
     usual = {field.name: field.default for field in dataclasses.fields(param)}
     names = ("dataset_type", "data_folder", "index", "single_class", "split", "captions", "skip_bad_images")
-    return {name: told[name] for name in names if told[name] != usual[name]}
+    return {name: values[name] for name in names if values[name] != usual[name]}
 
 
 def _print_choices(starter: Starter, reason: str) -> None:
     sys.stdout.flush()
     echo(f"  {'captions' if 'text_encoder' in starter.design else 'classes':<20} {'':<22} {reason}")
     for name, choice in {**starter.design, **starter.flags}.items():
-        value = "" if choice.value is None else shown(choice.value)
+        value = "" if choice.value is None else value_text(choice.value)
         echo(f"  {name:<20} {value:<22} {choice.reason}".rstrip())
 
 
 def _print_part_cut(part: float) -> None:
-    """Print what squares lose of the images."""
+    """Print how much of the images a square crop removes."""
     if part > LITTLE_CUT:
         echo(f"cut to squares:        half of the images lose {part:.0%} or more; docs/buckets.md keeps their shapes")
 
@@ -326,8 +326,8 @@ def _latents(args: argparse.Namespace) -> str:
     return f"{args.output}/latents"
 
 
-def _asked(index: Rows) -> str:
-    """Return flags that ask for some classes or captions."""
+def _request_flags(index: Rows) -> str:
+    """Return sampling flags for some of the classes or captions."""
     if "caption" in index.items:
         return shlex.join(word for caption in _examples(index) for word in ("--prompt", caption))
     labels = sorted(set(index.labels.tolist()))[:NAMES_IN_COMMAND]
@@ -362,7 +362,7 @@ def _print_commands(
         echo(f"train:                 {train}")
     echo(
         f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(f'{outputs}/checkpoints')} "
-        f"{_asked(index)} \\\n"
+        f"{_request_flags(index)} \\\n"
         f"                           --sampler {sampler} --steps 25 --cfg-scale {scale} --output samples.png"
     )
 
@@ -377,13 +377,13 @@ def _print_expectation(steps: int, images: int) -> None:
 
 
 def _print_test_of_scores(index: Rows) -> None:
-    """Print what mm-dit evaluate can tell on these images, where it is installed and they are enough."""
+    """Print how reliable mm-dit evaluate will be on these images, if it is installed and there are enough."""
     tests = Registry[Any]("score_test")
     if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn") or "own images" not in tests:
         return
     chosen = np.unique(np.linspace(0, len(index) - 1, MOST_TESTED).astype(int))
-    found = ImageReader(index, 32, 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
-    test = tests["own images"](found.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[found.rows])
+    batch = ImageReader(index, 32, 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
+    test = tests["own images"](batch.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[batch.rows])
     echo(f"what a score can tell: {test}")
 
 

@@ -57,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
     )
     parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
-    own = set(parser._actions)
+    other_actions = set(parser._actions)
     add_run_flags(parser)
-    for action in set(parser._actions) - own:
-        action.default = argparse.SUPPRESS  # (take_from_config sets those that are not given)
+    for action in set(parser._actions) - other_actions:
+        action.default = argparse.SUPPRESS  # (take_from_config fills in missing ones)
     parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
     parser.add_argument("--offload-to-cpu", action="store_true", help="weights, gradients, optimizer state and EMA are "
                         "in the machine's memory (fsdp2.yaml: offload_to_cpu)")  # fmt: skip
@@ -163,7 +163,7 @@ def write_native(args: argparse.Namespace) -> int:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuse flags that cannot be planned for, and files that cannot be written."""
+    """Raise ConfigError for flag values outside of their range, and for files that cannot be written."""
     if not (args.model or args.write_native):
         raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
     for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
@@ -186,16 +186,14 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def take_from_config(args: argparse.Namespace) -> None:
-    """Set what no flag of a run says: as in the train.args beside model.json, or the defaults."""
-    file, beside = (
-        Path(args.model or "./model.json").with_name(FLAGS_FILE),
-        Parser(prog="mm-dit plan", allow_abbrev=False),
-    )
-    add_run_flags(beside)
-    own, _ = beside.parse_known_args(read_train_args(file) if args.model and file.is_file() else [])
-    if args.world_size % max(own.context_parallel_size, 1):  # (the config is for more devices)
-        own.context_parallel_size = 1
-    for name, value in vars(own).items():
+    """Fill in missing flags of a run: from the train.args next to model.json, or with their defaults."""
+    file = Path(args.model or "./model.json").with_name(FLAGS_FILE)
+    parser = Parser(prog="mm-dit plan", allow_abbrev=False)
+    add_run_flags(parser)
+    config_args, _ = parser.parse_known_args(read_train_args(file) if args.model and file.is_file() else [])
+    if args.world_size % max(config_args.context_parallel_size, 1):  # (the config is for more devices)
+        config_args.context_parallel_size = 1
+    for name, value in vars(config_args).items():
         if name not in args:
             setattr(args, name, value)
 
@@ -204,10 +202,11 @@ def most_expensive_in_data(model: ModelConfig, path: str) -> ModelConfig:
     """Return ``model`` for the most expensive of the shapes in a data.json."""
     param = with_budget(model, load_data_config(path, "--data").dataset_param)
     check_sizes(model, param)
-    found = most_expensive_shape(model, param)
+    most_expensive = most_expensive_shape(model, param)
     if param.buckets is not None:
-        echo(f"planned for      {' x '.join(map(str, found.sample_size))}, the dearest of {len(param.sizes)} buckets")
-    return found
+        shape = " x ".join(map(str, most_expensive.sample_size))
+        echo(f"planned for      {shape}, the most expensive of {len(param.sizes)} buckets")
+    return most_expensive
 
 
 def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
