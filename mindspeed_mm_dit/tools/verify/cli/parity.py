@@ -23,7 +23,7 @@ file with the weights of a checkpoint, and compare.
 Prints for each quantity our value, the reference, the relative error (norm of the difference over norm of the
 reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file has float64 values beside
 the published float32 ones, the float64 values are the reference, and an error up to twice the published one passes too.
-docs/parity.md describes the file format."""
+docs/verification.md describes the file format."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
