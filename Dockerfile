@@ -1,4 +1,4 @@
-# It installs what make installs, from the same requirements. For a CPU it was built and run (docs/tested.md); for CUDA it is untested.
+# It installs what make installs, from the same requirements. For a CPU it was built and run (docs/verification.md); for CUDA it is untested.
 #   docker build -t mm-dit .                                   PyTorch's CPU build
 #   docker build -t mm-dit --build-arg DEVICE=cuda .           its CUDA build
 #   docker run --rm -v $PWD:/runs mm-dit train digits          writes outputs/ here; add --gpus all for CUDA

@@ -3,7 +3,7 @@
 # make test    set up both environments and run the tests that every change must pass: minutes on two cores
 # make test-all   the same and every combination of facts, the mock accelerator, planted faults: before a release
 # make test-device    runs on the mock accelerator, with memory apart from the host's: what a CPU can show about GPUs and NPUs
-# make test-fast    the tests that start no process, before each commit
+# make test-fast    the tests that are not marked as starting processes, before each commit
 # make check   layering, style, types, and whether every test can be collected
 # make docs    the site of docs/, in site/; a link that leads nowhere is an error. make docs-serve shows it while you write
 # make mutants break one expression at a time and count what the fast tests find: half an hour on one core

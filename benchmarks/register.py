@@ -1,4 +1,4 @@
-"""Write docs/register.md: every network here against its published class, within bounds; ``make register``.
+"""Write the register in docs/verification.md: every network here against its published class; ``make register``.
 
 Each row takes less than a minute on a laptop. Networks are small, and their weights random.
 """
@@ -28,9 +28,9 @@ FILES = {
     "Z-Image": ("zimage_tiny.npz", "zimage_tiny", "diffusers' ZImageTransformer2DModel"),
     "FLUX.2": ("flux2_tiny.npz", "flux2_tiny", "diffusers' Flux2Transformer2DModel"),
 }
+BEGIN, END = "<!-- register: written by make register -->", "<!-- end of register -->"
+"""What stands around it in docs/verification.md."""
 HEAD = """\
-# Register: our networks against the published ones
-
 Every network here is compared with the class or the values that its authors or diffusers published: outputs, losses and
 every gradient. The table shows the quantity that is nearest to its bound. A share of 1 would be the bound; below it,
 the difference is rounding. [prove.md](prove.md) says how bounds are measured.
@@ -72,7 +72,10 @@ def main() -> None:
         rows.append(row(network, f"{against}, recorded values", findings, command))
     versions = f"mm-dit {__version__}, diffusers {diffusers.__version__} and PyTorch {torch.__version__}"
     page = HEAD.format(today=date.today(), versions=versions) + "\n".join(rows) + "\n"
-    (ROOT / "docs/register.md").write_text(page, encoding="utf-8")
+    verification = ROOT / "docs/verification.md"
+    before, _, rest = verification.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    verification.write_text(f"{before}{BEGIN}\n\n{page}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

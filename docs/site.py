@@ -211,7 +211,7 @@ def python_page() -> str:
     """What ``import mindspeed_mm_dit as dit`` offers; mkdocstrings fills it in."""
     homes = {name: "mindspeed_mm_dit.api" for name in ("load", "create")}
     found = [f"::: {homes.get(name, 'mindspeed_mm_dit.sampling.pipeline')}.{name}" for name in API]
-    first = "`import mindspeed_mm_dit as dit`. [From Python](../python.md) shows it in use."
+    first = "`import mindspeed_mm_dit as dit`. [From Python](../sampling.md#from-python) shows it in use."
     return "\n\n".join(["# Python", first, *found])
 
 

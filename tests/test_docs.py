@@ -25,7 +25,8 @@ from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.training.launch import run
 
 pytestmark = pytest.mark.skipif(FRAMEWORK != "pytorch", reason="runs commands on PyTorch")
-PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "examples/digits_card.md",
+         *sorted((ROOT / "docs").glob("*.md"))]  # fmt: skip
 _TYPED = re.compile(r"(\w+=\S+ )*(\.venv/bin/)?(mm-dit|bash examples/dit/pretrain\.sh)\b")
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
@@ -88,18 +89,18 @@ def test_a_command_of_the_docs_is_understood(command):
 
 
 TYPED = ["README", *(f"docs/{name}" for name in (
-    "own_images", "text_to_image", "fine_tuning", "sampling", "evaluation", "training", "checkpoints", "optimizers",
-    "buckets", "mindspeed_mm", "prove", "text_to_video", "clips", "initial_weights", "digits_card",
-))]  # fmt: skip
+    "own_images", "data", "text_to_image", "fine_tuning", "sampling", "evaluation", "training", "recipes",
+    "mindspeed_mm", "prove", "text_to_video",
+)), "examples/digits_card"]  # fmt: skip
 """Pages that are typed by one who has had his first hour."""
-ON_MINDSPORE = ["docs/mindspore", "docs/guide.zh-CN"]
+ON_MINDSPORE = ["docs/mindspore"]
 """The same, where MindSpore is installed too."""
 SHORT = {
     "train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always",
     "ema": "--std 0.1", "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
     "compare --model": f"--steps 1 --sample-steps 1 --mindspore-python {PYTHON}",
     "prove my_config": "--layouts '2 ranks, FSDP2'", "prove --run digits_card.md": "--at 20",
-    "prove --run docs/digits_card.md": "--at 20",
+    "prove --run examples/digits_card.md": "--at 20",
 }  # fmt: skip
 """What makes a command short, and gives the same answer anywhere."""
 
@@ -129,7 +130,7 @@ def type_in_order(page: Path, folder: Path, *first: str) -> None:
 def prepared(tmp_path_factory):
     """The folder of one who has images of his own, with what his first hour has left in it."""
     here = tmp_path_factory.mktemp("docs")
-    for name in ("examples", "tests", "docs", "docs/digits_card.md"):
+    for name in ("examples", "tests", "docs", "examples/digits_card.md"):
         (here / Path(name).name).symlink_to(ROOT / name)
     for folder in ("my_images", "data/my_images", "my_captioned_images"):
         for name, level in (("cat", 40), ("dog", 200)):
@@ -159,7 +160,7 @@ def record_witnesses(here: Path) -> None:
             watching.step(loss)
 
 
-BEFORE = {"docs/prove": record_witnesses, "docs/clips": lambda here: clip_configs(here, write_clips(here))}
+BEFORE = {"docs/prove": record_witnesses, "docs/data": lambda here: clip_configs(here, write_clips(here))}
 """What a page supposes that its reader has."""
 
 
@@ -224,7 +225,7 @@ def test_the_docs_name_every_embedded_config():
 
 def python_blocks() -> list[str]:
     blocks = [
-        block for language, block in _BLOCK.findall((ROOT / "docs/python.md").read_text()) if language == "python"
+        block for language, block in _BLOCK.findall((ROOT / "docs/sampling.md").read_text()) if language == "python"
     ]
     return [block for block in blocks if not block.startswith("# not run by the tests: ")]
 

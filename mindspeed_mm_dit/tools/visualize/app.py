@@ -128,7 +128,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
         raise ConfigError("mm-dit app", "this model is conditioned on vectors, for which the page has no input",
-                          "sample it from Python: docs/python.md")  # fmt: skip
+                          "sample it from Python: docs/sampling.md")  # fmt: skip
     if conditions.needs_frames:
         raise ConfigError("mm-dit app", "this model begins a clip with an image, for which the page has no input",
                           "mm-dit sample --image FILE")  # fmt: skip

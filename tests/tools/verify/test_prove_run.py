@@ -80,6 +80,6 @@ def test_steps_of_the_demo_have_the_digits_of_its_card(digits_folder, tmp_path, 
     del data["dataset_param"]["source"]
     (tmp_path / "data.json").write_text(json.dumps(data))
     flags = ["--at", "20", "--", "--mm-data", str(tmp_path / "data.json"), "--num-workers", "0"]
-    assert prove_run("docs/digits_card.md", *flags, page=tmp_path / "page.html") == 0
+    assert prove_run("examples/digits_card.md", *flags, page=tmp_path / "page.html") == 0
     said = capsys.readouterr().out
     assert "PASS  iteration     20  loss" in said and "changed since" not in said

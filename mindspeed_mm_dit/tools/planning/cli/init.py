@@ -318,7 +318,7 @@ def _print_choices(starter: Starter, reason: str) -> None:
 def _print_part_cut(part: float) -> None:
     """Print how much of the images a square crop removes."""
     if part > LITTLE_CUT:
-        echo(f"cut to squares:        half of the images lose {part:.0%} or more; docs/buckets.md keeps their shapes")
+        echo(f"cut to squares:        half of the images lose {part:.0%} or more; docs/data.md keeps their shapes")
 
 
 def _latents(args: argparse.Namespace) -> str:

@@ -21,9 +21,9 @@ file with the weights of a checkpoint, and compare.
   mm-dit parity --reference lora_values.npz --checkpoint wan_tiny.pt --lora wan_lora_tiny
 
 Prints for each quantity our value, the reference, the relative error (norm of the difference over norm of the
-reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file also has float64 values,
-these are the reference, and an error up to twice that of the published float32 values passes too.
-docs/parity.md describes the file format."""
+reference) and a verdict. The exit code is 1 if an error exceeds its tolerance. If the file has float64 values beside
+the published float32 ones, the float64 values are the reference, and an error up to twice the published one passes too.
+docs/verification.md describes the file format."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

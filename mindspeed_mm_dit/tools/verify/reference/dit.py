@@ -1,6 +1,6 @@
 """Files of reference values of the published DiT (Peebles & Xie 2023), which learns its variance.
 
-``chain`` in a name is a number of DDPM steps or ``ddim<steps>``. docs/parity.md describes the format.
+``chain`` in a name is a number of DDPM steps or ``ddim<steps>``. docs/verification.md describes the format.
 """
 
 from __future__ import annotations

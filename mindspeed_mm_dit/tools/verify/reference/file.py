@@ -29,7 +29,7 @@ from mindspeed_mm_dit.tools.verify.table import Rows
 Tensor = Any
 Weights = Mapping[str, "str | Path"]
 """Flag -> file or folder with the weights of one part of the model."""
-FORMAT = "see docs/parity.md for the format"
+FORMAT = "see docs/verification.md for the format"
 
 
 class ReferenceArrays(dict[str, np.ndarray]):

@@ -1,4 +1,4 @@
-"""Files of reference values of Muon's steps: matrices and their gradients, no network. docs/parity.md has the format.
+"""Files of reference values of Muon's steps: matrices and their gradients, no network. docs/verification.md has the format.
 
 Besides each result, a file has the same in float64, and with the iteration in bfloat16.
 """

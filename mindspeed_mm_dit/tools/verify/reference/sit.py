@@ -1,6 +1,6 @@
 """Files of reference values of flow matching as published in SiT (Ma et al. 2024).
 
-Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/parity.md describes the format.
+Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/verification.md describes the format.
 """
 
 from __future__ import annotations
