@@ -58,7 +58,7 @@ class TurnedConfig(ResidualConfig):
 
     model_id: str = "turned"
 
-    network = "tests.external.turned:Turned"
+    network = "tests.external.rotary:Turned"
 
     @property
     def conditions(self) -> Conditions:

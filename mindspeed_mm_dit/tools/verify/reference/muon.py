@@ -1,6 +1,6 @@
-"""Files of reference values of Muon's steps: matrices and their gradients, no network. docs/verification.md has the format.
+"""Files of reference values of Muon's steps: matrices and their gradients, no network.
 
-Besides each result, a file has the same in float64, and with the iteration in bfloat16.
+docs/verification.md describes the format. Besides each result, a file has the same in float64, and with the iteration in bfloat16.
 """
 
 from __future__ import annotations
