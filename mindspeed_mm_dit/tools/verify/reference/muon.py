@@ -1,6 +1,7 @@
 """Files of reference values of Muon's steps: matrices and their gradients, no network.
 
-docs/verification.md describes the format. Besides each result, a file has the same in float64, and with the iteration in bfloat16.
+docs/verification.md describes the format. Besides each result, a file has the same in float64, and with the iteration
+in bfloat16.
 """
 
 from __future__ import annotations
