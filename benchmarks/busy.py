@@ -40,23 +40,23 @@ def main() -> None:
     args = parse()
     report = Report("busy", f"A step of the digits beside {args.busy} busy process(es), {args.framework}")
     alone: dict[str, list[float]] = {name: [] for name in WAYS}
-    beside: dict[str, list[float]] = {name: [] for name in WAYS}
+    extra_images: dict[str, list[float]] = {name: [] for name in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.rounds):
             for name in list(WAYS)[:: 1 if number % 2 else -1]:
                 alone[name].append(seconds_a_step(args, WAYS[name], folder))
                 with others(args.busy):
-                    beside[name].append(seconds_a_step(args, WAYS[name], folder))
+                    extra_images[name].append(seconds_a_step(args, WAYS[name], folder))
     report.table(
         ["threads", "ms alone", "of PyTorch's default", "ms beside others", "of alone"],
-        [row(name, alone, beside) for name in WAYS],
+        [row(name, alone, extra_images) for name in WAYS],
     )
     report.raw({f"{name}, alone": values for name, values in alone.items()})
-    report.raw({f"{name}, beside": values for name, values in beside.items()})
+    report.raw({f"{name}, beside": values for name, values in extra_images.items()})
     report.save()
 
 
-def row(name: str, alone: dict[str, list[float]], beside: dict[str, list[float]]) -> list[str]:
+def row(name: str, alone: dict[str, list[float]], extra_images: dict[str, list[float]]) -> list[str]:
     """Return a line of the table: medians, and medians of the ratios of a round."""
 
     def ratio(ours: list[float], theirs: list[float]) -> str:
@@ -66,8 +66,8 @@ def row(name: str, alone: dict[str, list[float]], beside: dict[str, list[float]]
         name,
         f"{1000 * statistics.median(alone[name]):.1f}",
         ratio(alone[name], alone["PyTorch's default"]),
-        f"{1000 * statistics.median(beside[name]):.1f}",
-        ratio(beside[name], alone[name]),
+        f"{1000 * statistics.median(extra_images[name]):.1f}",
+        ratio(extra_images[name], alone[name]),
     ]
 
 

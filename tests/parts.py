@@ -99,8 +99,8 @@ def sources(folder: Path) -> list[SourceParam]:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if (BEFORE / place).is_dir() else shutil.copyfile
         copy(BEFORE / place, folder / place)
-    beside = write_beside(folder / "captioned")
-    section = {"data_folder": "captioned", "image_size": 8, **beside}
+    extra_images = write_beside(folder / "captioned")
+    section = {"data_folder": "captioned", "image_size": 8, **extra_images}
     (folder / "data_kinds/captioned.json").write_text(json.dumps({"dataset_param": section}))
     _label(folder / "clips/annotation.json", folder / "videos/data.json")
     files = [path for path in (folder / "data_kinds").glob("*.json") if path.name != "model.json"]

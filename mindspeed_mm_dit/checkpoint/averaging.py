@@ -30,9 +30,9 @@ class SavedEma(NamedTuple):
 class EmaResult(NamedTuple):
     """What was written."""
 
-    kept: list[SavedEma]
+    saved: list[SavedEma]
     """The EMAs found in the checkpoints."""
-    wanted: Profile
+    requested: Profile
     error: float
     """Error of the averaging profile, as ``power_ema.combination`` defines it."""
     num_tensors: int

@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     )
     for note in result.notes:
         echo(f"note: {note}")
-    steps = sorted({average.profile.step for average in result.kept})
+    steps = sorted({average.profile.step for average in result.saved})
     echo(
-        f"width {args.std:g} at iteration {result.wanted.step}, of {len(result.kept)} averages at iterations "
+        f"width {args.std:g} at iteration {result.requested.step}, of {len(result.saved)} averages at iterations "
         f"{', '.join(map(str, steps[:3]))}{f' ... {steps[-1]}' if len(steps) > 3 else ''}; "
         f"EMA profile fit error: {result.error:.2%}"
     )

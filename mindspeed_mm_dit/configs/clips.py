@@ -82,8 +82,8 @@ class ClipsParam(SourceParam):
         for name, most in (("num_frames", MOST_FRAMES), ("max_height", MOST_PIXELS), ("max_width", MOST_PIXELS)):
             if getattr(self, name) is not None:
                 check_between(f"dataset_param.{name}", getattr(self, name), 1, most)
-        if self.beside and self.clip_start != "first":
-            what = f"dataset_param.{next(iter(self.beside)).replace('image', 'frame')}_key"
+        if self.extra_images and self.clip_start != "first":
+            what = f"dataset_param.{next(iter(self.extra_images)).replace('image', 'frame')}_key"
             raise ConfigError(what, 'names one image, but with clip_start "random" a clip can begin at any frame',
                               'set clip_start to "first", or drop the key')  # fmt: skip
         if self.train_fps is not None:
@@ -95,7 +95,7 @@ class ClipsParam(SourceParam):
         return ("caption", "label") if self.label_key else ("caption",)
 
     @property
-    def beside(self) -> dict[str, str]:  # type: ignore[override]
+    def extra_images(self) -> dict[str, str]:  # type: ignore[override]
         """Additional images of each clip, first_image and last_image, if the annotation names them."""
         keys = {"first_image": self.first_frame_key, "last_image": self.last_frame_key}
         return {name: key for name, key in keys.items() if key is not None}

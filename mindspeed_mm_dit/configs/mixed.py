@@ -71,9 +71,9 @@ class MixedParam(SourceParam):
         return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
 
     @property
-    def beside(self) -> dict[str, str]:  # type: ignore[override]
+    def extra_images(self) -> dict[str, str]:  # type: ignore[override]
         """Additional images of the samples of any source."""
-        return {name: key for source in self.sources for name, key in source.beside.items()}
+        return {name: key for source in self.sources for name, key in source.extra_images.items()}
 
     @property
     def sample_size(self) -> Shape:

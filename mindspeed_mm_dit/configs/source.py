@@ -46,7 +46,7 @@ class SourceParam(ABC):
     skip_key: ClassVar[str] = "dataset_param.skip_bad"
     """Key of ``skip_bad`` in data.json."""
 
-    beside: Mapping[str, str] = MappingProxyType({})
+    extra_images: Mapping[str, str] = MappingProxyType({})
     """Additional images of a sample: the name of their array in a batch -> the annotation key that names the file."""
 
     color_profiles: ColorProfiles = "convert"

@@ -59,7 +59,7 @@ class Tuning:
             raise ConfigError(f"--lora-alpha = {self.alpha}", "must be a positive number", "write 16")
 
     @property
-    def beside(self) -> LoraSpec:
+    def lora_spec(self) -> LoraSpec:
         """The adapter of every adapted layer."""
         return LoraSpec(self.rank, self.alpha / self.rank)
 

@@ -52,7 +52,7 @@ class ClipReader:
         pixels = np.stack([self._pixels(row, view) for row, view in zip(rows.tolist(), views.tolist())])
         images = {
             name: np.stack([self._image(row, position) for row in rows.tolist()])
-            for position, name in enumerate(self._param.beside)
+            for position, name in enumerate(self._param.extra_images)
         }
         return Read({"pixels": pixels, **images}, rows)
 

@@ -163,7 +163,7 @@ def clips_as_listed(param: ClipsParam, rows: Rows) -> Rows:
             entry = entry_of(line, captioned, label_key)
             word = composed([str(entry.label).strip()])[0]
             label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
-            names = image_paths(line, param.beside.values())
+            names = image_paths(line, param.extra_images.values())
             clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
             listed[clip] += 1
             images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
@@ -219,7 +219,7 @@ def _look(line: Line, param: ClipsParam, decode: bool, items: tuple[str, ...]) -
     captioned, label_key = "caption" in items or not items, param.label_key if "label" in items else None
     try:
         entry = entry_of(line, captioned, label_key)
-        images = image_paths(line, param.beside.values())
+        images = image_paths(line, param.extra_images.values())
     except UnusableEntry as problem:
         return _Look(None, problem=str(problem))
     path = Path(param.data_folder) / entry.path
@@ -235,7 +235,7 @@ def _look(line: Line, param: ClipsParam, decode: bool, items: tuple[str, ...]) -
 def _image_bytes(clip: Clip, param: ClipsParam) -> int:
     """Return the bytes of the images of a clip; raises UnusableFile unless they have the size of its frames."""
     total = 0
-    for key, name in zip(param.beside.values(), clip.images):
+    for key, name in zip(param.extra_images.values(), clip.images):
         path = Path(param.data_folder) / name
         try:
             size = still_size(path, max(param.frame))
@@ -309,7 +309,7 @@ def is_still(path: Path) -> bool:
 
 def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
     notes = []
-    read = {*KEYS, param.label_key, *param.beside.values()}
+    read = {*KEYS, param.label_key, *param.extra_images.values()}
     unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in read)
     if unused:
         notes.append(f"note: keys of {param.json_path} that are not used: {', '.join(sorted(unused))}")

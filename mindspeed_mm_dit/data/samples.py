@@ -110,7 +110,7 @@ class Opened:
         file_reader = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return file_reader
-        others = (*self.model.feature_shapes, *self.model.predictor.conditions.cached_names(self.param.beside))
+        others = (*self.model.feature_shapes, *self.model.predictor.conditions.cached_names(self.param.extra_images))
         return CachedVisuals(self.cache, rows, file_reader, self.model.ae.samples_posterior, others)
 
     def collators(self, rows: Rows, seed: int) -> list[ConditionCollator]:

@@ -48,7 +48,7 @@ def _open_mixed(param: MixedParam, request: SourceRequest) -> Rows:
 def _mixed_reader(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
     pairs = zip(param.sources, parts_of(rows))
     readers = [source_of(source).visuals(part, source, channels) for source, part in pairs]
-    return MixedReader(rows, readers, param.beside)
+    return MixedReader(rows, readers, param.extra_images)
 
 
 def _provide_mixed(param: MixedParam) -> None:

@@ -164,9 +164,12 @@ def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
         suffix = f"[{number}]" if number else ""
         identity[f"text_encoder{suffix}"] = section.identity()
         identity[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
-    if model.predictor.conditions.cached_names(param.beside):
+    if model.predictor.conditions.cached_names(param.extra_images):
         last, names = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
-        words = [f"beside clips ({param.beside[n]})" if n in param.beside else "their own" for n in names[: 1 + last]]
+        words = [
+            f"beside clips ({param.extra_images[n]})" if n in param.extra_images else "their own"
+            for n in names[: 1 + last]
+        ]
         identity["frames"] = ", ".join(words)
     if model.image_encoder is not None:
         identity["image_encoder"] = model.image_encoder.identity()

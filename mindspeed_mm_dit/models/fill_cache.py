@@ -82,7 +82,7 @@ class CacheWriter:
         sources = digest_of_sources(self._sources)
         made_by = {**cache_identity(opened.model, opened.param), "rows": rows.digest, "sources": sources}
         self._conditions = opened.model.predictor.conditions
-        names = self._conditions.cached_names(opened.param.beside)
+        names = self._conditions.cached_names(opened.param.extra_images)
         tokens = [name for name in names if name != "frame_mean"]
         self.index = CacheIndex(
             made_by,

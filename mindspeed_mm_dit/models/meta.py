@@ -31,7 +31,7 @@ def parameters_of(model: ModelConfig | PredictorConfig) -> Parameters:
 def adapters_of(model: ModelConfig) -> Mapping[str, LoraSpec]:
     """Return the adapter of each adapted layer, by layer name."""
     predictor, tuning = _parts(model)
-    return dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
+    return dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
 
 
 def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
@@ -79,7 +79,7 @@ def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> Parameters:
 def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode | None, ranks: int) -> Trace:
     network = _network(predictor)
     if tuning.targets:
-        adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.beside)
+        adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
         meta_reference("mindspeed_mm_dit.models.lora:with_adapters")(network, adapters)
     declared = _tuned_parameters(predictor, tuning)
     for name, parameter in network.named_parameters():

@@ -77,7 +77,7 @@ def forked(python, words, folder, variables, imported, ranks):
     if words[0] == "-c":
         (folder / "code.py").write_text(words[1])
         words = [str(folder / "code.py"), *words[2:]]
-    start = lambda place: Forked([python, *words], variables | place, str(folder), imported)  # noqa: E731
+    start = lambda location: Forked([python, *words], variables | location, str(folder), imported)  # noqa: E731
     return run_ranks(start, ranks)
 
 

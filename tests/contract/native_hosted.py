@@ -64,8 +64,8 @@ def environment(**extra):
 
 def run_python(words, folder, ranks=1, **extra):
     """Run the engine's Python with ``words`` in ``folder``; a rank alone is told its place too, as by torchrun."""
-    place = place_of(0, 1, str(free_port())) if ranks == 1 else {}
-    return forked(PYTHON, [*map(str, words)], folder, environment(**extra) | place, "engine", ranks)
+    location = place_of(0, 1, str(free_port())) if ranks == 1 else {}
+    return forked(PYTHON, [*map(str, words)], folder, environment(**extra) | location, "engine", ranks)
 
 
 COMPLAIN = """
@@ -106,8 +106,8 @@ class NativeAndStandalone(TwoHosts):
             content = yaml_for(parse(self.words(iterations, flags, fsdp2), ranks), ranks)
         for key, value in keys.items():
             *sections, leaf = key.split("__")
-            place = functools.reduce(lambda inside, section: inside.setdefault(section, {}), sections, content)
-            place[leaf] = value
+            location = functools.reduce(lambda inside, section: inside.setdefault(section, {}), sections, content)
+            location[leaf] = value
         path = self.folder / f"{name}.yaml"
         path.write_text(as_text(content), encoding="utf-8")
         return path
@@ -140,8 +140,8 @@ class NativeAndStandalone(TwoHosts):
 
     def copy(self, name, iteration):
         """Return the name of a folder with one of the checkpoints in the folder ``name``, as a run left it there."""
-        place = self.folder / f"{name}_{iteration}"
-        if not place.is_dir():
-            shutil.copytree(self.folder / name / f"iter_{iteration:07d}", place / f"iter_{iteration:07d}")
-            (place / TRACKER).write_text(f"{iteration}")
-        return place.name
+        location = self.folder / f"{name}_{iteration}"
+        if not location.is_dir():
+            shutil.copytree(self.folder / name / f"iter_{iteration:07d}", location / f"iter_{iteration:07d}")
+            (location / TRACKER).write_text(f"{iteration}")
+        return location.name

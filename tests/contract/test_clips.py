@@ -22,12 +22,12 @@ CLOSE = {"rel": 2e-6}
 @pytest.fixture(scope="module", params=["custom_dit", "wan"])
 def features(tmp_path_factory, request):
     """A folder with model.json and data.json of cached clips."""
-    place = tmp_path_factory.mktemp("clips")
-    clips = write_clips(place)
-    files = clip_configs(place / "files", clips).folder
+    location = tmp_path_factory.mktemp("clips")
+    clips = write_clips(location)
+    files = clip_configs(location / "files", clips).folder
     names = ("--model", str(files / "model.json"), "--data", str(files / "data.json"))
-    assert main(["cache-latents", *names, "--output", str(place / "cache")]) == 0
-    return clip_configs(place / "features", clips, request.param, features=str(place / "cache")).folder
+    assert main(["cache-latents", *names, "--output", str(location / "cache")]) == 0
+    return clip_configs(location / "features", clips, request.param, features=str(location / "cache")).folder
 
 
 def hold(runs, features):

@@ -31,10 +31,10 @@ CLOSE = {"rel": 2e-6}
 LORA = "--lora-target-modules transformer_blocks.{*}.attn.to_q --lora-r 4 --lora-alpha 8 --lr 1e-2 --init-from base"
 
 
-def write_family(name, place):
-    """Write configs of a small network of the family, which learns a few captioned images, to ``place``."""
-    captioned_configs(place)
-    model = json.loads((place / "model.json").read_text())
+def write_family(name, location):
+    """Write configs of a small network of the family, which learns a few captioned images, to ``location``."""
+    captioned_configs(location)
+    model = json.loads((location / "model.json").read_text())
     width = 2 * WIDTH if name == "sd3" else WIDTH  # of two encoders side by side
     pooled = {"pooled_projection_dim": width} if hasattr(OURS[name], "pooled_projection_dim") else {}
     sizes = {"num_attention_heads": 2, "in_channels": 3, "latent_size": (8, 8), "joint_attention_dim": width}
@@ -43,18 +43,18 @@ def write_family(name, place):
     model["text_encoder"] = [model["text_encoder"]] * (1 + max(part.encoder for part in parts))
     model["diffusion"] |= {"data_time": predictor.data_time}
     model["predictor"] = dataclasses.asdict(predictor)
-    (place / "model.json").write_text(json.dumps(model))
+    (location / "model.json").write_text(json.dumps(model))
     blocks = [f"predictor.{stem}.{{*}}" for stem in parameters_of(predictor).block_prefixes]
-    (place / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
+    (location / "fsdp2.yaml").write_text(json.dumps({"sharding_size": "auto", "sub_modules_to_wrap": blocks}))
 
 
-def write_expert(name, place, clips):
-    """Write configs of an expert of Wan 2.2, whose clips begin with an image, to ``place``."""
-    begun_configs(place, clips, name)
-    model = json.loads((place / "model.json").read_text())
+def write_expert(name, location, clips):
+    """Write configs of an expert of Wan 2.2, whose clips begin with an image, to ``location``."""
+    begun_configs(location, clips, name)
+    model = json.loads((location / "model.json").read_text())
     model["diffusion"]["timestep_window"] = [0.875, 1]
-    (place / "model.json").write_text(json.dumps(model))
-    (place / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
+    (location / "model.json").write_text(json.dumps(model))
+    (location / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
 
 
 @pytest.fixture(scope="module")

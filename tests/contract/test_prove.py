@@ -39,7 +39,7 @@ def test_step_in_mindspeed_mm_is_right_and_a_fault_is_named(name, route, tmp_pat
     right, planted = verdicts
     assert right.word == "PASS", (right.reason, right.wrong)
     assert {finding.kind for finding in right.findings} == {"loss", "gradient norm", "gradient", "step", "average"}
-    assert planted.named.startswith("average/") and planted.place.startswith("the average"), planted
+    assert planted.named.startswith("average/") and planted.location.startswith("the average"), planted
 
 
 @pytest.mark.parametrize(("host", "route"), HOSTS)

@@ -96,13 +96,13 @@ def two_steps(hosts):
 def test_resume_in_the_other_host_matches_uninterrupted_run(hosts, whole, two_steps, first, second, ranks):
     folder, uninterrupted = whole(ranks)
     name, started = two_steps(first, ranks)
-    place = f"{name}_{second}"
-    shutil.copytree(hosts.folder / name, hosts.folder / place)
-    resumed = good(hosts.train(second, 4, f"--save {place} --load {place}", ranks))
+    location = f"{name}_{second}"
+    shutil.copytree(hosts.folder / name, hosts.folder / location)
+    resumed = good(hosts.train(second, 4, f"--save {location} --load {location}", ranks))
     assert {**printed(started), **printed(resumed)} == printed(uninterrupted)
     for use_ema in (True, False):
         expected = read_weights(hosts.folder / folder / "iter_0000004", use_ema)
-        found = read_weights(hosts.folder / f"{place}/iter_0000004", use_ema)
+        found = read_weights(hosts.folder / f"{location}/iter_0000004", use_ema)
         assert found.keys() == expected.keys()
         for key, value in expected.items():  # AdamW's rounding differs between the two fused kernels
             np.testing.assert_allclose(found[key], value, atol=1e-6, err_msg=key)

@@ -37,9 +37,9 @@ def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path):
             name = name.replace(here, there)
         theirs |= {f"{name}.lora_A.default.weight": adapter.down, f"{name}.lora_B.default.weight": adapter.up}
     write_arrays(tmp_path / "adapters.safetensors", theirs, {})
-    place = tmp_path / "adapters" / WEIGHTS
-    place.parent.mkdir(parents=True)
-    torch.save({"model": {name: torch.from_numpy(np.array(value)) for name, value in theirs.items()}}, place)
+    location = tmp_path / "adapters" / WEIGHTS
+    location.parent.mkdir(parents=True)
+    torch.save({"model": {name: torch.from_numpy(np.array(value)) for name, value in theirs.items()}}, location)
     (tmp_path / "adapters/latest_checkpointed_iteration.txt").write_text("release")
     convert(base, ours, loras=[f"{tmp_path / 'adapters.safetensors'}:2"])
     wan_converter(tmp_path, "hf_to_mm", "base", "base_mm")

@@ -66,9 +66,9 @@ def test_conditions_of_one_coin_are_dropped_together():
 
 def test_a_condition_beside_others_is_dropped_where_it_is_alone():
     alone = batch(Conditions(ClassLabel(ROWS, 0.2)))
-    beside = batch(Conditions(ClassLabel(ROWS, 0.2), Vector(4, 0.5)))
-    np.testing.assert_array_equal(alone["labels"], beside["labels"])
-    dropped = ~beside["vector"].any(1) & (SAMPLE_INDICES % ROWS < 4)
+    extra_images = batch(Conditions(ClassLabel(ROWS, 0.2), Vector(4, 0.5)))
+    np.testing.assert_array_equal(alone["labels"], extra_images["labels"])
+    dropped = ~extra_images["vector"].any(1) & (SAMPLE_INDICES % ROWS < 4)
     assert 0.3 < dropped.sum() / 320 < 0.7
 
 

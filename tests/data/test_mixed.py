@@ -97,9 +97,12 @@ def test_images_among_clips_are_videos_of_one_frame(place):
 def test_a_sample_without_images_beside_it_has_its_own_frames_there():
     """Of clips with a first and a last frame beside them, and of images without."""
     clips = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 1, 3, 5, 1)
-    beside = {"first_image": np.full((2, 1, 5, 1), 100, np.uint8), "last_image": np.full((2, 1, 5, 1), 200, np.uint8)}
+    extra_images = {
+        "first_image": np.full((2, 1, 5, 1), 100, np.uint8),
+        "last_image": np.full((2, 1, 5, 1), 200, np.uint8),
+    }
     images = np.arange(10, dtype=np.uint8).reshape(2, 1, 5, 1)
-    arrays = ({"pixels": clips, **beside}, {"pixels": images})
+    arrays = ({"pixels": clips, **extra_images}, {"pixels": images})
     readers = [
         SimpleNamespace(read=lambda rows, _, own=own: Read({name: array[rows] for name, array in own.items()}, rows))
         for own in arrays
@@ -110,9 +113,9 @@ def test_a_sample_without_images_beside_it_has_its_own_frames_there():
         def __len__(self):
             return 4
 
-    reader = MixedReader(Of(facts=facts, shapes=np.ones((4, 3))), readers, beside)
+    reader = MixedReader(Of(facts=facts, shapes=np.ones((4, 3))), readers, extra_images)
     for rows, pixels, first, last in (
-        ([2, 0], clips[[1, 0]], beside["first_image"], beside["last_image"]),
+        ([2, 0], clips[[1, 0]], extra_images["first_image"], extra_images["last_image"]),
         ([3, 1], images[[1, 0]][:, :, None], images[[1, 0]], images[[1, 0]]),
     ):
         read = reader.read(np.array(rows), np.zeros((2, 2), int))

@@ -159,5 +159,5 @@ def test_proof_compares_the_device_with_the_host(validated, tmp_path, monkeypatc
 def test_proof_finds_a_fault_of_the_device(name, validated, tmp_path, monkeypatch, framework):
     monkeypatch.setattr(framework.runtime, "_stays_on_host", False)
     found = judged(config_folder(validated), tmp_path, [name])[name]
-    assert (found.word, found.place.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.place)
+    assert (found.word, found.location.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.location)
     assert found.named.startswith(FAULTS[name].named)

@@ -28,4 +28,4 @@ class Csv:
         self._file.close()
 
 
-CSV = MetricsLoggerKind("csv", CsvConfig, Csv, lambda config, beside: Path(config.folder))
+CSV = MetricsLoggerKind("csv", CsvConfig, Csv, lambda config, extra_images: Path(config.folder))

@@ -113,16 +113,20 @@ def test_what_lies_beside_the_weights_does_no_harm_and_runs_nothing(tmp_path):
     torch = pytest.importorskip("torch")
     own = Settings(lr=1)
     own.frozen = True
-    beside = {
+    extra_images = {
         "numpy": [np.float64(12.5), np.arange(3), np.dtype("f4")], "torch": [torch.bfloat16, torch.device("cpu")],
         "python": [{1, 2}, frozenset("a"), 1j, range(3), bytearray(b"a"), b"a", slice(3), collections.Counter("aa")],
         "when": datetime.timedelta(days=1), "where": Path("a"), "settings": own, "class": Settings,
         "namespace": argparse.Namespace(out=Path("a"), lr=1e-4), "defaults": collections.defaultdict(list, {"a": [1]}),
         "queue": collections.deque([1]), "exact": decimal.Decimal("0.1"), "schedule": functools.partial(np.clip, 1),
     }  # fmt: skip
-    torch.save({"model": {"w": torch.ones(2)}, **beside}, tmp_path / "a.pt")
+    torch.save({"model": {"w": torch.ones(2)}, **extra_images}, tmp_path / "a.pt")
     found = read_torch_file(tmp_path / "a.pt")
-    assert found["model"]["w"].tolist() == [1, 1] and found["defaults"] == {"a": [1]} and found.keys() > beside.keys()
+    assert (
+        found["model"]["w"].tolist() == [1, 1]
+        and found["defaults"] == {"a": [1]}
+        and found.keys() > extra_images.keys()
+    )
     assert found["namespace"]["lr"] == 1e-4 and not isinstance(found["settings"], Settings)
 
 

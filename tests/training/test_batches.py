@@ -103,7 +103,7 @@ def test_no_image_is_learned_that_is_held_out(batches_of):
 
 
 @pytest.fixture
-def beside(tmp_path):
+def validation_data(tmp_path):
     """Return the configs of a run on some pictures that validates on those of another folder, with its settings."""
     model = write_configs(tmp_path, write_pictures(tmp_path / "pictures", {(8, 8): 20})) / "model.json"
 
@@ -111,25 +111,25 @@ def beside(tmp_path):
         (tmp_path / "data.json").write_text(json.dumps({"dataset_param": {"image_size": 8, **settings}}))
         return load_data_config(tmp_path / "data.json")
 
-    def beside(folder, **settings):
+    def validation_data(folder, **settings):
         own, other = (data(data_folder=str(place)) for place in (tmp_path / "pictures", folder))
         own = dataclasses.replace(own, dataset_param=dataclasses.replace(own.dataset_param, **settings))
         return MultiModalArguments(load_model_config(model), own, None, {}, valid_data=other)
 
-    return beside
+    return validation_data
 
 
-def test_validation_data_apart_are_validated_on_whole_and_none_is_learned(beside, tmp_path, monkeypatch):
+def test_validation_data_apart_are_validated_on_whole_and_none_is_learned(validation_data, tmp_path, monkeypatch):
     for name in ("bright", "dark"):
         (tmp_path / "others" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 255).save(tmp_path / "others" / name / "white.png")
-    args = run_config(mm=beside(tmp_path / "others"), micro_batch_size=2, global_batch_size=2, num_workers=0)
+    args = run_config(mm=validation_data(tmp_path / "others"), micro_batch_size=2, global_batch_size=2, num_workers=0)
     training, held_out = train_valid_batches(args)
     learned, validated = ([next(iter(stream)) for _ in range(10)] for stream in (training, held_out))
     assert len(set(joined(learned, "pixels"))) == 20 and set(joined(validated, "pixels")) == {b"\xff" * 64}
 
 
-def test_validation_data_that_do_not_match_are_refused(beside, tmp_path):
+def test_validation_data_that_do_not_match_are_refused(validation_data, tmp_path):
     for name in ("bright", "pale"):
         (tmp_path / "misnamed" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "misnamed" / name / "black.png")
@@ -138,7 +138,7 @@ def test_validation_data_that_do_not_match_are_refused(beside, tmp_path):
         ("misnamed", {}, "has the classes bright, pale"),
     ):
         with pytest.raises(ConfigError, match=f"--mm-valid-data: .*{named}"):
-            open_data_set(beside(tmp_path / folder, **settings), 1)
+            open_data_set(validation_data(tmp_path / folder, **settings), 1)
 
 
 def test_losses_count_by_their_tokens_where_that_is_asked_for(batches_of):

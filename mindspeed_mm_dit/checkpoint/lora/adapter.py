@@ -57,7 +57,7 @@ class Adapter:
     notes: tuple[str, ...] = field(default=())
     """What was assumed when it was read, a sentence each."""
 
-    def beside(self) -> dict[str, LoraSpec]:
+    def specs(self) -> dict[str, LoraSpec]:
         """Return rank and scale of each layer's adapter, as needed to build the network with them."""
         return {name: LoraSpec(lora.rank, lora.scale) for name, lora in self.layers.items()}
 

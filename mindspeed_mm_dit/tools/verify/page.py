@@ -132,7 +132,7 @@ def _why(verdict: Verdict) -> str:
         return verdict.reason
     if verdict.word == "FAIL":
         finding = next(finding for finding in verdict.findings if finding.name == verdict.named)
-        where = f"{verdict.place}; furthest past its bound: " if verdict.where else ""
+        where = f"{verdict.location}; furthest past its bound: " if verdict.where else ""
         return f"{where}{finding.name}, error {finding.error:.1e}, bound {finding.tolerance:.1e}"
     rest = len(verdict.findings) - len(verdict.telling)
     inconclusive = f"rounding in {verdict.layout.precision} is larger than {rest} of {len(verdict.findings)} quantities"
@@ -209,7 +209,7 @@ def _errors_by_layout(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
 
 def _json(v: Verdict) -> dict[str, Any]:
     quantities = list(map(_as_json, v.findings))
-    return {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.place, "named": v.named,
+    return {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.location, "named": v.named,
             "quantities": quantities}  # fmt: skip
 
 

@@ -168,7 +168,7 @@ class Verdict:
         return named(self.findings)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it goes wrong, in words; empty if that was not searched."""
         return describe_location(self.where, self.named)
 

@@ -80,7 +80,9 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     first: Any = first_weights(args, None)
     first = _without_zeros(first, args.seed) if task.drawn else first
     engine = begin(args, prepare=step_record.in_float64 if task.is_truth else lambda model: model, first=first)
-    roundings = step_record.RoundingNoise(engine, task.rounding, task.kept, task.draw) if task.rounding else None
+    roundings = (
+        step_record.RoundingNoise(engine, task.rounding, task.optimizer_rounding, task.draw) if task.rounding else None
+    )
     observer, losses = step_record.StepObserver(engine), list[Any]()
     watch = Watch(engine.predictor, _watched(args)) if task.watched else None
     options = {"losses_of": step_record.losses_in_float64} if task.is_truth else {}

@@ -32,7 +32,7 @@ class Task:
     """Whether it is computed on the host's CPU, whatever accelerators there are."""
     rounding: float = 0.0
     """Relative size of the perturbation of every number of a float64 reference."""
-    kept: float = 0.0
+    optimizer_rounding: float = 0.0
     """The same for the optimizer's weights and for constants, which are float32 in every precision."""
     draw: int = 0
     """Seed of the perturbation."""

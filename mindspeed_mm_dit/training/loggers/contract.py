@@ -66,9 +66,9 @@ class MetricsLoggerKind:
     """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first enables the logger."""
     open: Callable[[Any, Opening], MetricsLogger]
     """(config, Opening) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
-    place: Callable[[Any, Path | None], Path | None] | None = None
+    location: Callable[[Any, Path | None], Path | None] | None = None
     """(config, parent folder of --save, or None) -> its output folder, or None if there is none. The last flag of the
-    config names that folder. A metrics logger without ``place`` writes no files."""
+    config names that folder. A metrics logger without ``location`` writes no files."""
     packages: tuple[str, ...] = ()
     """Packages that it imports."""
     install: str = ""
@@ -78,7 +78,7 @@ class MetricsLoggerKind:
 
 
 def in_save_folder(name: str = "") -> Callable[[Any, Path | None], Path | None]:
-    """Return a ``place``: the config's ``save_dir`` or, without it, ``name`` in the parent folder of --save."""
+    """Return a ``location``: the config's ``save_dir`` or, without it, ``name`` in the parent folder of --save."""
     return lambda config, save_parent: Path(config.save_dir) if config.save_dir else save_parent and save_parent / name
 
 

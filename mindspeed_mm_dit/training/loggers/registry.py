@@ -122,7 +122,7 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
         missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
         if missing:
             raise PlatformError(what, f"{missing[0]} is not installed", f"pip install {kind.install}, or drop the flag")
-        if kind.place is None:
+        if kind.location is None:
             continue
         if (folder := _output_folder(kind, config, args)) is None:
             raise ConfigError(what, "there is no folder to write to", f"add --save DIR or {_flag(kind, last)} DIR")
@@ -130,7 +130,7 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
 
 
 def _output_folder(kind: MetricsLoggerKind, config: Any, args: RunConfig) -> Path | None:
-    return kind.place(config, Path(args.save).parent if args.save else None) if kind.place is not None else None
+    return kind.location(config, Path(args.save).parent if args.save else None) if kind.location is not None else None
 
 
 def _flag(kind: MetricsLoggerKind, field: dataclasses.Field[Any]) -> str:

@@ -176,7 +176,7 @@ def test_weights_of_another_config_json_are_named(tmp_path, capsys, framework):
     whole = diffusers.read_arrays(GOLDEN / "sd35_tiny")
     for change, said in (({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo"),
                          ({name: np.ones(2)}, f"{name} is (2,)")):  # fmt: skip
-        kept = {key: array for key, array in (whole | change).items() if array is not None}
-        write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", kept, {})
+        optimizer_rounding = {key: array for key, array in (whole | change).items() if array is not None}
+        write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", optimizer_rounding, {})
         assert main(["compare", "--against", f"diffusers:{tmp_path}"]) == 2
         assert said in capsys.readouterr().err

@@ -43,12 +43,12 @@ def found(network, **given):
 def test_probe_changes_no_number_and_keeps_the_largest(network):
     without = step(network)
     network.zero_grad()
-    probe, kept = Probe(network), {}
-    network.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: kept.update(mlp=output))
+    probe, optimizer_rounding = Probe(network), {}
+    network.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: optimizer_rounding.update(mlp=output))
     probe.begin()
     for there, here in zip(without, step(network)):
         assert torch.equal(there, here)
-    assert probe.not_finite is None and probe.largest["blocks.1.mlp"] == kept["mlp"].abs().max().item()
+    assert probe.not_finite is None and probe.largest["blocks.1.mlp"] == optimizer_rounding["mlp"].abs().max().item()
 
 
 def test_module_that_overflows_is_named(network):

@@ -86,7 +86,7 @@ def faults_of(*, is_mindspore=False):
 def test_fault_of_ranks_that_share_a_sample_is_found(clips, tmp_path):
     name = "RoPE's offset on the second rank"
     found = judged(clips, tmp_path, [name])[name]
-    assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where)
+    assert found.named.startswith(FAULTS[name].named) and found.location.startswith(FAULTS[name].where)
 
 
 @pytest.mark.extended
@@ -116,7 +116,7 @@ def of_digits(digits, tmp_path_factory):
 def test_fault_of_a_layout_is_found_and_named(of_digits, name):
     found = of_digits(FEW if name in FEW else tuple(set(faults_of()) - {*FEW}))[name]
     assert (found.word, found.named.startswith(FAULTS[name].named)) == ("FAIL", True), found.named
-    assert found.place.startswith(FAULTS[name].where)
+    assert found.location.startswith(FAULTS[name].where)
 
 
 @pytest.mark.extended
@@ -124,7 +124,9 @@ def test_fault_of_a_layout_is_found_and_named(of_digits, name):
 @needs_mindspore
 def test_first_wrong_module_is_named_on_mindspore(digits, tmp_path):
     for name, found in judged(digits, tmp_path, faults_of(is_mindspore=True), {"mindspore": PYTHON}).items():
-        assert found.named.startswith(FAULTS[name].named) and found.place.startswith(FAULTS[name].where), found.place
+        assert found.named.startswith(FAULTS[name].named) and found.location.startswith(FAULTS[name].where), (
+            found.location
+        )
 
 
 @pytest.mark.ranks

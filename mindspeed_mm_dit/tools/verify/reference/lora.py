@@ -155,7 +155,7 @@ class Base:
         network = self.fresh()
         for _, parameter in network.named_parameters():
             parameter.requires_grad = False
-        with_adapters(network, {f"{self.prefix}{name}": lora for name, lora in adapter.beside().items()})
+        with_adapters(network, {f"{self.prefix}{name}": lora for name, lora in adapter.specs().items()})
         values = {name: ops.numpy(p) for name, p in network.named_parameters()}
         values |= {f"{self.prefix}{name}": array for name, array in adapter.arrays().items()}
         runtime.load_arrays(network, values)
