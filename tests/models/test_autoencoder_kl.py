@@ -100,7 +100,7 @@ def test_flux2_s_latents_are_patches_normalised_by_the_statistics_among_its_weig
 def test_an_autoencoder_that_is_not_flux2_s_is_refused(tmp_path):
     for changes, lost, message in (
         ({"patch_size": [4, 4]}, "", "patch_size"),
-        ({"_class_name": "AutoencoderKL"}, "", "is of 'AutoencoderKL'"),
+        ({"_class_name": "AutoencoderKL"}, "", "is of class 'AutoencoderKL'"),
         ({}, "bn.running_mean", "holds no AutoencoderKLFlux2"),
         ({}, "bn.running_var", "has no tensor bn.running_var"),
         ({"batch_norm_eps": -9.0}, "", "standard deviations must be positive|finite numbers"),

@@ -57,7 +57,7 @@ def test_images_of_several_shapes_are_refused_beside_a_teacher(config):
 
 def test_a_folder_whose_config_says_no_width_is_named(tmp_path):
     for content, named in (
-        ({"model_type": "vit", "hidden_size": 16}, "is no dinov2"),
+        ({"model_type": "vit", "hidden_size": 16}, "is not a dinov2"),
         ({"model_type": "dinov2", "hidden_size": "16"}, "config.json has hidden_size = 16"),
         ({"model_type": "dinov2"}, "config.json has hidden_size = None"),
     ):

@@ -160,7 +160,7 @@ def test_a_bin_file_that_holds_other_than_tensors_is_named_before_it_is_loaded(c
         ([1, 2], "it holds no tensors by name"),
         ({}, "it holds no tensors by name"),
         ({**tensors, "path": tmp_path}, "its 'path' is no tensor"),
-        ({"run": print}, "its pickle asks for __builtin__.print"),
+        ({"run": print}, "its pickle needs __builtin__.print"),
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=reason):

@@ -198,6 +198,6 @@ def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(whole, sa
     (tmp_path / "prompts.txt").write_text("a seven\n")
     for flags, message in (
         (("--reference", tmp_path), "--prompts: is missing"),
-        (("--reference", "digits", "--prompts", tmp_path / "prompts.txt"), "is for models of classes"),
+        (("--reference", "digits", "--prompts", tmp_path / "prompts.txt"), "is for class-conditional models"),
     ):
         assert evaluate(saved, tmp_path, *flags) == 2 and message in capsys.readouterr().err

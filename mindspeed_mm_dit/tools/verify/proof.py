@@ -196,7 +196,7 @@ def reference_tasks(config: Config, layouts: Sequence[Layout], watched: bool = F
         stem = f"reference{list(requests).index(layout.reference_key)}{watched * '-watched'}"
         settings = {"is_truth": True, "on_host": layout.against_host}
         group.setdefault("", [config.task(single, stem, watched, **settings)])
-        sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "kept": ROUNDINGS * UNITS["float32"]}
+        sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "optimizer_rounding": ROUNDINGS * UNITS["float32"]}
         names = [f"{stem}-{layout.precision}-{draw}" for draw in range(DRAWS)]
         group.setdefault(layout.precision, [config.task(single, name, watched, draw=draw, **settings, **sizes)
                                             for draw, name in enumerate(names)])  # fmt: skip

@@ -118,7 +118,7 @@ def test_position_of_a_run_not_finite_is_left_once_and_read(tmp_path):
     [
         ("", "--iteration"),
         ("--iteration 0", "--iteration = 0"),
-        ("--iteration 9", "does not say what command"),
+        ("--iteration 9", "does not record its command"),
         ("--iteration 4 --checkpoint {}/iter_0000004", "--iteration = 4"),
         ("--iteration 4 --checkpoint {}/nowhere", "nowhere"),
         ("--checkpoint {}/empty", "--checkpoint = "),
