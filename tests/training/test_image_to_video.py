@@ -116,7 +116,10 @@ def test_a_network_and_an_image_encoder_that_do_not_fit_are_named(clips, tmp_pat
     model = json.loads((tmp_path / "model.json").read_text())
     for changes, named in (
         ({"image_encoder": None}, "image_encoder: this section is missing"),
-        ({"predictor": {"image_dim": None, "added_kv_proj_dim": None}}, "image_encoder: is not used: predictor.image_dim is null"),
+        (
+            {"predictor": {"image_dim": None, "added_kv_proj_dim": None}},
+            "image_encoder: is not used: predictor.image_dim",
+        ),
         ({"predictor": {"image_dim": 13}}, "image_dim = 13"),
         ({"image_encoder": {"from_pretrained": "nowhere"}}, "image_encoder.from_pretrained = nowhere"),
     ):
