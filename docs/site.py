@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"index.md": "README.md", "index.zh-CN.md": "README.zh-CN.md", "contributing.md": "CONTRIBUTING.md",
          "changelog.md": "CHANGELOG.md"}  # fmt: skip
 """Page -> the file beside docs/ that it is."""
-API = ("load", "create", "Pipeline", "Samples")
+API = ("load", "create", "Pipeline", "GeneratedSamples")
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
 
 

@@ -146,7 +146,7 @@ def prepared(tmp_path_factory):
     return here
 
 
-def record_witnesses(here: Path) -> None:
+def record_traces(here: Path) -> None:
     """Leave what two machines recorded of one step."""
     torch = pytest.importorskip("torch")
     for name in ("gpu", "npu"):
@@ -160,7 +160,7 @@ def record_witnesses(here: Path) -> None:
             watching.step(loss)
 
 
-BEFORE = {"docs/prove": record_witnesses, "docs/data": lambda here: clip_configs(here, write_clips(here))}
+BEFORE = {"docs/prove": record_traces, "docs/data": lambda here: clip_configs(here, write_clips(here))}
 """What a page supposes that its reader has."""
 
 

@@ -92,7 +92,8 @@ def core(installed, tmp_path_factory) -> Path:
     """A folder with the core of the package, where no package is found that only a wing or an extra needs."""
     folder = tmp_path_factory.mktemp("core")
     shutil.copytree(installed, folder, dirs_exist_ok=True)
-    shutil.rmtree(folder / "mindspeed_mm_dit/wings")
+    for part in ("tools", "integrations"):
+        shutil.rmtree(folder / "mindspeed_mm_dit" / part)
     (folder / "sitecustomize.py").write_text(WITHOUT)
     return folder
 
