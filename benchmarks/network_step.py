@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from common import CLOCKS, Apart, Report, interleave, order, ratio
 
+from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import network_of
@@ -27,7 +28,6 @@ from mindspeed_mm_dit.tools.verify.against import (
     KINDS,
     diffusers_inputs,
     inputs_of,
-    our_config,
     tensor_of,
     their_settings,
 )
@@ -107,7 +107,7 @@ def main() -> None:
                   "peak GiB, ours", "diffusers"], rows)  # fmt: skip
     for name in args.network:
         work = WORK[args.size][name]
-        parameters = parameters_of(our_config(name, work.settings, "WORK")).num_elements()
+        parameters = parameters_of(from_diffusers(KINDS[name], work.settings, "WORK")).num_elements()
         report.echo(f"{name}: {parameters / 1e9:.3f}B parameters, latents {' x '.join(map(str, work.latents))}, "
                    f"{work.text} states of text, batch {args.batch}.")  # fmt: skip
     report.echo(f"{args.clock} seconds a step, {order()}. x: diffusers / ours, median of rounds.")
@@ -147,7 +147,7 @@ def build(args: Namespace, name: str, precision: str, side: str) -> Callable[[],
 
     runtime.allow_tf32(args.tf32)
     work = WORK[args.size][name]
-    config = our_config(name, work.settings, "WORK")
+    config = from_diffusers(KINDS[name], work.settings, "WORK")
     given = runtime.to_device(inputs_of(config, work.latents, work.text, args.batch))
     target = torch.randn(given["x"].shape, generator=torch.Generator().manual_seed(1)).to(runtime.device())
     if side == "ours":

@@ -89,7 +89,7 @@ PathFinder.find_spec = classmethod(find_spec)
 
 @pytest.fixture(scope="module")
 def core(installed, tmp_path_factory) -> Path:
-    """A folder with the core of the package, where no package is found that only a wing or an extra needs."""
+    """A folder with the core of the package, where no package is found that only a tool or an extra needs."""
     folder = tmp_path_factory.mktemp("core")
     shutil.copytree(installed, folder, dirs_exist_ok=True)
     for part in ("tools", "integrations"):
