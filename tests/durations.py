@@ -70,7 +70,7 @@ class _Writer:
         self.costs: dict[str, tuple[float, int]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.costs.update((report.nodeid, cost) for name, cost in report.user_properties if name == "cost")
+        self.costs.update((portable(report.nodeid), cost) for name, cost in report.user_properties if name == "cost")
 
     def pytest_sessionfinish(self) -> None:
         rows = collections.Counter[str]()
@@ -85,6 +85,11 @@ class _Writer:
         total = f"{rows.total():.2f}\t{starts.total()}\t{numbers.total()}\tall"
         header = "cpu_seconds\tprocesses\ttests\ttest"
         self.path.write_text("\n".join([header, total, *lines, ""]))
+
+
+def portable(node: str) -> str:
+    """Return the name of a test without the folder of this checkout, which a parameter may hold."""
+    return node.replace(f"{Path(__file__).parents[1]}/", "")
 
 
 def read_costly() -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.durations import read_costly
+from tests.durations import portable, read_costly
 
 
 def test_costly_tests_name_the_fact_they_alone_state(request):
     costly = set(read_costly())
-    unmarked = [item.nodeid for item in request.session.items if item.nodeid in costly and not has_fact(item)]
+    unmarked = [item.nodeid for item in request.session.items if portable(item.nodeid) in costly and not has_fact(item)]
     assert not unmarked
 
 
