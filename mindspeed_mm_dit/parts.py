@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-_TEXT_ENCODERS = "mindspeed_mm_dit.models.text_encoders"
-_OBJECTIVES = "mindspeed_mm_dit.objectives"
-_SOURCES = "mindspeed_mm_dit.data.sources"
-_LOGGERS = "mindspeed_mm_dit.training.loggers"
-_CALLBACKS = "mindspeed_mm_dit.training.callbacks"
-_CONDITION = "mindspeed_mm_dit.configs.condition"
-_CONDITIONS = "mindspeed_mm_dit.data.conditions"
 
 ENTRIES = {
     "command": {
@@ -17,22 +10,27 @@ ENTRIES = {
     },
     "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
     "metrics_logger": {
-        "tensorboard": f"{_LOGGERS}.tensorboard:KIND",
-        "wandb": f"{_LOGGERS}.weights_and_biases:KIND",
-        "swanlab": f"{_LOGGERS}.swanlab_board:KIND",
+        "tensorboard": "mindspeed_mm_dit.training.loggers.tensorboard:KIND",
+        "wandb": "mindspeed_mm_dit.training.loggers.weights_and_biases:KIND",
+        "swanlab": "mindspeed_mm_dit.training.loggers.swanlab_board:KIND",
     },
     "callback": {
-        name: f"{_CALLBACKS}.{name}:KIND" for name in ("power_ema", "profile", "lines", "validation", "best", "grids")
+        "power_ema": "mindspeed_mm_dit.training.callbacks.power_ema:KIND",
+        "profile": "mindspeed_mm_dit.training.callbacks.profile:KIND",
+        "lines": "mindspeed_mm_dit.training.callbacks.lines:KIND",
+        "validation": "mindspeed_mm_dit.training.callbacks.validation:VALIDATION",
+        "best": "mindspeed_mm_dit.training.callbacks.best:BEST",
+        "grids": "mindspeed_mm_dit.training.callbacks.grids:KIND",
     },
     "optimizer": {
         "adam": "mindspeed_mm_dit.optimizers.adam:ADAM",
         "muon": "mindspeed_mm_dit.optimizers.muon:MUON",
     },
     "objective": {
-        "gaussian_diffusion": f"{_OBJECTIVES}.gaussian.objective:GAUSSIAN_DIFFUSION",
-        "flow_matching": f"{_OBJECTIVES}.flow.objective:FLOW_MATCHING",
-        "wan_flow_match_scheduler": f"{_OBJECTIVES}.wan_flow.objective:WAN_FLOW",
-        "mean_flow": f"{_OBJECTIVES}.mean_flow.objective:MEAN_FLOW",
+        "gaussian_diffusion": "mindspeed_mm_dit.objectives.gaussian.objective:GAUSSIAN_DIFFUSION",
+        "flow_matching": "mindspeed_mm_dit.objectives.flow.objective:FLOW_MATCHING",
+        "wan_flow_match_scheduler": "mindspeed_mm_dit.objectives.wan_flow.objective:WAN_FLOW",
+        "mean_flow": "mindspeed_mm_dit.objectives.mean_flow.objective:MEAN_FLOW",
     },
     "predictor": {
         "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",
@@ -57,34 +55,34 @@ ENTRIES = {
         )
     },
     "text_encoder": {
-        "umt5": f"{_TEXT_ENCODERS}:UMT5",
-        "UMT5": f"{_TEXT_ENCODERS}:UMT5",
-        "t5": f"{_TEXT_ENCODERS}:T5",
-        "bert": f"{_TEXT_ENCODERS}:BERT",
-        "clip": f"{_TEXT_ENCODERS}:CLIP_TEXT",
+        "umt5": "mindspeed_mm_dit.models.text_encoders:UMT5",
+        "UMT5": "mindspeed_mm_dit.models.text_encoders:UMT5",
+        "t5": "mindspeed_mm_dit.models.text_encoders:T5",
+        "bert": "mindspeed_mm_dit.models.text_encoders:BERT",
+        "clip": "mindspeed_mm_dit.models.text_encoders:CLIP_TEXT",
         "words": "mindspeed_mm_dit.models.words_encoder:WORDS",
-        "qwen2_5_vl": f"{_TEXT_ENCODERS}:QWEN2_5_VL",
-        "qwen3": f"{_TEXT_ENCODERS}:QWEN3",
-        "mistral3": f"{_TEXT_ENCODERS}:MISTRAL3",
+        "qwen2_5_vl": "mindspeed_mm_dit.models.text_encoders:QWEN2_5_VL",
+        "qwen3": "mindspeed_mm_dit.models.text_encoders:QWEN3",
+        "mistral3": "mindspeed_mm_dit.models.text_encoders:MISTRAL3",
     },
     "teacher": {
         "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
         "siglip": "mindspeed_mm_dit.models.teacher:SIGLIP",
     },
     "data_source": {
-        "image_folder": f"{_SOURCES}:IMAGE_FOLDER",
-        "parquet": f"{_SOURCES}:SHARDS",
-        "webdataset": f"{_SOURCES}:SHARDS",
-        "clips": f"{_SOURCES}:CLIPS",
-        "mixed": f"{_SOURCES}:MIXED",
+        "image_folder": "mindspeed_mm_dit.data.sources:IMAGE_FOLDER",
+        "parquet": "mindspeed_mm_dit.data.sources:SHARDS",
+        "webdataset": "mindspeed_mm_dit.data.sources:SHARDS",
+        "clips": "mindspeed_mm_dit.data.sources:CLIPS",
+        "mixed": "mindspeed_mm_dit.data.sources:MIXED",
     },
     "condition": {
-        f"{_CONDITION}.ClassLabel": f"{_CONDITIONS}.plain:LABEL",
-        f"{_CONDITION}.Vector": f"{_CONDITIONS}.plain:VECTOR",
-        f"{_CONDITION}.FirstFrame": f"{_CONDITIONS}.frames:FRAMES",
-        f"{_CONDITION}.ImageTokens": f"{_CONDITIONS}.frames:IMAGE_TOKENS",
-        f"{_CONDITION}.TextStates": f"{_CONDITIONS}.text:TEXT",
-        f"{_CONDITION}.PooledText": f"{_CONDITIONS}.text:TEXT",
+        "mindspeed_mm_dit.configs.condition.ClassLabel": "mindspeed_mm_dit.data.conditions.plain:LABEL",
+        "mindspeed_mm_dit.configs.condition.Vector": "mindspeed_mm_dit.data.conditions.plain:VECTOR",
+        "mindspeed_mm_dit.configs.condition.FirstFrame": "mindspeed_mm_dit.data.conditions.frames:FRAMES",
+        "mindspeed_mm_dit.configs.condition.ImageTokens": "mindspeed_mm_dit.data.conditions.frames:IMAGE_TOKENS",
+        "mindspeed_mm_dit.configs.condition.TextStates": "mindspeed_mm_dit.data.conditions.text:TEXT",
+        "mindspeed_mm_dit.configs.condition.PooledText": "mindspeed_mm_dit.data.conditions.text:TEXT",
         "mindspeed_mm_dit.configs.joined_text.JoinedText": "mindspeed_mm_dit.models.joined_text:JOINED",
     },
     **{kind: {} for kind in (

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from mindspeed_mm_dit.errors import ConfigError
 
 
-def whole_number(
+def integer_variable(
     environment: Mapping[str, str], name: str, default: int, lowest: int, highest: int | None = None, why: str = ""
 ) -> int:
     """Return the variable ``name`` as a number; ``default`` if it is unset or empty.

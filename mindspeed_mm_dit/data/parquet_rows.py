@@ -23,7 +23,7 @@ OPEN_FILES = 16
 """Files that a thread keeps open."""
 
 
-def scan(path: Path, query: ShardQuery) -> Scanned:
+def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
     """Return labels, captions and positions (row group, row in it) of the rows of a file. No image is read.
 
     Raises:

@@ -57,8 +57,8 @@ class ShardFormat(NamedTuple):
 
 
 KINDS: dict[ImageFiles, ShardFormat] = {
-    "parquet": ShardFormat(".parquet", parquet_rows.scan, parquet_rows.ParquetReader),
-    "webdataset": ShardFormat(".tar", tar_rows.scan, tar_rows.TarReader),
+    "parquet": ShardFormat(".parquet", parquet_rows.scan_parquet, parquet_rows.ParquetReader),
+    "webdataset": ShardFormat(".tar", tar_rows.scan_tar, tar_rows.TarReader),
 }
 
 

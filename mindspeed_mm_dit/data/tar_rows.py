@@ -45,7 +45,7 @@ class Member(NamedTuple):
     size: int
 
 
-def scan(path: Path, query: ShardQuery) -> Scanned:
+def scan_tar(path: Path, query: ShardQuery) -> Scanned:
     """Return labels, captions and positions (offset, bytes) of the samples of a file. No image is read.
 
     Raises:

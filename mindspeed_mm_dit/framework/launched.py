@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.environment import whole_number
+from mindspeed_mm_dit.configs.environment import integer_variable
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -63,8 +63,8 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
         ConfigError: a variable is missing, or contradicts another; the error names it.
     """
     names = LAUNCH_VARIABLES[framework]
-    world_size = whole_number(environment, names.world_size, 1, 1)
-    rank = whole_number(environment, names.rank, 0, 0)
+    world_size = integer_variable(environment, names.world_size, 1, 1)
+    rank = integer_variable(environment, names.rank, 0, 0)
     cure = "start it with mm-dit train, torchrun or msrun, or unset the variable that is left in the shell: unset {}"
     if rank >= world_size:
         raise ConfigError(

@@ -34,7 +34,7 @@ from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.shard_scan import ShardQuery
-from mindspeed_mm_dit.data.tar_rows import scan as scan_tar
+from mindspeed_mm_dit.data.tar_rows import scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
@@ -159,9 +159,9 @@ def read_run_json(path):
 
 
 def scan_parquet(path):
-    from mindspeed_mm_dit.data.parquet_rows import scan
+    from mindspeed_mm_dit.data.parquet_rows import scan_parquet
 
-    scan(path, ShardQuery("label", ("image", "label")))
+    scan_parquet(path, ShardQuery("label", ("image", "label")))
 
 
 def read_index(path):

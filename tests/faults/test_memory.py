@@ -12,7 +12,7 @@ from PIL import Image
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs import files
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan
+from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan_parquet
 from mindspeed_mm_dit.data.shard_scan import ShardQuery
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
@@ -107,8 +107,8 @@ def test_a_parquet_file_whose_captions_are_one_long_one(tmp_path):
 
     table = {"image": [{"bytes": b"a" * 10_000}] * 500, "caption": ["a" * 10_000] * 500, "label": [1] * 500}
     parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
-    refused(lambda path: scan(path, ShardQuery(None, ("caption",))), tmp_path / "a.parquet")
-    assert scan(tmp_path / "a.parquet", ShardQuery("label", ())).labels == ["1"] * 500
+    refused(lambda path: scan_parquet(path, ShardQuery(None, ("caption",))), tmp_path / "a.parquet")
+    assert scan_parquet(tmp_path / "a.parquet", ShardQuery("label", ())).labels == ["1"] * 500
     assert ParquetReader().read(tmp_path / "a.parquet", 0, 499) == b"a" * 10_000
 
 

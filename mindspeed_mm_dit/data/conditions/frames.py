@@ -45,7 +45,7 @@ def initial_images(read: Arrays, with_last: bool) -> Arrays:
     return {name: array[0] for name, array in arrays.items()}
 
 
-def _request_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
+def _frame_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
     """Return images by name, or for samples that begin with none the network's input, zeros."""
     if isinstance(values[0], Mapping):
         return {name: np.stack([value[name] for value in values]) for name in values[0]}
@@ -54,11 +54,11 @@ def _request_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers
     return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
 
 
-def _kind(encode: Any) -> ConditionKind:
+def _frames_kind(encode: Any) -> ConditionKind:
     return ConditionKind(
-        NoCollator, _request_arrays, unconditional=lambda condition, instead, tokenizers: {}, encode=encode
+        NoCollator, _frame_arrays, unconditional=lambda condition, instead, tokenizers: {}, encode=encode
     )
 
 
-FRAMES = _kind(lambda condition, batch, model: (model.frames(condition, batch),))
-IMAGE_TOKENS = _kind(lambda condition, batch, model: (model.image_features(condition, batch),))
+FRAMES = _frames_kind(lambda condition, batch, model: (model.frames(condition, batch),))
+IMAGE_TOKENS = _frames_kind(lambda condition, batch, model: (model.image_features(condition, batch),))

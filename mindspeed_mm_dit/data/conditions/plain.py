@@ -57,7 +57,7 @@ class VectorCollator(PlainCollator):
         return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]
 
 
-def _kind(collator: Callable[[Any, ConditionBatch], PlainCollator], dtype: type) -> ConditionKind:
+def _plain_kind(collator: Callable[[Any, ConditionBatch], PlainCollator], dtype: type) -> ConditionKind:
     return ConditionKind(
         collator,
         request_arrays=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, dtype)},
@@ -66,4 +66,4 @@ def _kind(collator: Callable[[Any, ConditionBatch], PlainCollator], dtype: type)
     )
 
 
-LABEL, VECTOR = _kind(PlainCollator, PlainCollator.dtype), _kind(VectorCollator, VectorCollator.dtype)
+LABEL, VECTOR = _plain_kind(PlainCollator, PlainCollator.dtype), _plain_kind(VectorCollator, VectorCollator.dtype)

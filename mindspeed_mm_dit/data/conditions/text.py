@@ -25,7 +25,7 @@ class CaptionCollator:
         self, condition: Any, inputs: ConditionBatch, request_arrays: Callable[..., Arrays] | None = None
     ) -> None:
         """``request_arrays``: as in ``ConditionKind``."""
-        self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _request_arrays
+        self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _caption_arrays
         self._num_captions = np.array([len(captions) for captions in inputs.rows.captions], np.int64)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
@@ -54,14 +54,14 @@ class CaptionCollator:
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
-def _request_arrays(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def _caption_arrays(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
     tokens = tokenizers[condition.encoder](captions)
     ids, mask = _token_names(condition)
     return {ids: tokens.ids, mask: tokens.mask}
 
 
 def _unconditional(condition: OneText, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
-    return _request_arrays(condition, [instead or ""], tokenizers)
+    return _caption_arrays(condition, [instead or ""], tokenizers)
 
 
 def _token_names(condition: OneText) -> tuple[str, str]:
@@ -78,4 +78,4 @@ def _encode(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[A
     return (encoded.states if isinstance(condition, TextStates) else encoded.pooled,)
 
 
-TEXT = ConditionKind(CaptionCollator, _request_arrays, _unconditional, _encode)
+TEXT = ConditionKind(CaptionCollator, _caption_arrays, _unconditional, _encode)

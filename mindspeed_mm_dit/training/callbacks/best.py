@@ -31,4 +31,4 @@ def check_best(args: RunConfig, world_size: int) -> None:
         raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
 
 
-KIND = CallbackKind("best", lambda run: Best() if run.args.keep_best else None, check_best)
+BEST = CallbackKind("best", lambda run: Best() if run.args.keep_best else None, check_best)

@@ -57,4 +57,4 @@ def _open(run: Run) -> Callback | None:
     return Validation() if run.args.eval_interval and run.args.eval_iters and run.held_out is not None else None
 
 
-KIND = CallbackKind("validation", _open)
+VALIDATION = CallbackKind("validation", _open)

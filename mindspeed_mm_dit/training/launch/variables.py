@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.environment import whole_number
+from mindspeed_mm_dit.configs.environment import integer_variable
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import echo_if_open
 
@@ -70,13 +70,13 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
     Raises:
         ConfigError: naming the variable, its value and the reason.
     """
-    nodes = whole_number(environment, "NNODES", 1, 1, MAX_NODES)
-    node_rank = whole_number(environment, "NODE_RANK", 0, 0, nodes - 1, f": NNODES is {nodes}")
-    port = whole_number(environment, "MASTER_PORT", 0, 1, 65535)
-    processes = whole_number(environment, "NPUS_PER_NODE", 0, 1) or default_processes()
+    nodes = integer_variable(environment, "NNODES", 1, 1, MAX_NODES)
+    node_rank = integer_variable(environment, "NODE_RANK", 0, 0, nodes - 1, f": NNODES is {nodes}")
+    port = integer_variable(environment, "MASTER_PORT", 0, 1, 65535)
+    processes = integer_variable(environment, "NPUS_PER_NODE", 0, 1) or default_processes()
     _check_processes(processes)
     most = MAX_THREADS_A_CORE * _cores()
-    whole_number(environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine")
+    integer_variable(environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine")
     if nodes == 1:
         if port:
             check_port(LOOPBACK, port, "leave it out on a single node, which then takes a free port")

@@ -112,11 +112,11 @@ class JiT(RecipeFile):
 
 
 _N = r"\d+(?:\.\d*)?"
-_CHAIN = rf"sample/(euler|heun)([1-9]\d*)/(cfg|cfg1|cfg_other_noise_scale|cfg_interval_{_N}_{_N})/result"
+_JIT_CHAIN = rf"sample/(euler|heun)([1-9]\d*)/(cfg|cfg1|cfg_other_noise_scale|cfg_interval_{_N}_{_N})/result"
 _FIRST = r"sample/(?:euler|heun)\d+/first_velocity"
 
 JIT = Kind(
-    signature=rf"x_pred|z_normal|loss_mean(_.+)?|grad_norm/net\..+|{_CHAIN}|{_FIRST}",
+    signature=rf"x_pred|z_normal|loss_mean(_.+)?|grad_norm/net\..+|{_JIT_CHAIN}|{_FIRST}",
     inputs=r"config|x|e|z_normal|y|drop_u|noise_scale|sample/(start|y|cfg)",
     program=JiT,
     rows=(
@@ -125,7 +125,7 @@ JIT = Kind(
         Quantity("x_pred", lambda file: file.at.output(file.network)),
         Quantity("loss", lambda file: file.step.losses),
         Quantity("loss_mean(?:_(labels_dropped|other_noise_scale|after_one_adamw_step))?", JiT.loss_mean),
-        Quantity(_CHAIN, JiT.chain),
+        Quantity(_JIT_CHAIN, JiT.chain),
         Quantity(_FIRST, JiT.first_velocity),
         *rows_of_step(lambda file: file.step, prefix=r"net\."),
     ),
