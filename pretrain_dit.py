@@ -13,14 +13,14 @@ from mindspeed_mm_dit.framework.exits import exit_on_sigint
 
 exit_on_sigint()  # there is nothing to save yet
 
-from mindspeed_mm_dit.hosts.choose import choose_host
+from mindspeed_mm_dit.hosts.registry import choose_host
 from mindspeed_mm_dit.training.flags import project_flags
 
 host = choose_host(sys.argv[1:], project_flags)  # before any import that needs a framework
 
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.training.batches import train_valid_batches
+from mindspeed_mm_dit.training.contract import train_valid_batches
 from mindspeed_mm_dit.training.report import report
 
 Tensor = Any  # a tensor of the chosen framework

@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 from common import Report
 
-from mindspeed_mm_dit.configs.buckets import Budget, size_words
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.source import Budget, size_words
 from mindspeed_mm_dit.data.buckets import BucketOrder, counted, fraction_after_crop, shapes_of
 from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
 from mindspeed_mm_dit.models.data import with_size
-from mindspeed_mm_dit.planning.arithmetic import train_flop
+from mindspeed_mm_dit.planning.memory import train_flop
 
 MODEL = Path(__file__).parent.parent / "examples/dit/imagenet256/model.json"
 RANKS, ROUNDS, STEPS = (2, 4, 8), (1, 2, 4), 200

@@ -43,8 +43,7 @@ def forward(framework: str, preset: str, target: str) -> None:
     from mindspeed_mm_dit.framework import activate
 
     activate(framework)
-    from mindspeed_mm_dit.configs.dit import DiTConfig
-    from mindspeed_mm_dit.configs.presets import PRESETS
+    from mindspeed_mm_dit.configs.dit import PRESETS, DiTConfig
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.dit import DiT
 

@@ -28,8 +28,7 @@ from PIL import Image
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
-from mindspeed_mm_dit.data.loader import load_batches
-from mindspeed_mm_dit.data.loader_process import load_batches_apart
+from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel

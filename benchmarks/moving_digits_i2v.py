@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 import mindspeed_mm_dit as dit
-from mindspeed_mm_dit.data.frames import resize_levels
-from mindspeed_mm_dit.sampling.video_files import draw_strips
-from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import DIRECTIONS, NAMES, NUM_CLIPS, OFFSETS, moving
+from mindspeed_mm_dit.data.clips import resize_levels
+from mindspeed_mm_dit.sampling.outputs import draw_strips
+from mindspeed_mm_dit.tools.evaluate.demo import DIRECTIONS, NAMES, NUM_CLIPS, OFFSETS, moving, read_digits
 from mindspeed_mm_dit.tools.evaluate.digits import real_digits
 from mindspeed_mm_dit.tools.evaluate.moving_digits import DIGIT, ink_of, read_directions, shrunk, stilled
 

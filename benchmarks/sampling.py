@@ -23,7 +23,7 @@ import torch
 from common import CLOCKS, Apart, Report, interleave, ratio, reference_checkout
 from train_throughput import NUM_CLASSES, model_config
 
-from mindspeed_mm_dit.configs.presets import PRESETS
+from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel

@@ -18,8 +18,8 @@ import torch
 from common import Training, reference_checkout
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.configs.arguments import read_train_args
+from mindspeed_mm_dit.training.loop import LearningRate
 
 RECIPE = Path(__file__).parents[1] / "examples" / "dit" / "fashion_mnist"
 STEPS, AT_ONCE = 25, 250  # of their samplers; images drawn together

@@ -31,7 +31,7 @@ import torch
 from common import Lines, Report, Training, interleave, reference_checkout
 
 from mindspeed_mm_dit.optimizers.muon import MuonConfig
-from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
+from mindspeed_mm_dit.tools.evaluate.demo import read_digits
 from mindspeed_mm_dit.tools.evaluate.digits import real_digits
 from mindspeed_mm_dit.tools.evaluate.real_images import RealImages
 

@@ -26,17 +26,14 @@ import numpy as np
 import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, order, ratio, reference_checkout
 
-from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.dit import PRESETS, DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
-from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.planning.arithmetic import peak_tflops, train_flop
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning.memory import Placement, memory, peak_tflops, train_flop
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000

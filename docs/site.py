@@ -11,8 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from mindspeed_mm_dit.cli.main import COMMANDS, parser_of
+from mindspeed_mm_dit.cli.commands import COMMANDS
+from mindspeed_mm_dit.cli.main import parser_of
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataloaderParam
+from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.configs.flag import NAMES, Flag
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import (
@@ -22,7 +24,6 @@ from mindspeed_mm_dit.configs.model import (
     TEACHER_CONFIGS,
     TEXT_ENCODER_CONFIGS,
 )
-from mindspeed_mm_dit.configs.presets import PRESETS
 from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.configs.strict import words_of_type
 from mindspeed_mm_dit.training.flags import full_parser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 ENTRIES = {
     "command": {
         name: f"mindspeed_mm_dit.cli.commands:{name.upper().replace('-', '_')}"
@@ -19,7 +18,7 @@ ENTRIES = {
         "profile": "mindspeed_mm_dit.training.callbacks.profile:KIND",
         "lines": "mindspeed_mm_dit.training.callbacks.lines:KIND",
         "validation": "mindspeed_mm_dit.training.callbacks.validation:VALIDATION",
-        "best": "mindspeed_mm_dit.training.callbacks.best:BEST",
+        "best": "mindspeed_mm_dit.training.callbacks.validation:BEST",
         "grids": "mindspeed_mm_dit.training.callbacks.grids:KIND",
     },
     "optimizer": {
@@ -27,23 +26,23 @@ ENTRIES = {
         "muon": "mindspeed_mm_dit.optimizers.muon:MUON",
     },
     "objective": {
-        "gaussian_diffusion": "mindspeed_mm_dit.objectives.gaussian.objective:GAUSSIAN_DIFFUSION",
-        "flow_matching": "mindspeed_mm_dit.objectives.flow.objective:FLOW_MATCHING",
-        "wan_flow_match_scheduler": "mindspeed_mm_dit.objectives.wan_flow.objective:WAN_FLOW",
-        "mean_flow": "mindspeed_mm_dit.objectives.mean_flow.objective:MEAN_FLOW",
+        "gaussian_diffusion": "mindspeed_mm_dit.objectives.gaussian:GAUSSIAN_DIFFUSION",
+        "flow_matching": "mindspeed_mm_dit.objectives.flow.process:FLOW_MATCHING",
+        "wan_flow_match_scheduler": "mindspeed_mm_dit.objectives.wan_flow:WAN_FLOW",
+        "mean_flow": "mindspeed_mm_dit.objectives.mean_flow:MEAN_FLOW",
     },
     "predictor": {
         "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",
-        "custom_dit": "mindspeed_mm_dit.configs.custom_dit:CustomDiTConfig",
-        "wan": "mindspeed_mm_dit.configs.wan:WanConfig",
+        "custom_dit": "mindspeed_mm_dit.configs.video_transformer:CustomDiTConfig",
+        "wan": "mindspeed_mm_dit.configs.video_transformer:WanConfig",
         "flux": "mindspeed_mm_dit.configs.flux:FluxConfig",
-        "flux2": "mindspeed_mm_dit.configs.flux2:Flux2Config",
+        "flux2": "mindspeed_mm_dit.configs.flux:Flux2Config",
         "sd3": "mindspeed_mm_dit.configs.sd3:SD3Config",
-        "qwen_image": "mindspeed_mm_dit.configs.qwen_image:QwenImageConfig",
+        "qwen_image": "mindspeed_mm_dit.configs.joint:QwenImageConfig",
         "z_image": "mindspeed_mm_dit.configs.z_image:ZImageConfig",
     },
     "autoencoder": {
-        name: f"mindspeed_mm_dit.models.autoencoders:{name.upper()}"
+        name: f"mindspeed_mm_dit.models.autoencoder:{name.upper()}"
         for name in (
             "pixel",
             "autoencoder_kl",
@@ -66,8 +65,8 @@ ENTRIES = {
         "mistral3": "mindspeed_mm_dit.models.text_encoders:MISTRAL3",
     },
     "teacher": {
-        "dinov2": "mindspeed_mm_dit.models.teacher:DINOV2",
-        "siglip": "mindspeed_mm_dit.models.teacher:SIGLIP",
+        "dinov2": "mindspeed_mm_dit.models.registry:DINOV2",
+        "siglip": "mindspeed_mm_dit.models.registry:SIGLIP",
     },
     "data_source": {
         "image_folder": "mindspeed_mm_dit.data.sources:IMAGE_FOLDER",
@@ -77,13 +76,13 @@ ENTRIES = {
         "mixed": "mindspeed_mm_dit.data.sources:MIXED",
     },
     "condition": {
-        "mindspeed_mm_dit.configs.condition.ClassLabel": "mindspeed_mm_dit.data.conditions.plain:LABEL",
-        "mindspeed_mm_dit.configs.condition.Vector": "mindspeed_mm_dit.data.conditions.plain:VECTOR",
-        "mindspeed_mm_dit.configs.condition.FirstFrame": "mindspeed_mm_dit.data.conditions.frames:FRAMES",
-        "mindspeed_mm_dit.configs.condition.ImageTokens": "mindspeed_mm_dit.data.conditions.frames:IMAGE_TOKENS",
-        "mindspeed_mm_dit.configs.condition.TextStates": "mindspeed_mm_dit.data.conditions.text:TEXT",
-        "mindspeed_mm_dit.configs.condition.PooledText": "mindspeed_mm_dit.data.conditions.text:TEXT",
-        "mindspeed_mm_dit.configs.joined_text.JoinedText": "mindspeed_mm_dit.models.joined_text:JOINED",
+        "mindspeed_mm_dit.configs.condition.ClassLabel": "mindspeed_mm_dit.data.conditions:LABEL",
+        "mindspeed_mm_dit.configs.condition.Vector": "mindspeed_mm_dit.data.conditions:VECTOR",
+        "mindspeed_mm_dit.configs.condition.FirstFrame": "mindspeed_mm_dit.data.conditions:FRAMES",
+        "mindspeed_mm_dit.configs.condition.ImageTokens": "mindspeed_mm_dit.data.conditions:IMAGE_TOKENS",
+        "mindspeed_mm_dit.configs.condition.TextStates": "mindspeed_mm_dit.data.conditions:TEXT",
+        "mindspeed_mm_dit.configs.condition.PooledText": "mindspeed_mm_dit.data.conditions:TEXT",
+        "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoders:JOINED",
     },
     **{kind: {} for kind in (
         "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips", "score_test",

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.data.video_file import read_frames
-from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate import demo
 from tests.conftest import GOLDEN
 from tests.training.launch import Configs
 
@@ -20,9 +20,9 @@ CLIPS = 24
 def write_clips(place: Path) -> Path:
     """Write CLIPS of the embedded clips to a folder in ``place``."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(moving_digits, "NUM_CLIPS", CLIPS)
+    patch.setattr(demo, "NUM_CLIPS", CLIPS)
     folder = place / "moving_digits"
-    moving_digits.write_moving_digits(folder)
+    demo.write_moving_digits(folder)
     patch.undo()
     return folder
 
@@ -30,7 +30,7 @@ def write_clips(place: Path) -> Path:
 def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data: object) -> Configs:
     """Write model.json and data.json to ``place``."""
     place.mkdir(parents=True, exist_ok=True)
-    frames, size = moving_digits.NUM_FRAMES, 32
+    frames, size = demo.NUM_FRAMES, 32
     sizes = {
         "custom_dit": {"num_heads": 4, "head_dim": 8, "text_dim": 64, "freq_dim": 16},
         "wan": {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16},

@@ -128,7 +128,7 @@ def golden() -> dict[str, np.ndarray]:
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as an image folder."""
-    from mindspeed_mm_dit.tools.evaluate.demo.digits import write_digits
+    from mindspeed_mm_dit.tools.evaluate.demo import write_digits
 
     folder = tmp_path_factory.mktemp("data") / "digits"
     write_digits(folder)

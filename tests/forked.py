@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.framework.launched import die_with_parent, without_launcher
+from mindspeed_mm_dit.framework.exits import die_with_parent, without_launcher
 
 READ_BY_IMPORTS = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",

@@ -18,10 +18,10 @@ import pytest
 
 from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataConfig
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS
+from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
+from mindspeed_mm_dit.data.conditions import CONDITIONS, register_condition
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.meta import parameters_of

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from mindspeed_mm_dit.cli.main import COMMANDS, parser_of
+from mindspeed_mm_dit.cli.commands import COMMANDS
+from mindspeed_mm_dit.cli.main import parser_of
 from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
 from mindspeed_mm_dit.configs.run import rows
 from tests.conftest import FRAMEWORK, ROOT

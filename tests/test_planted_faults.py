@@ -25,11 +25,11 @@ class Fault:
 
 FAULTS = {
     "schedule": Fault(
-        "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
+        "objectives/gaussian.py", "scale * 0.02", "scale * 0.0201",
         "tests/objectives/gaussian/test_schedule.py",
     ),
     "validation": Fault(
-        "objectives/gaussian/objective.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
+        "objectives/gaussian.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
         "tests/objectives/test_validation_draws.py",
     ),
     "epsilon": Fault(
@@ -37,7 +37,7 @@ FAULTS = {
         "tests/golden/test_block.py",
     ),
     "colours of videos": Fault(
-        "data/video_display.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
+        "data/video_file.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
         "tests/data/test_video_display.py -k colours_are_those",
     ),
     "strength of adapters": Fault(
@@ -45,7 +45,7 @@ FAULTS = {
         "tests/checkpoint/test_lora_files.py -k alpha_and_rank",
     ),
     "base of adapters": Fault(
-        "training/initial_weights.py", "if base != there:", "if base == '':",
+        "training/resume.py", "if base != there:", "if base == '':",
         "tests/training/test_lora_run.py -k go_on_beside_their_own_base",
     ),
     "resume": Fault(
@@ -53,7 +53,7 @@ FAULTS = {
         "tests/training/test_same_numbers.py -k the_same_bits[noise]",
     ),
     "optimizer state": Fault(
-        "training/pytorch/trained.py", "state, has_power_ema = self.state(with_optimizer),",
+        "training/pytorch/stepper.py", "state, has_power_ema = self.state(with_optimizer),",
         "state, has_power_ema = self.state(False),", "tests/training/test_engine.py -k test_a_resumed_engine",
     ),
     "sharding": Fault(
@@ -65,7 +65,7 @@ FAULTS = {
         "tests/training/test_same_numbers.py -k noise-replicated",
     ),
     "stretched positions": Fault(
-        "models/positions.py", "rows * (base / height)", "rows * (base / width)",
+        "models/layers.py", "rows * (base / height)", "rows * (base / width)",
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(
@@ -76,7 +76,7 @@ FAULTS = {
         "data/listing.py", "if not is_hidden(entry.name)]", "]", "tests/data/test_folder.py -k hidden",
     ),
     "coins": Fault(
-        "data/conditions/contract.py", "sample_indices, probability, self.dropout_key)", "sample_indices, probability)",
+        "data/conditions.py", "sample_indices, probability, self.dropout_key)", "sample_indices, probability)",
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "contact sheet": Fault(
@@ -89,7 +89,7 @@ FAULTS = {
         "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
     "first of all": Fault(
-        "tools/verify/pytorch/probe.py", "self.not_finite is not None or ", "",
+        "tools/verify/pytorch/step_record.py", "self.not_finite is not None or ", "",
         "tests/tools/verify/test_probe.py -k overflows",
     ),
     "evaluated images": Fault(
@@ -97,11 +97,11 @@ FAULTS = {
         "tests/tools/evaluate/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
-        "configs/dit_adapting.py", "table[label] = source.value[other]", "table[label] = source.value[label]",
+        "configs/dit.py", "table[label] = source.value[other]", "table[label] = source.value[label]",
         "tests/checkpoint/test_adapting.py -k by_name_wherever",
     ),
     "resized patches": Fault(
-        "configs/resampling.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
+        "configs/dit.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
         "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
@@ -109,7 +109,7 @@ FAULTS = {
         "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
-        "sampling/ranks.py", "request.at(numbers)", "SampleRequest(request.at(numbers).values)",
+        "sampling/generate.py", "request.at(numbers)", "SampleRequest(request.at(numbers).values)",
         "tests/cli/test_sample.py -k two_ranks",
     ),
 }  # fmt: skip

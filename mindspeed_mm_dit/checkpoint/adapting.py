@@ -21,10 +21,9 @@ from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.parameters import Parameter
-from mindspeed_mm_dit.configs.predictor import AdaptedTensor, PredictorConfig, SourceTensor
+from mindspeed_mm_dit.configs.predictor import AdaptedTensor, Parameter, PredictorConfig, SourceTensor
 from mindspeed_mm_dit.errors import CheckpointError, UserError
-from mindspeed_mm_dit.models.init import initial_value
+from mindspeed_mm_dit.models.layers import initial_value
 from mindspeed_mm_dit.models.meta import parameters_of
 
 _HEADS = ("num_heads", "num_attention_heads")

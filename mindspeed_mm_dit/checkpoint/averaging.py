@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.targets import check_target
 from mindspeed_mm_dit.checkpoint.weights import read_trees
-from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError
 
 

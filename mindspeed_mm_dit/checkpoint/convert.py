@@ -24,8 +24,8 @@ from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStor
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.autoencoder import SCALE
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.outputs import check_output_folder
-from mindspeed_mm_dit.configs.parameters import Parameters
+from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.meta import parameters_of

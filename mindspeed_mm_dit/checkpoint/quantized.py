@@ -15,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.low_precision import widened
+from mindspeed_mm_dit.framework.safetensors_file import widened
 
 Arrays = dict[str, np.ndarray]
 Formats = dict[str, dict[str, Any]]

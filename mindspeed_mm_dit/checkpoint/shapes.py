@@ -10,16 +10,14 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of, shape_of
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, count_of, shape_of
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig, WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.framework.meta.binding import meta_reference
-from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
-from mindspeed_mm_dit.planning.fit import GIB, host_bytes
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
+from mindspeed_mm_dit.framework.meta.nn import meta_reference
+from mindspeed_mm_dit.models.autoencoder_kl import KLArchitecture
+from mindspeed_mm_dit.planning.memory import GIB, host_bytes
 
 Shapes = dict[str, Shape]
 
@@ -108,7 +106,7 @@ def predictor_of(
 
 def vae_shapes(config: KLArchitecture) -> Shapes:
     """Return the shapes of an AutoencoderKL by diffusers' names."""
-    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl.network:AutoencoderKLNetwork")(config)
+    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl:AutoencoderKLNetwork")(config)
     return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 

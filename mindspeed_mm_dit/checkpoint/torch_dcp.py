@@ -22,9 +22,9 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm as entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.lazy_imports import later
+from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
 

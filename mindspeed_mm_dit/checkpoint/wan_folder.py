@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.limits import number
 from mindspeed_mm_dit.configs.model import AE_CONFIGS
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 
 FIRST, SECOND = "transformer", "transformer_2"
 SIZE = (81, 480, 832)

@@ -7,18 +7,18 @@ import time
 from functools import cache
 from pathlib import Path
 
-from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.models.data import cache_identity, check_sizes, open_data, with_budget
 from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.terminal import echo, progress
-from mindspeed_mm_dit.training.classes import log_notes
+from mindspeed_mm_dit.training.data_set import log_notes
 
 DESCRIPTION = """\
 Encode a data set once, so that no training step has to: images or videos with the VAE, captions with the text encoders.

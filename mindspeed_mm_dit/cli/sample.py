@@ -1,38 +1,274 @@
-"""``mm-dit sample``."""
+"""``mm-dit sample``: its flags (what to draw, by which sampler, into which file), and the command."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
-from mindspeed_mm_dit.cli.request_flags import add_framework, add_request, parse_request
-from mindspeed_mm_dit.cli.sampler_flags import OPTIONS, add_sampler, add_sampler_options
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.files import UnusableFile, read_npy
+from mindspeed_mm_dit.configs.limits import short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import collective_error
-from mindspeed_mm_dit.framework.launched import check_launched, end_with_launcher
-from mindspeed_mm_dit.models.known_words import note_of_words
-from mindspeed_mm_dit.sampling.outputs import Output
-from mindspeed_mm_dit.sampling.request import SampleRequest, resized
-from mindspeed_mm_dit.sampling.video_files import FPS
+from mindspeed_mm_dit.framework import FRAMEWORKS, activate
+from mindspeed_mm_dit.framework.exits import check_launched, collective_error, end_with_launcher
+from mindspeed_mm_dit.models.words_encoder import note_of_words
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES
+from mindspeed_mm_dit.sampling.outputs import FPS, Output
+from mindspeed_mm_dit.sampling.request import (
+    FLAGS,
+    SampleRequest,
+    check_amount,
+    check_prompts_fit,
+    check_request,
+    labels_of,
+    read_prompts,
+    requested_images,
+    resized,
+    split_classes,
+    together,
+)
 from mindspeed_mm_dit.terminal import echo
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.sampling.experts import Experts
     from mindspeed_mm_dit.sampling.generate import SampleSettings
-    from mindspeed_mm_dit.sampling.load import Described
+    from mindspeed_mm_dit.sampling.load import Described, Experts
+
+
+OPTIONS = "sampler_options"
+"""Attribute of the parsed flags with the sampler options on the command line, by name."""
+
+
+class _Option(NamedTuple):
+    field: dataclasses.Field[Any]
+    kind: Any
+    samplers: list[str]
+    """Samplers that have the option."""
+
+
+class _StoreOption(argparse.Action):
+    """Collects the options on the command line in one dictionary."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Store ``values``; the word None stands for None."""
+        name = self.dest.removeprefix(f"{OPTIONS}.")
+        options = {**getattr(namespace, OPTIONS), name: None if values == "None" else values}
+        setattr(namespace, OPTIONS, options)
+
+
+def add_sampler(parser: argparse.ArgumentParser) -> None:
+    """Declare --sampler, with the samplers of every objective, including those of plugins."""
+    known = "; ".join(f"of {model_id}: {_first_is_default(kind.samplers)}" for model_id, kind in OBJECTIVES.items())
+    parser.add_argument("--sampler", metavar="NAME", help=_plain(known))
+
+
+def add_sampler_options(parser: argparse.ArgumentParser) -> None:
+    """Declare a flag for each field of the samplers' options. A sampler without the option refuses it by name.
+
+    Raises ConfigError if an option of a plugin is already a flag of the command.
+    """
+    group = parser.add_argument_group("options of some samplers")
+    parser.set_defaults(**{OPTIONS: {}})
+    for name, option in _options().items():
+        flag, words = flag_of(name), option.field.metadata.get("help", "")
+        default = option.field.default
+        default = f"{default:g}" if isinstance(default, float) else default
+        try:
+            group.add_argument(
+                flag,
+                action=_StoreOption,
+                dest=f"{OPTIONS}.{name}",
+                default=argparse.SUPPRESS,
+                type=_type(option.kind),
+                metavar=name.rpartition("_")[2].upper(),
+                help=_plain(f"{', '.join(option.samplers)}: {words or name} (default {default})"),
+            )
+        except argparse.ArgumentError:
+            raise ConfigError(
+                f"option {name!r} of the sampler {option.samplers[0]!r}",
+                f"{flag} is a flag of this command already",
+                "give the field another name",
+            ) from None
+
+
+def _first_is_default(samplers: Iterable[str]) -> str:
+    first, *others = samplers
+    return ", ".join([f"{first} (default)", *others])
+
+
+def _options() -> dict[str, _Option]:
+    """Return the options of all samplers by name; an option that several samplers have is one flag."""
+    options: dict[str, _Option] = {}
+    for objective in OBJECTIVES.values():
+        for name, sampler in objective.samplers.items():
+            kinds = get_type_hints(sampler.options)
+            for field in dataclasses.fields(sampler.options):
+                options.setdefault(field.name, _Option(field, kinds[field.name], [])).samplers.append(name)
+    return options
+
+
+def _type(kind: Any) -> Callable[[str], Any]:
+    """Return the function that turns a flag's text into a value of ``kind``; the sampler checks the value."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    known: tuple[type, ...] = (float, int)
+    return next((candidate for candidate in known if candidate in kinds), _boolean if bool in kinds else str)
+
+
+def _boolean(text: str) -> bool | str:
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _plain(text: str) -> str:
+    """Return ``text`` with percent signs escaped for argparse."""
+    return text.replace("%", "%%")
+
+
+_WORDS = {"label": "classes", "caption": "texts", "vector": "vectors", "image": "images"}
+
+
+def add_framework(parser: argparse.ArgumentParser) -> None:
+    """Declare the framework that computes."""
+    parser.add_argument(
+        "--ai-framework", choices=FRAMEWORKS, default=FRAMEWORKS[0], help=f"framework to use (default {FRAMEWORKS[0]})"
+    )
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of a request."""
+    parser.add_argument(
+        "--classes",
+        metavar="LIST",
+        help="labels, e.g. 0-9 or 1,5,7-9, or names that the checkpoint knows, e.g. cat,dog (default: the first 10); a "
+        "name comes before a number or range, and one with a comma stands in double quotes: 'cat,\"salt, pepper\"'",
+    )
+    parser.add_argument("--num-per-class", type=int, metavar="N", help="samples of each class (default 4)")
+    text = parser.add_argument_group("models with a text encoder")
+    text.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="what a sample shows; may be given several times"
+    )
+    text.add_argument("--prompts", metavar="FILE", help="a text file with one prompt per line")
+    text.add_argument("--num-per-prompt", type=int, metavar="N", help="samples of each prompt (default 1)")
+    text.add_argument(
+        "--negative-prompt", metavar="TEXT", help="text that guidance leads away from (default: the empty caption)"
+    )
+    parser.add_argument("--vectors", metavar="FILE", help="an .npy of vectors (N, P), for a model conditioned on them")
+    add_size(parser)
+    video = parser.add_argument_group("videos")
+    video.add_argument("--image", metavar="FILE", help="the first frame, for a model that begins with an image")
+    video.add_argument("--last-image", metavar="FILE", help="the last frame, for a model that takes one")
+    video.add_argument("--frames", type=int, metavar="N", help="frames of a video (default: from model.json)")
+    video.add_argument("--fps", type=float, help="frames per second of a video (default 16, as in Wan)")
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Declare the size of samples."""
+    parser.add_argument("--size", metavar="HxW", help="height and width in pixels (default: from model.json)")
+
+
+def parse_request(
+    args: argparse.Namespace, config: ModelConfig, names: Sequence[str], captions: Sequence[str] = ()
+) -> SampleRequest:
+    """Return the request that the flags describe; ``names``, ``captions``: those stored with the checkpoint.
+
+    Raises ConfigError for flags of conditions that the model does not take, and for wrong values.
+    """
+    items = config.predictor.conditions.items
+    frames = config.predictor.conditions.frames
+    _refuse_others(args, config, (*items, "image") if frames else items)
+    values: dict[str, list[Any]] = {}
+    each = 1
+    if "label" in items:
+        values["label"] = _classes(args, config, names)
+        each = 4 if args.num_per_class is None else whole_number("--num-per-class", args.num_per_class, 1)
+    if "caption" in items:
+        values["caption"] = prompts_of(args.prompt or [], args.prompts, captions=captions)
+        each = 1 if args.num_per_prompt is None else whole_number("--num-per-prompt", args.num_per_prompt, 1)
+    if "vector" in items:
+        values["vector"] = _vectors(args)
+    if frames:
+        values["image"] = requested_images(config, args.image, args.last_image)
+    negative = {"caption": args.negative_prompt} if args.negative_prompt else {}
+    check_prompts(config, values.get("caption", []), args.negative_prompt)
+    request = SampleRequest(together(values), negative)
+    check_request(request, config)
+    flag = "--num-per-prompt" if "caption" in items else "--num-per-class"
+    check_amount(f"{flag} = {each}", len(request) * each, config, Path(args.output))
+    return request.each(each)
+
+
+def _refuse_others(args: argparse.Namespace, config: ModelConfig, items: Sequence[str]) -> None:
+    flags = [flag for item in items for flag in FLAGS.get(item, ())]
+    for item, others in FLAGS.items():
+        for flag in others:
+            if item not in items and getattr(args, flag.strip("-").replace("-", "_")) is not None:
+                inputs = " and ".join(_WORDS.get(name, name) for name in items)
+                cure = f"use {flags[0]}" if flags else "leave it out"
+                raise ConfigError(flag, f"this model is conditioned on {inputs}, not on {_WORDS[item]}", cure)
+    if args.fps is not None and len(config.sample_size) == 2:
+        raise ConfigError(f"--fps = {args.fps}", "this model generates images, not videos", "leave it out")
+
+
+# --- classes -----------------------------------------------------------------------------------------------------
+
+
+def _classes(args: argparse.Namespace, config: ModelConfig, names: Sequence[str]) -> list[int]:
+    num_classes = config.predictor.conditions.label.num_classes  # type: ignore[union-attr]
+    if args.classes is None:
+        return list(range(min(10, num_classes)))
+    return labels_of(split_classes(args.classes, names), names, num_classes)
+
+
+# --- prompts and vectors -----------------------------------------------------------------------------------------
+
+
+def prompts_of(
+    inline: Sequence[str], file: str | None, flag: str = "--prompt", captions: Sequence[str] = ()
+) -> list[str]:
+    """Return the ``inline`` prompts and those of a text ``file``, one per line.
+
+    Raises ConfigError if the file cannot be read, or if there are no prompts; the error then names ``flag``, and the
+    first of ``captions`` as an example.
+    """
+    prompts = list(inline)
+    if file is not None:
+        prompts += read_prompts("--prompts", file)
+    if not prompts:
+        example = f"add {shlex.join(['--prompt', [*captions, 'a seven moves left'][0]])}"
+        cure = example if flag == "--prompt" else "name a text file with one prompt per line"
+        raise ConfigError(flag, "is missing: this model is conditioned on text", cure)
+    return prompts
+
+
+def check_prompts(config: ModelConfig, prompts: Sequence[str], negative: str | None, flag: str = "--prompt") -> None:
+    """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
+    if prompts:
+        check_prompts_fit(config, prompts, flag)
+        check_prompts_fit(config, [negative] if negative else [], "--negative-prompt")
+
+
+def _vectors(args: argparse.Namespace) -> list[Any]:
+    if args.vectors is None:
+        raise ConfigError("--vectors", "is missing: this model is conditioned on vectors", "name an .npy of (N, P)")
+    try:
+        vectors = read_npy(args.vectors)
+    except UnusableFile as problem:
+        raise ConfigError(f"--vectors = {args.vectors}", str(problem), "name an .npy") from None
+    if vectors.ndim != 2 or vectors.dtype.kind not in "iuf" or not np.isfinite(vectors).all():
+        raise ConfigError(f"--vectors = {args.vectors}", f"has shape {vectors.shape}; must be finite vectors (N, P)")
+    return list(vectors.astype(np.float32))
+
 
 DESCRIPTION = """\
 Generate images or videos with a trained model, of the classes you name or the prompts you write.
@@ -265,7 +501,7 @@ def load_asked(
 def _draw(args: argparse.Namespace, work: _Work) -> tuple[np.ndarray | None, float]:
     """Generate the samples on all ranks; return them on the first rank (None on others), and the seconds it took."""
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.sampling.ranks import generate_spread
+    from mindspeed_mm_dit.sampling.generate import generate_spread
 
     if work.ranks > 1:
         runtime.initialize(None, 1, work.ranks)
@@ -341,8 +577,7 @@ def settings_of(
 
 def _parse_experts(args: argparse.Namespace) -> Experts | None:
     """Return the two experts that the flags name; raises ConfigError for flags of experts if there is only one."""
-    from mindspeed_mm_dit.sampling.experts import ONE_NETWORK
-    from mindspeed_mm_dit.sampling.load import experts, other_expert
+    from mindspeed_mm_dit.sampling.load import ONE_NETWORK, experts, other_expert
 
     low = other_expert(args.checkpoint, args.low_noise_checkpoint)
     if low is None:

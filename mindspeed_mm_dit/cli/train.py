@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from mindspeed_mm_dit.configs.embedded import embedded_configs
-from mindspeed_mm_dit.training.launch.run import train
+from mindspeed_mm_dit.training.launch import train
 
 DESCRIPTION = """\
 Train the model that a config folder describes. Run the same command again to resume from the last checkpoint.

@@ -8,19 +8,96 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
-from mindspeed_mm_dit.configs.flag_combinations import check_flag_dependencies
-from mindspeed_mm_dit.configs.host_flags import HOST_ONLY
 from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, short_repr
-from mindspeed_mm_dit.configs.run import MEGATRON, DiTArgs, RunConfig
+from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
+from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
+
+
+def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
+    """Return the flags and values in the file ``path``; ``setting`` is the option that named it.
+
+    Quotes group words within a line; "#" at the start of a word starts a comment. A backslash at the end of a line, as
+    in a shell script, is ignored.
+
+    Raises:
+        ConfigError: the file cannot be read, or a quote is not closed; names the line.
+    """
+    words: list[str] = []
+    for number, line in enumerate(lines_of(read_text(path, setting)), 1):
+        if "\0" in line:
+            raise ConfigError(
+                f"{path}, line {number}", "contains a NUL byte, so it is not a text file", "write the file again"
+            )
+        try:
+            words += _Words(_CONTINUED.sub(r"\1", line))
+        except ValueError as error:  # "No closing quotation", "No escaped character"
+            raise ConfigError(f"{path}, line {number}", f"{error}: {line.strip()}") from None
+    return words
+
+
+_CONTINUED = re.compile(r"(?<!\\)((?:\\\\)*)\\\s*$")
+"""A backslash that ends a line and is not escaped."""
+
+
+class _Words(shlex.shlex):
+    """Splits one line into words like a POSIX shell."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line, posix=True)
+        self.whitespace_split = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Follow the parser's state: inside a word (state "a") "#" is an ordinary character."""
+        super().__setattr__(name, value)
+        if name == "state":
+            super().__setattr__("commenters", "" if value == "a" else "#")
+
+
+def check_flag_dependencies(args: RunConfig) -> None:
+    """Raise ConfigError for an empty flag, or one without a flag that it needs."""
+    flags = args.flags()
+    for name, value in flags.items():
+        if isinstance(value, str) and not value.strip():
+            raise ConfigError(f"{flag_of(name)} = {value!r}", "is empty", "write a value, or drop the flag")
+    for row in rows():
+        missing = [flag_of(other) for other in row.needs if flags.get(row.name) and not flags.get(other)]
+        if missing:
+            raise alone(row.word, missing)
+
+
+def alone(flag: str, missing: Sequence[str]) -> ConfigError:
+    """Return the error for a flag that has no effect without the ``missing`` ones."""
+    return ConfigError(flag, f"has no effect without {' and '.join(missing)}", "add it, or drop this one")
+
+
+def check_tool(what: str, path: str | None) -> None:
+    """Raise ConfigError if the tools.json ``path`` does not exist; ``what`` is the setting that named it."""
+    if path and not os.path.isfile(path):
+        raise ConfigError(f"{what} = {path}", "there is no such file", "name MindSpeed-MM's tools.json, or drop it")
+
+
+def without_effect(args: RunConfig, framework: str, device: str) -> list[str]:
+    """Return a note for each flag that has no effect with this framework on this kind of device."""
+    notes = []
+    if args.tf32 and framework == "pytorch" and device != "cuda":
+        notes.append(f"note: --tf32 has no effect: it is for NVIDIA GPUs, and this device is a {device.upper()}")
+    if args.pynative and framework == "pytorch":
+        notes.append("note: --pynative has no effect: it is for MindSpore, and the framework is PyTorch")
+    return notes
+
 
 TRAINING = "pretrain_dit.py"
 _TYPED = re.compile(r"[-\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+([a-z][a-z0-9-]*)($|=|[^\S ])")

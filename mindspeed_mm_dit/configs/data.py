@@ -1,18 +1,116 @@
-"""data.json: the samples that a run trains on, and how they are batched."""
+"""data.json: the samples that a run trains on, alone or as a weighted mix of data sets, and how they are batched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.limits import check_between, short_repr
-from mindspeed_mm_dit.configs.mixed import MixedParam
-from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.registry import Configs, Registry
+
+MOST_WEIGHT = 1000
+
+
+@dataclass(frozen=True)
+class MixedParam(SourceParam):
+    """Several sections ``dataset_param`` as one. Samples have their own shapes; an image is a video of one frame."""
+
+    sources: tuple[Any, ...]
+    """List of two or more sections ``dataset_param``, each with the keys of its own kind."""
+    weights: tuple[int, ...]
+    """Weight of each source, a whole number from 1 to 1000. It counts groups of ``bucket_group`` samples: with [3, 1]
+    the first source gives three of every four groups."""
+    valid_fraction: float = 0.0
+    """Fraction of all samples held out for --eval-interval, in [0, 1); the seed decides which."""
+    dataset_type: Literal["mixed"] = "mixed"
+    """Kind of data set."""
+
+    noun, where, size_setting = "sample", "dataset_param.sources", "dataset_param.sources"
+    data_folder = ""
+
+    def __post_init__(self) -> None:
+        if len(self.sources) < 2 or len(self.weights) != len(self.sources):
+            raise ConfigError(
+                f"dataset_param.weights = {list(self.weights)}",
+                f"has {len(self.weights)} numbers for {len(self.sources)} sources",
+                "list two or more sources, and a weight for each",
+            )
+        self.check_common()
+        for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
+            what = f"dataset_param.sources[{number}]"
+            check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)
+            if source.cache is not None or isinstance(source, MixedParam):
+                raise ConfigError(
+                    what, "is a cache or a mix itself", "list data sets of files: a mix is encoded during training"
+                )
+            if source.valid_fraction:
+                raise ConfigError(
+                    f"{what}.valid_fraction", "applies to one source only", "set dataset_param.valid_fraction"
+                )
+        self._check_same("bucket_group", "every source needs the same group size")
+        self._check_same("caption_dropout_prob", "captions of all sources are dropped with the same probability")
+
+    def _check_same(self, key: str, why: str) -> None:
+        values = [getattr(source, key) for source in self.sources]
+        if len(set(values)) > 1:
+            raise ConfigError(f"dataset_param.sources: {key} = {values}", f"must be equal: {why}", "write one number")
+
+    @property
+    def items(self) -> tuple[str, ...]:
+        """Items that the samples of every source have."""
+        first, *others = (source.items for source in self.sources)
+        return tuple(item for item in first if all(item in other for other in others))
+
+    @property
+    def buckets(self) -> tuple[Shape, ...]:  # type: ignore[override]
+        """The shapes of all sources."""
+        axes = max(len(source.sample_size) for source in self.sources)
+        shapes = [shape for source in self.sources for shape in source.sizes]
+        return tuple(dict.fromkeys((1,) * (axes - len(shape)) + shape for shape in shapes))
+
+    @property
+    def extra_images(self) -> dict[str, str]:  # type: ignore[override]
+        """Additional images of the samples of any source."""
+        return {name: key for source in self.sources for name, key in source.extra_images.items()}
+
+    @property
+    def sample_size(self) -> Shape:
+        """The largest of all shapes."""
+        return self.largest
+
+    @property
+    def bucket_group(self) -> int:  # type: ignore[override]
+        """Number of samples of one source and shape in a row."""
+        return int(self.sources[0].bucket_group)
+
+    @property
+    def caption_dropout_prob(self) -> float:  # type: ignore[override]
+        """The common value of all sources."""
+        return float(self.sources[0].caption_dropout_prob)
+
+    @property
+    def skip_bad(self) -> bool:
+        """Whether every source skips samples that cannot be used."""
+        return all(source.skip_bad for source in self.sources)
+
+    @property
+    def bucket_words(self) -> str:
+        """The shapes and the weights, as text."""
+        return f"{super().bucket_words}, shares {' : '.join(map(str, self.weights))}"
+
+    def without_bad(self) -> MixedParam:
+        """Return the same data sets, skipping samples that cannot be used."""
+        return replace(self, sources=tuple(source.without_bad() for source in self.sources))
+
+    def pixel_cache_key(self) -> str:
+        """Raise ConfigError: a cache holds one data set."""
+        raise ConfigError("dataset_param.sources", "cannot be cached together", "train without a cache")
+
 
 SOURCE_CONFIGS = Configs("data_source")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""

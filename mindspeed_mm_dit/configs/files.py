@@ -1,20 +1,32 @@
-"""Reads regular files only: anything that could block or never end is reported and not opened."""
+"""Reads config files strictly.
+
+Regular files only (JSON, YAML, ``.npy``, ``.npz``), and no model folder that names code. Nothing that could block or
+never end is opened, headers are compared with the file before anything is read, and errors name the line.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import lzma
+import math
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
+import yaml
 
-from mindspeed_mm_dit.errors import CheckpointError, DataError, nearest
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.strict import check_depth, read_any_json, read_text
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError, nearest
 from mindspeed_mm_dit.registry import Registry
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
@@ -291,3 +303,131 @@ def _byte_range(offsets: Any) -> tuple[int, int]:
     if type(begin) is not int or type(end) is not int or not 0 <= begin <= end:
         raise ValueError(f"a tensor's offsets are {begin} to {end}")
     return begin, end
+
+
+_NAMES_CODE = (
+    *("auto_map", "trust_remote_code", "custom_pipelines", "quantization_config", "base_model_name_or_path"),
+    *("attn_implementation", "_attn_implementation", "_attn_implementation_internal"),
+    *("experts_implementation", "_experts_implementation", "_experts_implementation_internal"),
+    *("use_kernels", "kernel_config", "allow_all_kernels"),
+)
+"""Keys of config files with which transformers, diffusers or peft run other code, fetch kernels, or read another model
+than the folder's. CVE-2026-4372: transformers 4.56 to 5.2 run the code that ``_attn_implementation_internal`` names."""
+_BUILT_IN_ATTENTION = ("eager", "sdpa")
+"""Attention implementations without external kernels."""
+
+
+def check_names_no_code(setting: str, folder: Path) -> None:
+    """Raise ConfigError if a config file in ``folder``, which ``setting`` named, names code to run or to fetch."""
+    for file in sorted(folder.glob("*config.json")):
+        for key, value in _pairs(read_any_json(file, setting)):
+            if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
+                raise ConfigError(
+                    f"{setting} = {file}: {key} = {short_repr(value)}",
+                    "names code, which is never run or fetched",
+                    "remove the key if the folder works without it, or name another folder",
+                )
+
+
+def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values of a JSON object, and those of all objects inside it."""
+    for key, inside in value.items() if isinstance(value, dict) else ():
+        yield key, inside
+        yield from _pairs(inside)
+    for entry in value if isinstance(value, list) else ():
+        yield from _pairs(entry)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses duplicate keys, and ``<<``, with which a short file can expand to a very large mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            text = key.value if isinstance(key.value, str) else short_repr(key.value)
+            if text in seen or key.tag == "tag:yaml.org,2002:merge":
+                reason = "occurs twice" if text in seen else "is not supported"
+                raise yaml.constructor.ConstructorError(None, None, f"key {short_repr(text)} {reason}", key.start_mark)
+            seen.add(text)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path, flag: str) -> Any:
+    """Return the content of a YAML file, or None if it is empty; ``flag`` is the option that named it.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not YAML.
+    """
+    text, what = read_text(path, flag), f"{flag} = {path}"
+    try:
+        content = yaml.load(text, _Loader)
+        check_depth(what, content)
+        return content
+    except ConfigError:
+        raise
+    except yaml.YAMLError as error:
+        raise ConfigError(what, f"is not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(what, "is nested too deeply to be a config file") from None
+    except Exception as error:  # (PyYAML lets through whatever an invalid date or number raises)
+        raise ConfigError(what, f"holds a value that cannot be read: {error}") from None
+
+
+UNREADABLE = (
+    ValueError, OSError, EOFError, LookupError, TypeError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile,
+    lzma.LZMAError, tokenize.TokenError,
+)  # fmt: skip
+"""Errors that reading a damaged or encrypted file raises."""
+
+
+class Header(NamedTuple):
+    """The header of an .npy file."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+
+
+def read_npy(path: str | Path) -> np.ndarray:
+    """Read an .npy without objects; raises UnusableFile."""
+    size = check_file(path)
+    try:
+        with open(path, "rb") as file:
+            read_header(file, size)
+            file.seek(0)
+            return np.load(file, allow_pickle=False)
+    except UNREADABLE as error:
+        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+
+
+def read_npz(path: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+    """Read the arrays of an .npz by name, or only ``names``.
+
+    Raises UnusableFile if one is not an array of numbers or text, is encrypted, or unpacks to far more than the file.
+    """
+    size = check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            selected = {name: members[name] for name in members if names is None or name in names}
+            for info in selected.values():
+                with archive.open(info) as member:
+                    read_header(member, info.file_size)
+        check_unfolded(size, sum(info.file_size for info in selected.values()))
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in selected}
+    except UNREADABLE as error:
+        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+
+
+def read_header(file: IO[bytes], size: int) -> Header:
+    """Read the header of an .npy of ``size`` bytes; raises UnusableFile unless its array fills the rest of them."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    header = Header(*read(file))
+    if header.dtype.hasobject:
+        raise UnusableFile("cannot be read: arrays of Python objects are never loaded")
+    num_bytes, expected = size - file.tell(), math.prod(header.shape) * header.dtype.itemsize
+    if num_bytes != expected:
+        raise UnusableFile(f"holds {num_bytes:,} bytes of data, expected {expected:,}")
+    return header

@@ -1,16 +1,22 @@
-"""Section ``diffusion`` of model.json with ``model_id`` "flow_matching"."""
+"""Section ``diffusion`` of model.json for flow matching.
+
+"flow_matching", "mean_flow" and Wan's "wan_flow_match_scheduler".
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
 
 from mindspeed_mm_dit.configs.limits import check_between, require_positive
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 SCHEDULES = ("flux", "flux2", "qwen_image", "sd3", "sd3_dynamic")
-"""The published tables of sampling times (``objectives/flow/published_times.py``)."""
+"""The published tables of sampling times (``objectives/flow/timesteps.py``)."""
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood", "sigma_sqrt", "cosmap", "data"]
@@ -233,3 +239,195 @@ def mu_of(name: str, tokens: float) -> float:
     """Return the logarithm of the shift that the networks of ``name`` have for an image of ``tokens``."""
     most_tokens, most = _MU[name]
     return 0.5 + (most - 0.5) * (tokens - 256) / (most_tokens - 256)
+
+
+@dataclass(frozen=True)
+class MeanFlowConfig:
+    """MeanFlow: learn the average velocity from time t down to r, to sample in one to four steps (Geng et al. 2025).
+
+    t = 1 is noise. ``omega`` and ``kappa`` build guidance of scale omega / (1 - kappa) into what is learned, so sample
+    without guidance.
+    """
+
+    logit_mean: float = -0.4
+    """Mean of the logit of the times, -20 to 20; published as P_mean."""
+    logit_std: float = 1.0
+    """Standard deviation of the logit of the times, 1e-6 to 20; published as P_std."""
+    data_proportion: float = 0.75
+    """Probability that r = t, where the target is the velocity at a single time."""
+    omega: float = 1.0
+    """Weight of the sample's own velocity in the target, 0 to 100."""
+    kappa: float = 0.5
+    """Weight in the target of the network's prediction with the label, 0 to 0.999. The prediction without a label gets
+    the rest, up to a total of 1."""
+    t_start: float = 0.0
+    """Times before this have no guidance; 0 to 1."""
+    t_end: float = 1.0
+    """Times after this have no guidance; 0 to 1."""
+    norm_p: float = 1.0
+    """Power p of a sample's weight 1 / (error + c)^p, 0 to 4; 0 for no weighting."""
+    norm_eps: float = 0.01
+    """Constant c of that weight, added to the squared error summed over a latent; 1e-12 to 1e6."""
+    model_id: str = "mean_flow"
+    """Kind of objective."""
+
+    saved_tensors = 8
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("logit_mean", -20.0, 20.0), ("logit_std", 1e-6, 20.0), ("data_proportion", 0.0, 1.0),
+            ("omega", 0.0, 100.0), ("kappa", 0.0, 0.999), ("norm_p", 0.0, 4.0), ("norm_eps", 1e-12, 1e6),
+        ):  # fmt: skip
+            check_between(f"diffusion.{name}", getattr(self, name), low, high)
+        if not 0.0 <= self.t_start <= self.t_end <= 1.0:
+            raise ConfigError(
+                f"diffusion.t_start = {self.t_start}, t_end = {self.t_end}", "must satisfy 0 <= t_start <= t_end <= 1"
+            )
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether guidance is part of the target."""
+        return (self.omega, self.kappa) != (1.0, 0.0)
+
+    def check_output(self, in_channels: int, out_channels: int) -> None:
+        """Raise ConfigError unless the network outputs a velocity and no variance."""
+        if out_channels != in_channels:
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output",
+                f"MeanFlow learns only a velocity for each of the {in_channels} channels of a latent",
+                "set predictor.learn_sigma to false",
+            )
+
+    def check_predictor(self, predictor: Any) -> None:
+        """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
+        if predictor.num_time_inputs != 2:
+            raise ConfigError(
+                f"predictor {predictor.model_id!r}",
+                "takes one timestep; MeanFlow needs two, r and t",
+                "set predictor.h_embedder to true",
+            )
+        if predictor.conditions.items != ("label",):
+            raise ConfigError(
+                "diffusion.model_id = 'mean_flow'",
+                f"only supports labels, but predictor {predictor.model_id!r} is conditioned on "
+                f"{' and '.join(predictor.conditions.items)}",
+                "use flow_matching",
+            )
+        if self.is_guided and not predictor.conditions.has_unconditional:
+            raise ConfigError(
+                f"diffusion.omega = {self.omega}, kappa = {self.kappa}",
+                "need the prediction for the unconditional class, which this network does not learn",
+                "set predictor.class_dropout_prob to 0.1, or omega to 1 and kappa to 0",
+            )
+
+
+MOST_TIMESTEPS = 1_000_000
+"""Most rows of the table of training times."""
+
+
+@dataclass(frozen=True)
+class WanFlowConfig:
+    """Flow matching as MindSpeed-MM trains Wan, with its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
+
+    num_train_timesteps: int = 1000
+    """T, the rows of the table that training times are sampled from, 3 to 1,000,000; the network gets the time
+    T sigma."""
+    shift: float = 3.0
+    """Shift of training and sampling times, 0.001 to 1000; above 1 moves them towards noise (Esser et al. 2024,
+    eq. 23). The tutorial has 5."""
+    sigma_max: float = 1.0
+    """First sigma of the table, before the shift, at most 1."""
+    sigma_min: float = 0.003 / 1.002
+    """Last sigma of the table, before the shift, at least 0 and below ``sigma_max``; the tutorial has 0."""
+    extra_one_step: bool = False
+    """Make the table one row longer and drop the last row, so that ``sigma_min`` itself is left out."""
+    min_timestep_boundary: float = 0.0
+    """Start of the rows to train on, as a fraction of the table, 0 to 1; rows run from noise to data."""
+    max_timestep_boundary: float = 1.0
+    """End of the rows to train on, as a fraction of the table, 0 to 1."""
+    timestep_window: tuple[float, float] = (0.0, 1.0)
+    """[low, high]: train at noise levels low <= sigma < high, and at 1 if the window ends there; numbers above 1 are
+    times, up to T. One expert of Wan 2.2 has [0.875, 1], the other [0, 0.875]. Our own key."""
+    timestep_per: Literal["sample", "micro_batch"] = "sample"
+    """Sample a time for each sample, or one for the whole micro-batch as MindSpeed-MM does; then the micro-batch size
+    changes training. Our own key, unknown to MindSpeed-MM."""
+    model_id: str = "wan_flow_match_scheduler"
+    """Kind of objective."""
+
+    saved_tensors = 4
+    """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
+
+    def __post_init__(self) -> None:
+        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 3, MOST_TIMESTEPS)
+        check_between("diffusion.shift", self.shift, 1e-3, 1e3)
+        if not 0 <= self.sigma_min < self.sigma_max <= 1:
+            raise ConfigError(
+                f"diffusion.sigma_min = {self.sigma_min}, sigma_max = {self.sigma_max}",
+                "must satisfy 0 <= sigma_min < sigma_max <= 1",
+                "the tutorial has 0 and 1",
+            )
+        low, high = self.window
+        if not 0 <= low < high <= 1:
+            raise ConfigError(
+                f"diffusion.timestep_window = {list(self.timestep_window)}",
+                f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}",
+                "Wan 2.2's experts have [0.875, 1] and [0, 0.875]",
+            )
+        low, high = self.min_timestep_boundary, self.max_timestep_boundary
+        first, end = self.trained_rows
+        if 0 <= low < high <= 1 and first >= end and self.window != (0, 1):
+            raise ConfigError(
+                f"diffusion.timestep_window = {list(self.timestep_window)}",
+                f"leaves none of {self.num_train_timesteps} timesteps to train on, between min_timestep_boundary = "
+                f"{low} and max_timestep_boundary = {high}",
+                "widen it",
+            )
+        if not (0 <= low < high <= 1 and first < end):
+            raise ConfigError(
+                f"diffusion.min_timestep_boundary = {low}, max_timestep_boundary = {high}",
+                f"leave none of {self.num_train_timesteps} timesteps to train on: must satisfy 0 <= min < max <= 1",
+                "leave both out to train on all",
+            )
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """``timestep_window`` as noise levels."""
+        low, high = self.timestep_window
+        return (low, high) if high <= 1 else (low / self.num_train_timesteps, high / self.num_train_timesteps)
+
+    @property
+    def trained_rows(self) -> tuple[int, int]:
+        """First row of the table to train on, and the one after the last."""
+        return _trained_rows(self)
+
+    def check_output(self, in_channels: int, out_channels: int) -> None:
+        """Raise ConfigError unless the network outputs exactly one velocity per channel of a latent."""
+        if out_channels != in_channels:
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output",
+                f"the velocity has the {in_channels} channels of a latent",
+                f"give the predictor {in_channels} output channels",
+            )
+
+
+def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
+    """Move sigmas towards noise with ``shift`` > 1 (Esser et al. 2024, eq. 23); 0 and 1 stay."""
+    return shift * sigmas / (1 + (shift - 1) * sigmas)
+
+
+def table_sigmas(config: WanFlowConfig, rows: int) -> np.ndarray:
+    """Return MindSpeed-MM's table of ``rows`` sigmas, from noise to data, even before the shift, (rows,) float64."""
+    even = np.linspace(config.sigma_max, config.sigma_min, rows + config.extra_one_step)[:rows]
+    return shifted(even, config.shift)
+
+
+@lru_cache(maxsize=16)
+def _trained_rows(config: WanFlowConfig) -> tuple[int, int]:
+    boundaries = (config.min_timestep_boundary, config.max_timestep_boundary)
+    first, end = (int(boundary * config.num_train_timesteps) for boundary in boundaries)
+    low, high = config.window
+    if (low, high) == (0, 1):
+        return first, end
+    sigmas = table_sigmas(config, config.num_train_timesteps)
+    above = 0 if high == 1 else int((sigmas >= high).sum())
+    return max(first, above), min(end, int((sigmas >= low).sum()))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32"]

@@ -1,10 +1,12 @@
-"""Bounds that do not depend on the machine: largest numbers and longest paths. Also shortens values for errors."""
+"""Bounds that do not depend on the machine, for settings and environment variables. Also shortens values for errors."""
 
 from __future__ import annotations
 
 import operator
 import os
+import re
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 from mindspeed_mm_dit.errors import ConfigError
@@ -129,3 +131,20 @@ def require_positive(config: Any, section: str, *names: str) -> None:
 def divisors(number: int) -> str:
     """Return the divisors of ``number`` up to 64, as text for the cure of an error."""
     return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)
+
+
+def integer_variable(
+    environment: Mapping[str, str], name: str, default: int, lowest: int, highest: int | None = None, why: str = ""
+) -> int:
+    """Return the variable ``name`` as a number; ``default`` if it is unset or empty.
+
+    Raises:
+        ConfigError: it is not a whole number from ``lowest`` to ``highest``; ``why`` explains the bound in the message.
+    """
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if re.fullmatch("[0-9]{1,9}", text) and lowest <= int(text) <= (int(text) if highest is None else highest):
+        return int(text)
+    allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
+    raise ConfigError(f"{name} = {text}", f"must be a whole number {allowed}{why}")

@@ -8,27 +8,133 @@ callbacks are defined by them; a run keeps these in ``parts``.
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
 
-from mindspeed_mm_dit.configs.flag import BOTH, AddFlags, Flag, flag, rows_of
-from mindspeed_mm_dit.configs.flag_types import (
+from mindspeed_mm_dit.configs.data import DataConfig
+from mindspeed_mm_dit.configs.flag import (
+    BOTH,
+    NAMES,
+    AddFlags,
+    Flag,
+    Host,
     batches,
     finite_float,
+    flag,
     fraction,
     positive_float,
     positive_int,
+    rows_of,
     std,
     threads,
     unsigned_int,
     window,
 )
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
-from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
-from mindspeed_mm_dit.configs.tuning_flags import FineTuning
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.limits import check_path
+from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.configs.tuning import FineTuning
+from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.contract import Chosen
-from mindspeed_mm_dit.optimizers.registry import DEFAULT, chosen_by
+from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, chosen_by, settings
+
+
+def optimizer_settings(group: Any) -> None:
+    """Add a flag for each optimizer setting to ``group``; optimizers with the same setting share the flag.
+
+    Raises ConfigError if a plugin's setting has the name of an existing flag.
+    """
+    for name, (setting, owners) in settings().items():
+        text = f"{', '.join(owners)}: {setting.metadata['help']}".replace("%", "%%")
+        kind = get_type_hints(OPTIMIZERS[owners[0]].config)[name]
+        options: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        options |= setting.metadata["how"]
+        try:
+            action = group.add_argument(flag_of(name), default=setting.default, **options)
+        except argparse.ArgumentError:
+            what = f"setting {name!r} of the optimizer {owners[0]!r}"
+            raise ConfigError(what, "is a flag of this command already", "give it another name") from None
+        action.help = text  # (in add_argument, Python 3.10 would append a default to BooleanOptionalAction)
+
+
+_NAMES = """
+--accumulate-allreduce-grads-in-fp32 --async-save --attention-dropout --auto-settings
+--calculate-per-sample-loss --ckpt-step --dataloader-type --ddp-bucket-size --downcast-to-bf16
+--exit-interval --exit-signal-handler --finetune --fp16 --hidden-dropout
+--hidden-size --init-model-with-meta-device --initial-loss-scale --jit-compile --log-throughput --log-tps
+--lora-apply-modules --lora-mixed-training --lora-register-forward-hook --lora-target-parameters
+--lr-mult --lr-scale-modules --lr-warmup-fraction --max-position-embeddings
+--num-attention-heads --num-layers --optimizer-selection --overlap-grad-reduce --overlap-param-gather
+--override-opt_param-scheduler --position-embedding-type --recompute-granularity --recompute-method
+--recompute-num-layers --seq-length --sequence-parallel --swiglu --tokenizer-type --train-samples
+--trust-remote-code --use-checkpoint-opt_param-scheduler --use-cpu-initialization --use-data-balance
+--use-deter-comp --use-distributed-optimizer --use-flash-attn --use-fused-rmsnorm
+--weight-decay-exclude-modules
+"""
+
+HOST_ONLY = frozenset(_NAMES.split())
+"""Flags of MindSpeed-MM that DiT scripts often contain."""
+
+
+def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
+    """Raise ConfigError for a flag that ``host`` cannot follow (``refused_in`` of its row).
+
+    ``resumes``: the run resumes from a checkpoint, so ``--init-from`` does not matter.
+    """
+    for row in rows():
+        value = getattr(args, row.name)
+        if host not in row.refused_in or value in (row.default, None) or (resumes and row.name == "init_from"):
+            continue
+        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        what = row.word if value is True else f"{row.word} = {text}"
+        raise ConfigError(what, f"is not supported in this host: {NAMES[host]} {row.refusal}", row.cure)
+
+
+@dataclass(frozen=True)
+class MultiModalArguments:
+    """Megatron's ``args.mm``: the parsed config files."""
+
+    model: ModelConfig
+    data: DataConfig
+    fsdp2: Fsdp2Config | None
+    """None without --use-torch-fsdp2."""
+    model_json: dict[str, Any]
+    """model.json with preset and autoencoder settings filled in; saved in every checkpoint."""
+    precision: Precision | None = None
+    """Precision of a step; None: MindSpeed-MM decides it, without FSDP2."""
+    classes: tuple[str, ...] = ()
+    """Name of each label; saved in every checkpoint."""
+    data_digest: str = ""
+    """Number of samples and a digest of them; saved in every checkpoint."""
+    autoencoder: str = ""
+    """Digest of the autoencoder's files; saved in every checkpoint."""
+    valid_data: DataConfig | None = None
+    """Validation data, if --mm-valid-data names it; otherwise ``data`` decides what is held out."""
+    saved_classes: tuple[str, ...] = ()
+    """Class names in the checkpoint of --load; the same set of names keeps its numbers."""
+    base: str = ""
+    """Digest of the weights that adapters belong to; saved in every checkpoint. Empty without adapters."""
+    captions: tuple[str, ...] = ()
+    """A few captions of the data, as example prompts; saved in every checkpoint."""
+    words: tuple[str, ...] = ()
+    """All words of the captions, if the model knows no others; saved in every checkpoint."""
+
+    @property
+    def encodes(self) -> bool:
+        """Whether images, or clips and captions, are encoded during training, rather than read from a cache."""
+        return self.data.dataset_param.cache is None
+
+
+def with_facts(mm: MultiModalArguments, data: Mapping[str, Any]) -> MultiModalArguments:
+    """Return ``mm`` with the facts about data (``DataSet.facts``) and autoencoder that every checkpoint saves."""
+    digest = mm.model.ae.digest()
+    autoencoder = f"files {digest[:12]}" if digest else ""
+    return replace(mm, **data, autoencoder=autoencoder)
 
 
 def _required(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
@@ -447,3 +553,59 @@ MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
 def rows() -> list[Flag]:
     """Return the rows of all flags, in the order of --help."""
     return [row for group in (*(group for group, _ in MEGATRON.values()), DiTArgs) for row in rows_of(group)]
+
+
+_CURE = "choose another path, or change its permissions"
+
+
+def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
+    """Create the folder of the file ``path`` and raise ConfigError unless the file can be written there.
+
+    ``flag`` is the option that named it, e.g. "--output". The file itself is not touched; without ``make``, neither is
+    its folder.
+    """
+    check_path(flag, str(path))
+    what, path = f"{flag} = {path}", Path(os.path.realpath(path))  # where a link leads
+    if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
+        raise ConfigError(what, "is a folder", "give the path of a file")
+    if make:
+        _make_folder(what, path.parent)
+    if os.path.exists(path):
+        if not os.access(path, os.W_OK):
+            raise ConfigError(what, "exists and cannot be written: permission denied", _CURE)
+    elif not _takes_files(_nearest(path.parent)):
+        raise ConfigError(what, f"no file can be created in {_nearest(path.parent)}", _CURE)
+
+
+def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
+    """Create the folder ``path`` and raise ConfigError unless it is writable; without ``make``, only check."""
+    check_path(flag, str(path))
+    path = Path(path)
+    what = f"{flag} = {path}"
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ConfigError(what, "is a file, but must be a folder", "choose another path")
+    if make:
+        _make_folder(what, path)
+    nearest = _nearest(path)
+    if not os.path.isdir(nearest):
+        raise ConfigError(what, f"the folder {path} cannot be created: {nearest} is a file", "choose another path")
+    if not _takes_files(nearest):
+        raise ConfigError(what, "no file can be created in it", _CURE)
+
+
+def _nearest(folder: Path) -> Path:
+    """Return ``folder`` or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
+
+
+def _make_folder(what: str, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            what, f"the folder {folder} cannot be created: {error.strerror}", "choose another path"
+        ) from None
+
+
+def _takes_files(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.joined_text import JoinedText
+from mindspeed_mm_dit.configs.condition import Conditions, JoinedText
 from mindspeed_mm_dit.configs.joint import JointConfig, without_fixed
 from mindspeed_mm_dit.configs.limits import check_between, require_positive
-from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import count_of, shape_of
+from mindspeed_mm_dit.configs.predictor import Shape, count_of, shape_of
 from mindspeed_mm_dit.errors import ConfigError
 
 

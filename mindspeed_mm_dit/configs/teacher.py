@@ -18,39 +18,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.text_encoder import folder_of
 from mindspeed_mm_dit.errors import ConfigError
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-
-
-@dataclass(frozen=True)
-class TeacherConfig(ABC):
-    """Base of the config classes of section ``teacher``: frozen dataclasses with a field ``model_id``.
-
-    A teacher turns an image into features (N, width), one for each token of the network that learns from it.
-    """
-
-    weight: float = 0.5
-    """Weight of its term in the loss, 0 to 1000; the objective itself has weight 1 (REPA: ``proj-coeff``)."""
-    model_id: str = ""
-    """Kind of teacher."""
-
-    frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
-    """Frameworks that can run it."""
-
-    def __post_init__(self) -> None:
-        check_between("teacher.weight", self.weight, 0, 1e3)
-
-    @abstractmethod
-    def width(self) -> int:
-        """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""
-
-    @abstractmethod
-    def identity(self) -> str:
-        """Return everything that decides its output, as text: its files and precision."""
-
-    def weight_bytes(self) -> int:
-        """Return the bytes of its weights in memory; 0 if its files do not exist yet."""
-        return 0
+_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
 @dataclass(frozen=True)
@@ -121,6 +89,57 @@ class TransformersVisionConfig:
     def identity(self) -> str:
         """Return everything that decides its output, as text: its files and precision."""
         return f"{digest_of_files(str(self.folder), self.setting)}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class ImageEncoderConfig(TransformersVisionConfig):
+    """The ``image_encoder/`` folder of Wan 2.1's image-to-video: transformers' CLIPVisionModel."""
+
+    model_id: Literal["clip_vision"] = "clip_vision"
+    """Kind of image encoder."""
+
+    kinds: ClassVar[Mapping[str, str]] = {"clip_vision_model": "CLIPVisionModel"}
+    pixels = _CLIP
+    section = "image_encoder"
+
+    def tokens(self) -> int:
+        """Return the number of features of an image: one for each patch, and one for the whole."""
+        return int(self.number("image_size") // self.number("patch_size")) ** 2 + 1
+
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True)
+class TeacherConfig(ABC):
+    """Base of the config classes of section ``teacher``: frozen dataclasses with a field ``model_id``.
+
+    A teacher turns an image into features (N, width), one for each token of the network that learns from it.
+    """
+
+    weight: float = 0.5
+    """Weight of its term in the loss, 0 to 1000; the objective itself has weight 1 (REPA: ``proj-coeff``)."""
+    model_id: str = ""
+    """Kind of teacher."""
+
+    frameworks: ClassVar[tuple[str, ...]] = ("pytorch",)
+    """Frameworks that can run it."""
+
+    def __post_init__(self) -> None:
+        check_between("teacher.weight", self.weight, 0, 1e3)
+
+    @abstractmethod
+    def width(self) -> int:
+        """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return everything that decides its output, as text: its files and precision."""
+
+    def weight_bytes(self) -> int:
+        """Return the bytes of its weights in memory; 0 if its files do not exist yet."""
+        return 0
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,4 @@
-"""Fine-tuning: which weights of a model are trained, and which layers have adapters (LoRA).
-
-A pattern names modules of the predictor, in MindSpeed-MM's syntax: ``to_q`` and ``attn1.to_q`` match every module whose
-name ends with it, in ``blocks.{*}.attn1.to_q`` the braces match any text, ``blocks.{0-3,7}`` is blocks 0 to 3
-and 7. The prefix ``predictor.`` is optional. "attention", "mlp" and "all" are sets of layers of any network.
-"""
+"""Fine-tuning: which weights of a model are trained, which layers have adapters (LoRA), and the flags for both."""
 
 from __future__ import annotations
 
@@ -16,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
 from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.parameters import ZEROS, Parameter, Parameters, Shape
+from mindspeed_mm_dit.configs.predictor import ZEROS, Parameter, Parameters, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 DOWN, UP = "lora_A", "lora_B"
@@ -253,3 +249,68 @@ def _matches_part(expression: re.Pattern[str], name: str) -> bool:
     ends = [match.start() for match in re.finditer(r"\.", name)]
     is_last = "." in name and expression.fullmatch(name.rpartition(".")[2])
     return any(_matches_end(expression, name[:end]) for end in ends) or (not is_last and _matches_end(expression, name))
+
+
+_PLAIN = Tuning()
+_PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
+_NOT_IN_MEGATRON: dict[str, Any] = {
+    "refused_in": ("megatron",),
+    "refusal": "trains the whole network in its Megatron engine",
+    "cure": "use --host mindspeed-mm-native, or --host standalone",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """Which part of the predictor to train, if not all of it."""
+
+    lora_target_modules: tuple[str, ...] = flag(
+        "train only LoRA adapters of these linear layers of the predictor: attention, mlp or all of its blocks, or "
+        "names such as attn1.to_q or blocks.{0-3}.attn.qkv; --init-from names the weights that they adapt",
+        (), _PATTERNS, native="training.lora.target_modules", **_NOT_IN_MEGATRON,
+    )  # fmt: skip
+    lora_r: int = flag(
+        "rank R of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
+    )
+    lora_alpha: float = flag(
+        "scale A of the adapters: their output is multiplied by A / R",
+        _PLAIN.alpha,
+        {"type": positive_float, "metavar": "A"},
+        native="training.lora.alpha",
+    )
+    lora_dropout: float = flag(
+        "dropout of the adapters; only 0, MindSpeed-MM's default, is supported", 0.0, {"type": float, "metavar": "P"},
+        native="training.lora.dropout",
+    )  # fmt: skip
+    freeze: tuple[str, ...] = flag(
+        "do not train these modules of the predictor, e.g. y_embedder or blocks.{0-13}",
+        (), _PATTERNS, native="model.freeze", **_NOT_IN_MEGATRON,
+    )  # fmt: skip
+
+
+def tuning_of_run(args: FineTuning, init_from: str | None) -> Tuning:
+    """Return the tuning that the flags of a run request.
+
+    Raises ConfigError for adapters without --init-from, and as ``tuning_of`` does.
+    """
+    tuning = tuning_of(args)
+    if tuning.targets and init_from is None:
+        raise ConfigError(TARGETS, "adapters need pretrained weights", "add --init-from WEIGHTS")
+    return tuning
+
+
+def tuning_of(args: FineTuning) -> Tuning:
+    """Return the tuning that the flags request; raises ConfigError for flags that contradict each other."""
+    tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
+    if args.lora_dropout:
+        raise ConfigError(
+            f"--lora-dropout = {args.lora_dropout:g}",
+            "is not supported: random numbers must depend only on seed and sample index, which those of dropout do not",
+            "leave it out; to regularise, train fewer steps or use weight decay",
+        )
+    if tuning.targets and tuning.freeze:
+        raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} only the adapters are trained",
+                          "leave one of the two out")  # fmt: skip
+    if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
+        raise ConfigError("--lora-r, --lora-alpha", f"have no effect without {TARGETS}", "add it, or drop them")
+    return tuning

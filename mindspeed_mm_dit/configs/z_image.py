@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from mindspeed_mm_dit.configs.joint import JointConfig, without_fixed
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.configs.predictor import check_shareable, count_of, shape_of
+from mindspeed_mm_dit.configs.predictor import Shape, check_shareable, count_of, shape_of
 
 _OUR_KEYS = {
     "n_layers": "num_layers", "n_refiner_layers": "num_refiner_layers", "n_heads": "num_attention_heads",

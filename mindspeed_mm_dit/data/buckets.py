@@ -11,10 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.buckets import Shape, size_words
-from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.draws import VALIDATION_START, Stream, generator
-from mindspeed_mm_dit.data.order import Order
+from mindspeed_mm_dit.configs.source import Shape, SourceParam, size_words
+from mindspeed_mm_dit.data.order import VALIDATION_START, Order, Stream, generator
 from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 

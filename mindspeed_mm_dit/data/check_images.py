@@ -1,9 +1,13 @@
-"""Checks every image of a data set before a run: whether it is usable, and how large it is."""
+"""Checks every image of a data set before a run.
+
+Whether it is usable, how large it is, and which are byte for byte the same.
+"""
 
 from __future__ import annotations
 
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.buckets import Size
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, digest_of
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.source import ColorProfiles
+from mindspeed_mm_dit.configs.source import ColorProfiles, Size
 from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
 from mindspeed_mm_dit.data.threads import in_threads
-from mindspeed_mm_dit.data.transforms import of_8_bits, open_image, upright_size
-from mindspeed_mm_dit.data.transparency import BACKGROUND, opacity_of
+from mindspeed_mm_dit.data.transforms import BACKGROUND, of_8_bits, opacity_of, open_image, upright_size
 from mindspeed_mm_dit.terminal import progress
 
 ImageFile = Path | Callable[[], bytes]
@@ -169,3 +171,38 @@ def similar_name(path: Path) -> str:
 
 def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
+
+
+class Copy(NamedTuple):
+    """Two images with the same content, by their numbers."""
+
+    image: int
+    earlier: int
+
+
+def find_copies(paths: Sequence[str]) -> list[Copy]:
+    """Return each image that has the bytes of an earlier one; only files of equal size are read."""
+    sizes = [_size_of(path) for path in paths]
+    common = Counter(sizes)
+    suspects = [image for image, size in enumerate(sizes) if size is not None and common[size] > 1]
+    digests = list(in_threads(lambda image: _digest_of(paths[image]), suspects))
+    first: dict[bytes, int] = {}
+    copies = []
+    for image, digest in zip(suspects, digests):
+        if digest is not None and first.setdefault(digest, image) != image:
+            copies.append(Copy(image, first[digest]))
+    return copies
+
+
+def _size_of(path: str) -> int | None:
+    try:
+        return check_file(path)
+    except UnusableFile:  # (it is gone, which is reported when it is read)
+        return None
+
+
+def _digest_of(path: str) -> bytes | None:
+    try:
+        return digest_of(path)
+    except UnusableFile:
+        return None

@@ -1,10 +1,11 @@
-"""The rows of an annotation: clips with captions or labels, each one checked."""
+"""Clips: the rows of an annotation, each one checked; which frames of a file are read, and as pixels of one size."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES
 from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, image_paths, read_annotation
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
@@ -22,13 +24,100 @@ from mindspeed_mm_dit.data.builtin import CLIPS, provide
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import notes_on_colours
 from mindspeed_mm_dit.data.colours import Colours, colours_of
-from mindspeed_mm_dit.data.frames import SAME_RATE, Size, check_proportions, frame_numbers, step_between
 from mindspeed_mm_dit.data.labels import check_labels, composed, labels_of, named_to_the_last
-from mindspeed_mm_dit.data.rows import Rows, SourceRequest
-from mindspeed_mm_dit.data.transforms import load_still, open_image, readable_formats, still_size
-from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
+from mindspeed_mm_dit.data.order import Stream, uniforms
+from mindspeed_mm_dit.data.rows import Read, Rows, SourceRequest
+from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_still, open_image, readable_formats, still_size
+from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video, read_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
+
+SAME_RATE = 0.1
+"""Frame rates that differ by less than this, in frames per second, count as the same: 23.976 is 24."""
+
+Size = tuple[int, int]
+"""(H, W) in pixels."""
+
+
+def step_between(fps: float | None, train_fps: float | None) -> float:
+    """Return the frames of a video of ``fps`` per frame of its clip; below 1 some frames are repeated."""
+    if train_fps is None or fps is None or abs(fps - train_fps) < SAME_RATE:
+        return 1.0
+    return fps / train_fps
+
+
+def frame_numbers(num_frames: int, step: float, start: int = 0) -> np.ndarray:
+    """Return the frame numbers of a clip, (num_frames,) int64: every ``step``-th from ``start`` on, rounded down."""
+    return np.floor(start + step * np.arange(num_frames)).astype(np.int64)
+
+
+def covering_size(size: Size, target: Size) -> Size:
+    """Return the smallest size with the aspect ratio of ``size`` that covers ``target``, in integer arithmetic."""
+    (h, w), (high, wide) = size, target
+    return (high, w * high // h) if h * wide < w * high else (h * wide // w, wide)
+
+
+def covering_size_of_mindspeed_mm(size: Size, target: Size) -> Size:
+    """Return the covering size as MindSpeed-MM's ``shortsideresize`` computes it, in floats."""
+    (h, w), (high, wide) = size, target
+    return (high, int(high / h * w)) if h / w < high / wide else (int(wide / w * h), wide)
+
+
+def crop_of_mindspeed_mm(size: Size, target: Size) -> Size:
+    """Return the size that CenterCropResizeVideo cuts out of ``size`` before stretching it to ``target``."""
+    (h, w), proportion = size, target[0] / target[1]
+    return (int(w * proportion), w) if h / w > proportion else (h, int(h / proportion))
+
+
+def fit_frames(frames: np.ndarray, target: Size, crop: str = "exact") -> np.ndarray:
+    """Turn frames (F, h, w, 3) uint8 into pixels (3, F, H, W) of the size ``target``, levels 0 ... 255.
+
+    Pixels are uint8 with ``crop`` "exact" and float32 with "mindspeed_mm": there a crop that lost a row or column is
+    stretched, and levels are not rounded afterwards.
+
+    Raises UnusableFile for frames so narrow that they would not fit into memory.
+    """
+    size = (frames.shape[1], frames.shape[2])
+    check_proportions(size, target)
+    if crop == "exact":
+        resized = resize_levels(frames, covering_size(size, target))
+        pixels = _centre(resized, target)
+    else:
+        resized = resize_levels(frames, covering_size_of_mindspeed_mm(size, target))
+        cut = _centre(resized, crop_of_mindspeed_mm((resized.shape[1], resized.shape[2]), target))
+        pixels = _stretch(cut.astype(np.float32), target)
+    return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2))
+
+
+def check_proportions(size: Size, target: Size) -> None:
+    """Raise UnusableFile for a frame so narrow that, scaled to cover ``target``, it would not fit into memory."""
+    high, wide = covering_size(size, target)
+    if high * wide >= MAX_SCALED_PIXELS:
+        raise UnusableFile(f"is too narrow: its frames of {size[0]} x {size[1]} would become {high} x {wide}")
+
+
+def resize_levels(frames: np.ndarray, size: Size) -> np.ndarray:
+    """Scale frames (F, h, w, 3) uint8 bilinearly with antialiasing, rounded to whole levels."""
+    if frames.shape[1:3] == size:
+        return frames
+    scaled = (Image.fromarray(frame).resize(size[::-1], Image.Resampling.BILINEAR) for frame in frames)
+    return np.stack([np.asarray(frame) for frame in scaled])
+
+
+def _centre(frames: np.ndarray, size: Size) -> np.ndarray:
+    """Cut the centre; odd margins are rounded by Python's round(), as in MindSpeed-MM."""
+    top, left = (round((whole - part) / 2) for whole, part in zip(frames.shape[1:3], size))
+    return frames[:, top : top + size[0], left : left + size[1]]
+
+
+def _stretch(frames: np.ndarray, size: Size) -> np.ndarray:
+    """Scale frames (F, h, w, 3) float32 bilinearly."""
+    if frames.shape[1:3] == size:
+        return frames
+    planes = (Image.fromarray(plane) for frame in frames for plane in frame.transpose(2, 0, 1))
+    scaled = [np.asarray(plane.resize(size[::-1], Image.Resampling.BILINEAR)) for plane in planes]
+    return np.stack(scaled).reshape(len(frames), 3, *size).transpose(0, 2, 3, 1)
+
 
 DECODE_CHECK_LIMIT = 1000
 """Up to this many clips, every frame is decoded before a run; beyond, only the first, and the rest are counted."""
@@ -377,3 +466,86 @@ def _digest_of(clips: tuple[Clip, ...], looks: list[_Look]) -> str:
     lines = ("\0".join((clip.entry.path, str(size), *texts)) for clip, size, texts in zip(clips, sizes, fields))
     digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass"))
     return f"{len(clips):,} clips, {digest.hexdigest()[:12]}"
+
+
+CACHE_BYTES = 256 * 2**20
+"""Clips whose pixels fit in this are decoded once and cached, if a clip always takes the same frames."""
+
+
+class ClipReader:
+    """Reads the pixels of clips (``Visuals``); safe to call from several threads.
+
+    With ``clip_start`` "random" a view is where the clip begins, in [0, 1): from the first frame of the video to the
+    last that leaves the clip long enough.
+    """
+
+    def __init__(self, rows: Rows, param: ClipsParam, channels: int = 3) -> None:
+        self._rows, self._param, self._channels = rows, param, channels
+        self.views = 1 if param.clip_start == "first" else None
+        self._shapes = np.broadcast_to(param.sample_size, (len(rows), 3)) if rows.shapes is None else rows.shapes
+        bytes_a_value = 1 if param.crop == "exact" else 4
+        fits = 3 * self._shapes.prod(1).sum() * bytes_a_value <= CACHE_BYTES
+        self._decoded: dict[int, np.ndarray] | None = {} if fits and self.views else None
+
+    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
+        """Return where each clip begins, (B,) in [0, 1)."""
+        if self.views:
+            return np.zeros(len(sample_indices))
+        return uniforms(seed, Stream.CLIP_START, sample_indices)
+
+    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+        """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``
+        "mindspeed_mm"), and the images that come with them, (B, 3 or 1, H, W).
+
+        Raises:
+            DataError: naming a file that cannot be read, and why.
+        """
+        pixels = np.stack([self._pixels(row, view) for row, view in zip(rows.tolist(), views.tolist())])
+        images = {
+            name: np.stack([self._image(row, position) for row in rows.tolist()])
+            for position, name in enumerate(self._param.extra_images)
+        }
+        return Read({"pixels": pixels, **images}, rows)
+
+    def _pixels(self, row: int, start: float) -> np.ndarray:
+        if self._decoded is not None and row in self._decoded:
+            return self._decoded[row]
+        path, clip = Path(self._rows.paths[row]), self._rows.facts[row]
+        frames = int(self._shapes[row][0])
+        pixels = self._fitted(row, path, lambda: self._frames(path, clip, frames, start))
+        if self._decoded is not None:
+            self._decoded[row] = pixels
+        return pixels
+
+    def _image(self, row: int, position: int) -> np.ndarray:
+        """Return an image that comes with a clip, (3 or 1, H, W)."""
+        path = Path(self._param.data_folder) / self._rows.facts[row].images[position]
+        return self._fitted(row, path, lambda: self._still(path))[:, 0]
+
+    def _fitted(self, row: int, path: Path, frames: Callable[[], np.ndarray]) -> np.ndarray:
+        """Return the ``frames`` of a file of ``row`` at the size of its clip, (3 or 1, F, H, W)."""
+        try:
+            pixels = fit_frames(frames(), tuple(self._shapes[row][1:].tolist()), self._param.crop)
+            return pixels if self._channels == 3 else grey(pixels)
+        except UnusableFile as problem:
+            raise DataError(
+                str(path),
+                f"{problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path})",
+                "repair the file or take its line out; a run can be resumed from its last checkpoint",
+            ) from None
+
+    def _still(self, path: Path) -> np.ndarray:
+        return load_still(path, max(self._param.frame), self._param.color_profiles)[None]
+
+    def _frames(self, path: Path, clip: Clip, num_frames: int, start: float) -> np.ndarray:
+        """Return frames (F, h, w, 3) uint8 at the size of the file."""
+        if is_still(path):
+            return self._still(path)
+        first = int(start * (clip.spare(num_frames) + 1))
+        return read_frames(path, clip.numbers(num_frames, first), self._param.display)
+
+
+def grey(pixels: np.ndarray) -> np.ndarray:
+    """Return the luma (1, F, H, W) of RGB pixels (3, F, H, W), in their dtype (ITU-R BT.601, as Pillow's mode L)."""
+    luma = np.tensordot(np.array([0.299, 0.587, 0.114], np.float32), pixels, 1)[None]
+    return np.round(luma).astype(pixels.dtype) if pixels.dtype == np.uint8 else luma

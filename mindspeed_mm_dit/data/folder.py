@@ -16,10 +16,9 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.buckets import shapes_of
+from mindspeed_mm_dit.data.captions import ImageCaptions, checked
 from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
-from mindspeed_mm_dit.data.folder_repeats import repeats_of
-from mindspeed_mm_dit.data.image_captions import ImageCaptions, checked
-from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last
+from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last, repeats_of
 from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.shards import list_shards, shard_files

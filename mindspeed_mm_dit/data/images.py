@@ -7,10 +7,9 @@ import threading
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.configs.source import ColorProfiles
-from mindspeed_mm_dit.data.draws import Stream, coins
+from mindspeed_mm_dit.configs.source import ColorProfiles, Size
+from mindspeed_mm_dit.data.order import Stream, coins
 from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.transforms import load_pixels

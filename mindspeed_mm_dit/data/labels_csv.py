@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
-from mindspeed_mm_dit.data.image_captions import ImageCaptions, texts_of
+from mindspeed_mm_dit.data.captions import ImageCaptions, texts_of
 from mindspeed_mm_dit.data.labels import composed, labels_of
 from mindspeed_mm_dit.errors import DataError
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
-from mindspeed_mm_dit.data.folder_repeats import split_names
-from mindspeed_mm_dit.data.image_captions import endings_of, read_sidecar_captions
-from mindspeed_mm_dit.data.labels import composed, labels_of
+from mindspeed_mm_dit.data.captions import endings_of, read_sidecar_captions
+from mindspeed_mm_dit.data.labels import composed, labels_of, split_names
 from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
 from mindspeed_mm_dit.data.rows import note_of_left_out
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats

@@ -6,14 +6,24 @@ to be copied between processes.
 
 from __future__ import annotations
 
+import itertools
+import mmap
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from mindspeed_mm_dit.data.samples import Batch
+from mindspeed_mm_dit.errors import PlatformError
 
 
 class BatchSource(Protocol):
@@ -45,3 +55,147 @@ def load_batches(
             yield ready.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+ALIGNMENT = 64
+"""Arrays begin at multiples of this many bytes, as in memory that NumPy or PyTorch allocates."""
+LONGEST_MESSAGE = 1 << 16
+"""Bytes that describe a batch, or an error."""
+REQUEST = b"w"
+THREADS = 4
+"""Threads of a process: more of them wait for one another's lock."""
+
+
+def load_batches_apart(
+    samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
+) -> Generator[Batch, None, None]:
+    """Do what ``load_batches`` does, for ``num_workers`` > 0, in processes forked from this one at the first batch.
+
+    Each has up to ``THREADS`` threads and makes every n-th batch. They end with the generator, or with this process.
+    Whatever ``samples`` caches stays in those processes.
+
+    Raises:
+        PlatformError: a process was ended from outside.
+    """
+    count = -(-num_workers // THREADS)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a batch keeps a file open
+    sys.stdout.flush(), sys.stderr.flush()  # else the other processes would write the same again
+    readers: list[_Reader] = []
+    try:
+        for first in range(count):
+            indices = itertools.islice(sample_indices, first, None, count)  # (of the copy that the fork makes)
+            threads = (num_workers + first) // count
+            readers.append(_Reader(load_batches(_BatchFiles(samples), indices, threads, -(-prefetch_batches // count))))
+        for reader in itertools.cycle(readers):
+            if (batch := reader.receive()) is None:
+                return
+            yield batch
+    finally:
+        for reader in readers:
+            reader.end()
+
+
+class _Reader:
+    """A process that makes ``batches``, and always prepares the next one in advance."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._pipe, child_pipe = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = os.fork()
+        if self.process == 0:
+            self._pipe.close()
+            _serve(child_pipe, batches)
+        child_pipe.close()
+        self._request()
+
+    def receive(self) -> Batch | None:
+        """Return the next batch, or None after the last one; raise the error of making it, if there was one."""
+        try:
+            message, handles, _, _ = socket.recv_fds(self._pipe, LONGEST_MESSAGE, 1)
+        except ConnectionResetError:
+            message, handles = b"", []
+        if not message:
+            raise self._ended()
+        described = pickle.loads(message)
+        if isinstance(described, BaseException):
+            raise described
+        if described is None:
+            return None
+        self._request()
+        (handle,) = handles
+        memory = mmap.mmap(handle, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.close(handle)
+        return {name: np.ndarray(shape, dtype, memory, offset) for name, dtype, shape, offset in described}
+
+    def end(self) -> None:
+        """End the process, also in the middle of a batch."""
+        self._pipe.close()
+        with suppress(ProcessLookupError, ChildProcessError):  # (if SIGCHLD is ignored, there is nothing to wait for)
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+
+    def _request(self) -> None:
+        with suppress(BrokenPipeError):  # (the next ``receive`` reports that it ended)
+            self._pipe.send(REQUEST)
+
+    def _ended(self) -> PlatformError:
+        """Return the error of a process that has gone, without reaping it."""
+        status = None
+        with suppress(ChildProcessError):
+            status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
+        how = "signal" if status and status.si_code == os.CLD_KILLED else "status"
+        return PlatformError(
+            f"the process that reads the data ({self.process})",
+            f"ended with {how} {status.si_status if status else 'unknown'}",
+            "if memory ran out: fewer --num-workers, or a smaller dataloader_param.prefetch_batches; --num-workers 0 "
+            "reads without such a process",
+        )
+
+
+class _BatchFiles:
+    """Makes batches as files in memory, with what describes their arrays."""
+
+    def __init__(self, samples: BatchSource) -> None:
+        self._samples = samples
+
+    def batch(self, sample_indices: np.ndarray) -> Any:
+        """Return a file descriptor, and name, dtype, shape and offset of each array."""
+        arrays, offset, described = self._samples.batch(sample_indices), 0, []
+        handle = os.memfd_create("batch")
+        with open(handle, "wb", closefd=False) as file:
+            for name, array in arrays.items():
+                described.append((name, array.dtype, array.shape, offset))
+                file.seek(offset)
+                file.write(np.ascontiguousarray(array).data)
+                offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+            file.truncate(max(offset, 1))
+        return handle, described
+
+
+def _serve(pipe: socket.socket, batches: Any) -> NoReturn:
+    """Answer each request with a batch, None after the last one, or the error of making it; then end the process."""
+    # A terminal and some launchers signal every process. The training process decides when to stop, and ends this one.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else Hugging Face's tokenizers warn of the fork
+    try:
+        while pipe.recv(1):
+            handle, described = next(batches, (None, None))
+            socket.send_fds(pipe, [pickle.dumps(described)], [] if handle is None else [handle])
+            if handle is not None:
+                os.close(handle)
+    except BaseException as error:  # (a tokenizer's panic is not an Exception)
+        with suppress(OSError):  # (nobody is listening any more)
+            pipe.send(_pickled(error))
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Return an error of any kind as bytes that can be unpickled, as a RuntimeError with its text if it cannot."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return data if len(data) < LONGEST_MESSAGE else pickle.dumps(RuntimeError(str(error)[:1000]))

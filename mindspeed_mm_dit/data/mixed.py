@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.mixed import MixedParam
+from mindspeed_mm_dit.configs.data import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import BucketOrder, lines
-from mindspeed_mm_dit.data.draws import Stream, generator
-from mindspeed_mm_dit.data.order import Order, RepeatedOrder, SampleOrder
+from mindspeed_mm_dit.data.order import Order, RepeatedOrder, SampleOrder, Stream, generator
 from mindspeed_mm_dit.data.rows import Read, Rows, Visuals
 from mindspeed_mm_dit.errors import ConfigError
 

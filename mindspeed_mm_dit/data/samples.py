@@ -10,13 +10,11 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data import draws
+from mindspeed_mm_dit.data import order as draws
 from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
-from mindspeed_mm_dit.data.conditions.contract import ConditionBatch, ConditionCollator
-from mindspeed_mm_dit.data.conditions.registry import kind_of
-from mindspeed_mm_dit.data.draws import Stream
+from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionCollator, kind_of
 from mindspeed_mm_dit.data.mixed import order_of
-from mindspeed_mm_dit.data.order import Order
+from mindspeed_mm_dit.data.order import Order, Stream
 from mindspeed_mm_dit.data.rows import Rows, Visuals
 from mindspeed_mm_dit.data.sources import source_of
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
-from mindspeed_mm_dit.data import parquet_rows, tar_rows
-from mindspeed_mm_dit.data.image_captions import ImageCaptions
+from mindspeed_mm_dit.data import shard_rows
+from mindspeed_mm_dit.data.captions import ImageCaptions
 from mindspeed_mm_dit.data.labels import Labels, labels_of
 from mindspeed_mm_dit.data.rows import note_of_left_out
-from mindspeed_mm_dit.data.shard_scan import Scanned, ShardQuery
+from mindspeed_mm_dit.data.shard_rows import Scanned, ShardQuery
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
@@ -57,8 +57,8 @@ class ShardFormat(NamedTuple):
 
 
 KINDS: dict[ImageFiles, ShardFormat] = {
-    "parquet": ShardFormat(".parquet", parquet_rows.scan_parquet, parquet_rows.ParquetReader),
-    "webdataset": ShardFormat(".tar", tar_rows.scan_tar, tar_rows.TarReader),
+    "parquet": ShardFormat(".parquet", shard_rows.scan_parquet, shard_rows.ParquetReader),
+    "webdataset": ShardFormat(".tar", shard_rows.scan_tar, shard_rows.TarReader),
 }
 
 

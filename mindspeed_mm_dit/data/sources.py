@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.mixed import MixedParam
-from mindspeed_mm_dit.data.clip_reader import ClipReader
-from mindspeed_mm_dit.data.clips import clips_as_listed, open_clips, provide_clips
+from mindspeed_mm_dit.configs.data import MixedParam
+from mindspeed_mm_dit.configs.images import ClipsParam, DatasetParam
+from mindspeed_mm_dit.data.clips import ClipReader, clips_as_listed, open_clips, provide_clips
 from mindspeed_mm_dit.data.folder import as_listed, open_folder, open_shards, shards_as_listed
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import MixedReader, joined, parts_of

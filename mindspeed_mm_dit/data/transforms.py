@@ -1,25 +1,24 @@
-"""Turns an image file into pixels of one size."""
+"""Turns an image file into pixels of one size, as a viewer shows it: upright, transparent parts on a background."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import re
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from mindspeed_mm_dit.configs.buckets import Size
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
-from mindspeed_mm_dit.configs.source import ColorProfiles
+from mindspeed_mm_dit.configs.source import ColorProfiles, Size
 from mindspeed_mm_dit.data.colours import find_profile, in_srgb
-from mindspeed_mm_dit.data.png_metadata import read_late_metadata
-from mindspeed_mm_dit.data.transparency import flatten, opacity_of, scale_transparent_color
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -198,3 +197,83 @@ def _upright(image: Image.Image) -> Image.Image:
         return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
     except Exception:  # damaged EXIF data can raise anything, but the image may be intact
         return image
+
+
+BACKGROUND = "white"
+"""What transparent pixels of an image or a video show."""
+
+_LARGEST_LEVEL = {"1": 1, "L;2": 3, "L;4": 15}
+"""The level of white in a PNG with fewer than 8 bits a pixel, by Pillow's name of the layout."""
+
+
+def scale_transparent_color(image: Image.Image) -> None:
+    """Bring the one transparent colour of a PNG just opened to the 8 bits a channel in which Pillow decodes it.
+
+    Pillow leaves the levels of the file, which no decoded pixel has. Grey of 16 bits keeps its levels.
+    """
+    color, tiles = image.info.get("transparency"), getattr(image, "tile", None)
+    if image.format != "PNG" or not tiles or not isinstance(color, (int, tuple)):
+        return
+    layout = tiles[0][3]
+    if isinstance(color, tuple) and layout == "RGB;16B":
+        image.info["transparency"] = tuple(level >> 8 for level in color)
+    elif isinstance(color, int) and layout in _LARGEST_LEVEL:
+        image.info["transparency"] = color * 255 // _LARGEST_LEVEL[layout]
+
+
+def opacity_of(image: Image.Image) -> Image.Image | None:
+    """Return the opacity of each pixel of an image with 8 bits a channel, in mode L; None if it has no transparency."""
+    return image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+
+
+def flatten(pixels: Image.Image, opacity: Image.Image | None) -> Image.Image:
+    """Return ``pixels``, in mode L or RGB, over the background."""
+    if opacity is None:
+        return pixels
+    return Image.composite(pixels, Image.new(pixels.mode, pixels.size, BACKGROUND), opacity)
+
+
+def flattened_frame(pixels: np.ndarray) -> np.ndarray:
+    """Return a frame (h, w, 3 or 4) uint8, RGB or RGBA, as (h, w, 3) over the background."""
+    if pixels.shape[2] == 3:
+        return pixels
+    return np.asarray(flatten(Image.fromarray(pixels[..., :3]), Image.fromarray(pixels[..., 3])))
+
+
+HEADER_BYTES = 33
+"""Bytes of the signature and the first chunk, IHDR."""
+MOST_BYTES = 1 << 22
+"""Larger chunks are skipped."""
+_KINDS = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
+"""Chunks that may hold EXIF or XMP."""
+_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
+"""Where Pillow keeps them."""
+
+
+def read_late_metadata(image: Image.Image) -> None:
+    """Put EXIF and XMP from behind the pixels of a PNG just opened where Pillow looks for them; decodes nothing."""
+    if image.format != "PNG" or image.fp is None or "exif" in image.info:
+        return
+    position = image.fp.tell()
+    image.fp.seek(0)
+    header = image.fp.read(HEADER_BYTES)
+    late = _late_chunks(image.fp)
+    image.fp.seek(position)
+    if late:
+        with suppress(Exception):  # damaged metadata can raise anything, but the pixels may be intact
+            # (the same file without pixels, so that Pillow finds the chunks before them)
+            info = Image.open(io.BytesIO(header + late + struct.pack(">I4sI", 0, b"IDAT", 0)), formats=["PNG"]).info
+            image.info.update({key: info[key] for key in _KEYS if key in info and key not in image.info})
+
+
+def _late_chunks(file: Any) -> bytes:
+    """Return the chunks of _KINDS after the first IDAT of a PNG whose first chunk has been read."""
+    chunks, has_pixels = b"", False
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        has_pixels = has_pixels or kind == b"IDAT"
+        if has_pixels and kind in _KINDS and len(chunks) + length <= MOST_BYTES:
+            chunks += head + file.read(length + 4)
+        else:
+            file.seek(length + 4, io.SEEK_CUR)
+    return chunks

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.lazy_imports import importing
+from mindspeed_mm_dit.framework.contract import importing
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime

@@ -1,9 +1,15 @@
-"""What ``nn``, ``ops``, ``runtime`` and ``optim`` must provide in every framework; a test checks each entry.
+"""The interface of a backend, and what every backend needs: lazy imports, and how much memory the machine has."""
 
-Semantics are PyTorch's. Tensors keep the dtype of their inputs; comparisons give booleans. Only the meta backend
-reads what a layer declares about its weights (``configs/parameters.py``): ``init`` and ``matrices``. Biases start at
-zero, norms at one.
-"""
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 NN = {
     "Module": "base class; forward(), add by attribute, state-dict keys are dotted attribute names",
@@ -110,3 +116,37 @@ OPTIM = {
     "gradients": "(module, losses) -> (losses (B,), {name: gradient of their mean}); losses: () -> tensor",
     "adamw_step": "(module, losses, lr, betas=(0.9, 0.999)): one AdamW step on their mean, eps 1e-8, no decay",
 }
+
+
+class _Later(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def later(name: str) -> Any:
+    """Return a stand-in for the module ``name``, which is imported when it is first used."""
+    return _Later(name)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import in this block without garbage collection (a third faster), and exempt what is imported from it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with a container's limit: of control groups version 2, and version 1."""
+
+
+def host_memory_bytes() -> int:
+    """Return the bytes of memory that processes of this machine, or of this container, can have together."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [path.read_text().strip() for path in _LIMITS if path.is_file()]
+    return min([installed, *(int(limit) for limit in limits if limit.isdigit())])

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.low_precision import STORED, widened
+from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
 
 T = TypeVar("T")
 

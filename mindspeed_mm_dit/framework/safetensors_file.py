@@ -1,4 +1,4 @@
-"""``.safetensors`` files as dicts of arrays, read without any framework; dtypes that NumPy lacks become float32.
+"""``.safetensors`` files as dicts of arrays, read without any framework; bfloat16 and float8 become float32.
 
 The file holds the length of a JSON header (8 bytes), the header (name -> dtype, shape, offsets), and the numbers.
 """
@@ -15,7 +15,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.low_precision import STORED, widened
+
+STORED = {"bfloat16": "<u2", "float8_e4m3fn": "u1", "float8_e5m2": "u1"}
+"""PyTorch's name of each, and the dtype of whole numbers that holds its bits."""
+
 
 _LOW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _DTYPES = {
@@ -62,3 +65,23 @@ def _array(data: np.ndarray, what: str, entry: dict[str, Any]) -> np.ndarray:
     array = data[begin:end].view(dtype).reshape(shape)
     kind = _LOW.get(entry["dtype"])
     return np.require(widened(array, kind) if kind else array, requirements="A")
+
+
+def widened(bits: np.ndarray, kind: str) -> np.ndarray:
+    """Return the numbers whose ``bits`` are given as a dtype of ``STORED``: float32 of the same shape."""
+    wide = _WIDEN[kind](np.atleast_1d(bits))  # (0-D arrays become scalars in arithmetic)
+    return wide.reshape(bits.shape)
+
+
+def _float8_e4m3fn(bits: np.ndarray) -> np.ndarray:
+    """Read as float16, whose exponent counts from 15 and not from 7; the largest magnitude is NaN."""
+    magnitude = bits & 0x7F
+    half = ((bits & 0x80).astype(np.uint16) << 8 | magnitude.astype(np.uint16) << 7).view(np.float16)
+    return np.where(magnitude == 0x7F, np.float32(np.nan), half.astype(np.float32) * np.float32(256))
+
+
+_WIDEN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "bfloat16": lambda bits: (bits.astype(np.uint32) << 16).view(np.float32),  # the upper half of a float32
+    "float8_e4m3fn": _float8_e4m3fn,
+    "float8_e5m2": lambda bits: (bits.astype(np.uint16) << 8).view(np.float16).astype(np.float32),  # and of a float16
+}

@@ -23,7 +23,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.low_precision import STORED, widened
+from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
 
 _DTYPES = {
     "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": STORED["bfloat16"],

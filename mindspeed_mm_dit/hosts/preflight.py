@@ -13,38 +13,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, classes_in
-from mindspeed_mm_dit.configs.arguments import checked
-from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
+from mindspeed_mm_dit.configs.arguments import checked, without_effect
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
-from mindspeed_mm_dit.configs.flag_combinations import without_effect
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping, spelled_out
-from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.precision import ComputeMode, decide
-from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.configs.run import (
+    MultiModalArguments,
+    RunConfig,
+    check_output_file,
+    check_output_folder,
+    with_facts,
+)
+from mindspeed_mm_dit.configs.source import MOST_GRAPHS, SourceParam
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning
-from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
+from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuning_of_run
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.data import check_sizes, models_of, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits, check_state_fits, tight_step
-from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
-from mindspeed_mm_dit.training.changes import check_restorable
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
+from mindspeed_mm_dit.training.resume import check_restorable
 
 MOST_PROMPTS = 100
 """Prompts of --sample-prompts: each is sampled in every grid."""

@@ -15,17 +15,16 @@ from mindspeed_mm_dit.data.builtin import take_back
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import end, report_error, report_to_launcher
-from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider, ModelType
 from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, ModelType
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.contract import Engine, EngineModule, engine_module
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
-from mindspeed_mm_dit.training.initial_weights import First, first_weights
 from mindspeed_mm_dit.training.loop import train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
-from mindspeed_mm_dit.training.resume import find_start, print_rank_0
+from mindspeed_mm_dit.training.resume import First, find_start, first_weights, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 

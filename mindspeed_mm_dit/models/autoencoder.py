@@ -1,6 +1,6 @@
-"""Autoencoders between images or videos and latents. They are frozen and never part of a checkpoint.
+"""Autoencoders between images or videos and latents, one record each. They are frozen and never part of a checkpoint.
 
-An encoder outputs raw latents; a model learns scaled latents.
+States of an image: pixels (uint8, 0 to 255), images (float, -1 to 1), latents (scaled to unit variance).
 """
 
 from __future__ import annotations
@@ -12,9 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
+from mindspeed_mm_dit.configs.autoencoder import (
+    AutoencoderConfig,
+    AutoencoderDCConfig,
+    AutoencoderKLConfig,
+    AutoencoderTinyConfig,
+    Flux2VAEConfig,
+    PixelConfig,
+    QwenImageVAEConfig,
+    WanVAEConfig,
+)
+from mindspeed_mm_dit.framework import active, ops
+from mindspeed_mm_dit.framework.contract import later
 
 Tensor = Any
+
+
+def to_images(pixels: Tensor) -> Tensor:
+    """Pixels (B, C, ...) uint8 -> images (B, C, ...) float32 in [-1, 1]."""
+    return ops.to_float32(pixels) / 127.5 - 1.0
+
+
+def to_pixels(images: np.ndarray) -> np.ndarray:
+    """Images (B, C, ...) float, about in [-1, 1] -> pixels of the same shape, uint8; values outside are clipped."""
+    return np.clip(images * 127.5 + 128.0, 0, 255).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -121,3 +142,18 @@ class PixelAutoencoder(Autoencoder):
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
         return scaled_latents
+
+
+_DIFFUSERS = later("mindspeed_mm_dit.models.diffusers_autoencoders")
+_PORTABLE = later("mindspeed_mm_dit.models.autoencoder_kl")
+
+
+PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)
+AUTOENCODER_KL = AutoencoderKind(
+    AutoencoderKLConfig, lambda config: (_DIFFUSERS if active() == "pytorch" else _PORTABLE).AutoencoderKL(config)
+)
+FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, lambda config: _PORTABLE.AutoencoderKLFlux2(config))
+WAN_VIDEO_VAE = AutoencoderKind(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
+QWEN_IMAGE_VAE = AutoencoderKind(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
+AUTOENCODER_TINY = AutoencoderKind(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))
+AUTOENCODER_DC = AutoencoderKind(AutoencoderDCConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))

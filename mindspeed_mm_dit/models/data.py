@@ -6,15 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mindspeed_mm_dit.configs.buckets import Budget
-from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextCondition
+from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.configs.source import Budget, SourceParam
+from mindspeed_mm_dit.data.cache import Cache, check_sources
 from mindspeed_mm_dit.data.cache_before import text_made_by
 from mindspeed_mm_dit.data.cache_index import check_same
-from mindspeed_mm_dit.data.cache_sources import check_sources
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.labels import check_labels
 from mindspeed_mm_dit.data.rows import SourceRequest

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig
+from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig, WanVAEConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import Autoencoder

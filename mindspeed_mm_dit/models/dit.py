@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
+from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
     SwiGLU,
@@ -22,11 +22,12 @@ from mindspeed_mm_dit.models.layers import (
     as_tokens,
     merge_heads,
     modulate,
+    rotary_tables_2d,
     self_attention,
+    sincos_positions_2d,
     split_heads,
     unpatchify,
 )
-from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int]

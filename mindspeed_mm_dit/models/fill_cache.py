@@ -18,18 +18,16 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.configs.files import replace_file
-from mindspeed_mm_dit.data.cache import NULL, ROWS
-from mindspeed_mm_dit.data.cache_index import INDEX, CachedText, CacheIndex, check_same
-from mindspeed_mm_dit.data.cache_shards import first_not_finite, metadata_of
-from mindspeed_mm_dit.data.cache_sources import SOURCES, digest_of_sources, source_files, sources_json
+from mindspeed_mm_dit.data.cache import NULL, ROWS, SOURCES, digest_of_sources, source_files, sources_json
+from mindspeed_mm_dit.data.cache_index import INDEX, CachedText, CacheIndex, check_same, first_not_finite, metadata_of
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.rows import Visuals
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.models.autoencoder import to_images
 from mindspeed_mm_dit.models.data import cache_identity
 from mindspeed_mm_dit.models.frames import frame_features, frame_latents
-from mindspeed_mm_dit.models.pixels import to_images
 
 DTYPES = {"fp32": np.float32, "fp16": np.float16}
 

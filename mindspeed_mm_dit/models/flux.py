@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.parameters import ZEROS
+from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
     Attention,
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.models.joint import (
     padding_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.layers import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 

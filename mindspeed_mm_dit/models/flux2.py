@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
-from mindspeed_mm_dit.configs.parameters import ZEROS
+from mindspeed_mm_dit.configs.flux import Flux2Config
+from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
     EPS,
@@ -27,8 +27,15 @@ from mindspeed_mm_dit.models.joint import (
     padding_mask,
     plain_norm,
 )
-from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.layers import (
+    as_tokens,
+    grid_positions,
+    merge_heads,
+    modulate,
+    rotary_of_places,
+    self_attention,
+    split_heads,
+)
 
 Tensor = Any  # a tensor of the active framework
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
-from mindspeed_mm_dit.data.conditions.frames import IMAGES, KEPT
+from mindspeed_mm_dit.data.conditions import IMAGES, KEPT
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.models.pixels import to_images
+from mindspeed_mm_dit.models.autoencoder import to_images
 
 Tensor = Any
 

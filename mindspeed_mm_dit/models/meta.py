@@ -9,15 +9,13 @@ from traceback import walk_tb
 from typing import Any
 
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.parameters import Parameters
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.predictor import PredictorConfig
+from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
 from mindspeed_mm_dit.configs.tuning import WHOLE, LoraSpec, TunedModel, Tuning
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.meta import nn, ops
-from mindspeed_mm_dit.framework.meta.binding import meta_reference
-from mindspeed_mm_dit.framework.meta.tensor import Tensor
-from mindspeed_mm_dit.framework.meta.trace import Trace, recording
+from mindspeed_mm_dit.framework.meta.nn import meta_reference
+from mindspeed_mm_dit.framework.meta.tensor import Tensor, Trace, recording
 
 _FRAMEWORK_ATTRIBUTES = ("named_parameters", "parameters_and_names", "requires_grad")
 """Attributes of PyTorch's modules, of MindSpore's cells, and of tensors of both."""
@@ -80,7 +78,7 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode 
     network = _network(predictor)
     if tuning.targets:
         adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
-        meta_reference("mindspeed_mm_dit.models.lora:with_adapters")(network, adapters)
+        meta_reference("mindspeed_mm_dit.models.layers:with_adapters")(network, adapters)
     declared = _tuned_parameters(predictor, tuning)
     for name, parameter in network.named_parameters():
         parameter.needs_gradient = declared[name].trained

@@ -16,10 +16,10 @@ from mindspeed_mm_dit.configs.files import (
     UnusableFile,
     WeightFile,
     check_model_folder,
+    check_names_no_code,
     read_safetensors_header,
     weight_file_in,
 )
-from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError

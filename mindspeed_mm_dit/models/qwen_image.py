@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.parameters import ZEROS
-from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.joint import QwenImageConfig
+from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
     EPS,
@@ -27,8 +27,7 @@ from mindspeed_mm_dit.models.joint import (
     prefix_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.layers import FeedForward, modulate
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.layers import FeedForward, grid_positions, modulate, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 

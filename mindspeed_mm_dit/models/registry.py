@@ -7,28 +7,51 @@ registered by name (``mindspeed_mm_dit.registry``). No framework is imported bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.condition import ImageTokens
-from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS as PREDICTOR_CONFIGS
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.configs.teacher import TeacherConfig, side_of
+from mindspeed_mm_dit.configs.teacher import (
+    Dinov2Config,
+    ImageEncoderConfig,
+    SiglipConfig,
+    TeacherConfig,
+    TransformersTeacherConfig,
+    TransformersVisionConfig,
+    side_of,
+)
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
 from mindspeed_mm_dit.models.meta import adapters_of
-from mindspeed_mm_dit.models.teacher import TeacherKind, check_vision_files
+from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
 from mindspeed_mm_dit.registry import Registry, import_object
 
 _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
+
+
+@dataclass(frozen=True)
+class TeacherKind:
+    """A kind of teacher, selected by ``model_id`` in section ``teacher`` of model.json."""
+
+    config: type[TeacherConfig]
+    """Frozen dataclass of the section."""
+    build: Callable[[Any, int], Callable[[Tensor], Tensor]]
+    """(config, tokens in a row) -> the network, (images (B, 3, H, W) in [-1, 1]) -> features (B, N, width) float32;
+    imports the framework only when called."""
+    check_files: Callable[[Any], None] = lambda config: None
+    """(config): raise a UserError if weights are missing or cut short; called before any device work."""
 
 
 AUTOENCODERS = Registry[AutoencoderKind]("autoencoder")
@@ -68,7 +91,7 @@ def build_predictor(config: ModelConfig) -> Any:
     """Build the network of model.json with its adapters; the values are loaded later."""
     network = network_of(config.predictor)
     if adapters := adapters_of(config):
-        from mindspeed_mm_dit.models.lora import with_adapters
+        from mindspeed_mm_dit.models.layers import with_adapters
 
         with_adapters(network, adapters)
     return network
@@ -200,3 +223,29 @@ def register_predictor(config: type[PredictorConfig]) -> None:
     Raises ConfigError if the name is taken.
     """
     PREDICTOR_CONFIGS[config.model_id] = config
+
+
+Tensor = Any
+
+
+def _build(config: TransformersTeacherConfig, side: int) -> Any:
+    from mindspeed_mm_dit.models.transformers_pytorch import TransformersTeacher
+
+    return TransformersTeacher(config, side)
+
+
+def check_vision_files(config: TransformersVisionConfig) -> None:
+    """Raise a UserError unless the weights of a vision transformer are complete, finite, and fit its config.json."""
+    config.width()
+    check_weights(config.setting, config.folder)
+    what, patch = f"{config.setting} = {config.folder}", config.number("patch_size")
+    for name, array in read_tensors(config.setting, config.folder):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise CheckpointError(what, f"its weight {name} has numbers that are not finite", "copy the folder again")
+        if array.ndim == 4 and array.shape[-2:] != (patch, patch):  # (the patch embedding is its only convolution)
+            reason = f"config.json has patch_size = {patch}, and the weight {name} is {array.shape}"
+            raise CheckpointError(what, reason, "copy the folder again")
+
+
+DINOV2 = TeacherKind(Dinov2Config, _build, check_vision_files)
+SIGLIP = TeacherKind(SiglipConfig, _build, check_vision_files)

@@ -1,6 +1,6 @@
-"""Guidance: pushes the prediction away from the unconditional one, or from a weaker network's.
+"""Guidance of sampling, away from the unconditional prediction or a weaker network's; and REPA's alignment loss.
 
-The first is classifier-free guidance (Ho & Salimans 2022), the second autoguidance (Karras et al. 2024).
+REPA (Yu et al. 2024) aligns projected tokens with the features of teachers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import BYTES, MOST_GUIDANCE, number, short_repr
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.contract import ModelFn
+from mindspeed_mm_dit.objectives.registry import ModelFn
 
 Tensor = Any
 Network = Callable[..., Tensor]
@@ -137,3 +137,16 @@ def by_noise_level(boundary: float, high: ModelFn, low: ModelFn) -> ModelFn:
         return (high if np.min(noise) >= boundary else low)(x_t, t, noise)
 
     return model_fn
+
+
+def projection_loss(projected: Sequence[Tensor], features: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Return the negative weighted cosine similarity, mean over tokens and teachers, (B,) (Yu et al. 2024, eq. 8).
+
+    projected, features: one (B, N, width) float32 per teacher; weights: one per teacher's cosine.
+    """
+    assert len(projected) == len(features) == len(weights) > 0
+    total = sum(
+        weight * ops.mean_per_sample(ops.cosine_similarity(ours, theirs, -1))
+        for ours, theirs, weight in zip(projected, features, weights)
+    )
+    return -total / len(projected)

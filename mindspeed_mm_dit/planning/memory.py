@@ -1,22 +1,70 @@
-"""Computes the memory of one rank, part by part, and the largest micro-batch that fits.
+"""Memory and FLOP of a training step, by part and rank.
 
-Weights, gradients, optimizer state and EMA are exact. Activations are what autograd keeps between forward and backward,
-counted by running the network on the meta backend. Temporary memory of kernels is a separate estimate.
+The largest micro-batch that fits, and whether a run fits here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.parameters import Parameter, Parameters, count
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
+from mindspeed_mm_dit.configs.predictor import Parameter, Parameters, PredictorConfig, count
+from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
+
+
+def train_flop(predictor: PredictorConfig) -> int:
+    """Return the FLOP of one sample in one training step: forward, and twice that in backward; 2 per multiply-add."""
+    return 6 * multiply_adds(predictor)
+
+
+def recompute_flop(predictor: PredictorConfig) -> int:
+    """Return the FLOP that recomputing the blocks adds per sample and step; they do not count as useful in MFU."""
+    return 2 * multiply_adds(predictor)
+
+
+PEAKS: dict[str, dict[str, float]] = {
+    # part of the device's name: dense TFLOP/s of the vendor's data sheet; fp32 with PyTorch's defaults (no TF32)
+    "B200": {"bf16": 2250.0, "fp32": 75.0},
+    "H200": {"bf16": 989.0, "fp32": 67.0},
+    "H100 PCIe": {"bf16": 756.0, "fp32": 51.0},
+    "H100": {"bf16": 989.0, "fp32": 67.0},
+    "H800": {"bf16": 989.0, "fp32": 67.0},
+    "A100": {"bf16": 312.0, "fp32": 19.5},
+    "A800": {"bf16": 312.0, "fp32": 19.5},
+    "L40S": {"bf16": 362.0, "fp32": 91.6},
+    "4090": {"bf16": 165.2, "fp32": 82.6},
+}
+"""Ascend parts and CPUs are not listed, because parts of the same name differ too much: use --peak-tflops."""
+
+CARDS = {"4090": 24, "L40S": 48, "H100": 80, "H200": 141, "B200": 192}
+"""Memory in GiB of the devices whose peak a plan assumes if only the memory is known; ascending."""
+
+
+def card_with(gib: float) -> str:
+    """Return the smallest of CARDS with ``gib`` of memory, or the largest of all."""
+    return next((name for name, memory in CARDS.items() if memory >= gib), list(CARDS)[-1])
+
+
+def peak_tflops(device_name: str, precision: str) -> float | None:
+    """Return the peak TFLOP/s of a device in ``precision`` "bf16" or "fp32"; None if its name has no known part."""
+    for part, peaks in PEAKS.items():
+        if part in device_name:
+            return peaks[precision]
+    return None
+
+
+def utilisation(images_per_second: float, flop_per_image: float, peak: float | None, devices: int = 1) -> float | None:
+    """Return the MFU: useful arithmetic / peak of all ``devices``, in [0, 1]; None if the peak is unknown."""
+    return None if peak is None else images_per_second * flop_per_image / (peak * 1e12 * devices)
+
 
 RESERVE = 0.08
 """Fraction of a device's memory kept free for the context, the buffers of collectives and fragmentation."""
@@ -160,3 +208,87 @@ def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     if not placement.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
     return element * largest * (2 + placement.prefetch)  # in use, gathered ahead, and the gradient being reduced
+
+
+GIB = 2**30
+BLOCK_BYTES = 36_000
+"""Bytes that the objects of one transformer block take, without its weights, when it is built (measured on PyTorch
+2.13)."""
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """A memory that a model must fit into."""
+
+    name: str
+    """Its name in errors."""
+    num_bytes: int
+    """Its size."""
+    sharers: int = 1
+    """Number of ranks that share it."""
+
+
+def check_model_fits(model: ModelConfig, limit: MemoryLimit) -> None:
+    """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``limit``."""
+    need = limit.sharers * host_bytes(model.predictor)
+    _check(model.predictor, need, "the weights of {} parameters need {}", limit)
+
+
+def check_state_fits(model: ModelConfig, placement: Placement, limit: MemoryLimit) -> None:
+    """Raise ConfigError unless weights, gradients, optimizer state and EMA of all ranks fit into ``limit``.
+
+    The plan is exact about these, so a run that is refused could not have worked.
+    """
+    need = limit.sharers * state_bytes(memory(model, placement))
+    _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", limit)
+
+
+def tight_step(
+    model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, limit: MemoryLimit
+) -> str | None:
+    """Return a warning if the plan estimates that a step needs more than ``limit`` has, else None."""
+    plan = memory(model, placement, online_vae)
+    need = limit.sharers * plan.total(micro_batch_size)
+    if need <= limit.num_bytes:
+        return None
+    largest = plan.largest_micro_batch(limit.num_bytes / limit.sharers)
+    advice = f"a micro-batch of {largest} fits" if largest else "no micro-batch fits"
+    return (
+        f"warning: --micro-batch-size = {micro_batch_size}: a step may need {_gib(need)}, and {limit.name} has "
+        f"{_gib(limit.num_bytes)}; by the plan {advice} (mm-dit plan)"
+    )
+
+
+def host_bytes(predictor: PredictorConfig) -> int:
+    """Return the bytes that a network takes when it is built: weights, and the objects that hold them."""
+    parameters = parameters_of(predictor)
+    return 4 * parameters.num_elements() + BLOCK_BYTES * len(parameters.blocks)
+
+
+def state_bytes(plan: Memory) -> int:
+    """Return the bytes that persist from step to step."""
+    return plan.weights + plan.gradients + plan.optimizer + plan.ema
+
+
+def _check(predictor: PredictorConfig, need: int, sentence: str, limit: MemoryLimit) -> None:
+    if need > limit.num_bytes:
+        name = dominant_setting(predictor)
+        shared = f", which {limit.sharers} ranks share" if limit.sharers > 1 else ""
+        raise ConfigError(
+            f"predictor.{name} = {getattr(predictor, name)}",
+            f"{sentence.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {limit.name} has "
+            f"{_gib(limit.num_bytes)}{shared}",
+            f"use a smaller {name}, or more devices (mm-dit plan says how many)",
+        )
+
+
+def dominant_setting(predictor: PredictorConfig) -> str:
+    """Return the setting that makes a network large: resetting it to its ordinary value saves the most memory."""
+    config: Any = predictor
+    ordinary = predictor.settings_of_size()
+    needed = {name: host_bytes(dataclasses.replace(config, **values)) for name, values in ordinary.items()}
+    return min(needed, key=lambda name: needed[name], default="model_id")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:,.1f} GiB"

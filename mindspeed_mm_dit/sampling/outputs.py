@@ -1,26 +1,179 @@
-"""Write samples as arrays, one picture, a page, videos, or a folder of images, depending on the output's ending."""
+"""Write samples as arrays, pictures, an HTML page, videos or a folder of images, depending on the output's ending."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.configs.files import reason_of
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
+from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.sampling.grid import ENDINGS, check_size, draw_grid
-from mindspeed_mm_dit.sampling.image_files import MOST_PICTURES, png_of, save_each, write_gallery
-from mindspeed_mm_dit.sampling.video_files import ANIMATIONS, MOST_FPS, check_clips_file, save_clips
+from mindspeed_mm_dit.pages import write
+from mindspeed_mm_dit.sampling.pictures import ENDINGS, check_size, draw_grid, drawable, stacked, to_pil_image
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
+    """Lay out images (N, H, W, C) in rows by title, or videos (N, F, H, W, C) as strips of their frames; uint8."""
+    return draw_grid(samples, titles, per_title) if samples.ndim == 4 else draw_strips(samples, titles)
+
+
+def draw_sizes(parts: Sequence[np.ndarray], titles: Sequence[str], per_title: int | None = None) -> Image.Image:
+    """Lay out samples with ``titles`` in one or several sizes; each of ``parts`` as for ``draw_samples``.
+
+    Images with distinct titles are shown side by side in all sizes; others are stacked, size by size.
+    """
+    if all(samples.ndim == 4 for samples in parts) and len(set(titles)) == len(titles):
+        return draw_grid([image for samples in parts for image in samples], [*titles] * len(parts))
+    return stacked([draw_samples(samples, titles, per_title) for samples in parts])
+
+
+def png_of(image: np.ndarray) -> bytes:
+    """Return an image (H, W, 3 or 1) uint8 as a PNG."""
+    png = io.BytesIO()
+    to_pil_image(image).save(png, "PNG")
+    return png.getvalue()
+
+
+def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, titles: Sequence[str]) -> None:
+    """Write images (N, H, W, 3 or 1) uint8 as ``NUMBER_LABEL.png``: 000012_7.png is image 12, of class 7.
+
+    Without labels, an image is ``NUMBER.png``, and its title is in ``NUMBER.txt``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, (image, title) in enumerate(zip(images, titles)):
+        name = f"{number:06d}" if labels is None else f"{number:06d}_{labels[number]}"
+        (folder / f"{name}.png").write_bytes(png_of(image))
+        if labels is None:
+            (folder / f"{name}.txt").write_text(title + "\n", encoding="utf-8")
+
+
+MOST_PICTURES = 2000
+"""Most images on one page; at 256 x 256 pixels they take some 300 MB."""
+SIDE_PIXELS = 96
+"""Smaller images are shown enlarged to at least this."""
+
+
+def write_gallery(
+    path: Path,
+    pngs: Sequence[bytes],
+    size: Sequence[int],
+    classes: Sequence[str],
+    seed: int,
+    settings: Mapping[str, str],
+) -> None:
+    """Write a page of images: PNGs of ``size`` (H, W), in the order in which they were generated, grouped by class.
+
+    classes: a caption of each image. settings: other settings that determine the images, by name.
+    """
+    groups: dict[str, list[tuple[int, bytes]]] = {}
+    for number, (png, caption) in enumerate(zip(pngs, classes)):
+        groups.setdefault(caption, []).append((number, png))
+    width = size[1] * max(1, -(-SIDE_PIXELS // min(size)))
+    write(path, "gallery.html", title="Samples", groups=groups, width=width, seed=seed, settings=settings)
+
+
+FPS = 16.0
+"""Frames per second of written videos: Wan's."""
+MOST_FPS = {".gif": 50}
+"""A GIF counts in hundredths of a second, and frames shorter than two of them are shown ten times as long."""
+ANIMATIONS = (".mp4", ".gif")
+CLIP_ENDINGS = (*ANIMATIONS, ".png", ".npz")
+"""Endings of the files that ``save_clips`` writes, in upper or lower case."""
+GAP_PIXELS, CELL_PIXELS, CAPTION_PIXELS = 2, 48, 18
+ANIMATION_PIXELS = 192
+"""Smaller animations are enlarged, pixel by pixel, to at least this height."""
+MOST_PIXELS = 1 << 28
+"""Most pixels in a picture of strips."""
+
+
+def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None:
+    """Raise ConfigError if ``count`` videos of ``size`` (F, H, W) cannot be written to ``path``.
+
+    Raises PlatformError if PyAV is needed and missing.
+    """
+    ending, (frames, height, width) = path.suffix.lower(), size
+    if ending not in CLIP_ENDINGS:
+        raise ConfigError(
+            f"--output = {path}", f"unknown ending {path.suffix!r}", f"use one of {', '.join(CLIP_ENDINGS)}"
+        )
+    if ending == ".mp4":
+        pyav()
+        if height % 2 or width % 2:
+            reason = f"MPEG-4 needs even height and width, and a frame is {height} x {width}"
+            raise ConfigError(f"--output = {path}", reason, "use .gif, .png or .npz")
+    if ending == ".png" and count * frames * height * width > MOST_PIXELS:
+        raise ConfigError(f"--output = {path}", f"{count} videos make too large a picture", "use .mp4, .gif or .npz")
+
+
+def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
+    """Write videos (N, F, H, W, 3 or 1) uint8 and return the files.
+
+    ``.npz``: arr_0 is the videos, arr_1 their titles. ``.png``: a row of frames for each, below its title. ``.mp4`` and
+    ``.gif``: one file per video, numbered if there are several.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ending = path.suffix.lower()
+    if ending == ".npz":
+        with open(path, "wb") as stream:  # given a name, NumPy would append .npz to .NPZ
+            np.savez(stream, clips, np.array(titles))
+        return [path]
+    if ending == ".png":
+        draw_strips(clips, titles).save(path)
+        return [path]
+    paths = [path] if len(clips) == 1 else [path.with_stem(f"{path.stem}-{n:04d}") for n in range(len(clips))]
+    for file, clip in zip(paths, clips):
+        (write_video if ending == ".mp4" else _write_gif)(file, _enlarged(clip), fps)
+    return paths
+
+
+def _enlarged(clip: np.ndarray) -> np.ndarray:
+    """Return the frames (F, H, W, 3) of a video (F, H, W, 3 or 1), enlarged enough to be looked at."""
+    scale = max(1, -(-ANIMATION_PIXELS // clip.shape[1]))
+    return np.broadcast_to(clip, (*clip.shape[:3], 3)).repeat(scale, 1).repeat(scale, 2)
+
+
+def draw_strips(clips: np.ndarray, titles: Sequence[str], least: int = CELL_PIXELS) -> Image.Image:
+    """Lay out videos (N, F, H, W, 3 or 1) uint8: frames of at least ``least`` pixels side by side, below each title."""
+    _, frames, height, width = clips.shape[:4]
+    scale = max(1, -(-least // height))
+    step_x, step_y = width * scale + GAP_PIXELS, height * scale + GAP_PIXELS + CAPTION_PIXELS
+    picture = Image.new("RGB", (frames * step_x, len(clips) * step_y), "white")
+    pen = ImageDraw.Draw(picture)
+    for row, (clip, title) in enumerate(zip(clips, titles)):
+        text, font = _fit_caption(title, picture.width)
+        pen.text((2, row * step_y), text, fill="black", font=font)
+        for column, frame in enumerate(clip):
+            cell = to_pil_image(frame).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+            picture.paste(cell, (column * step_x, row * step_y + CAPTION_PIXELS))
+    return picture
+
+
+def _fit_caption(caption: str, width: int) -> tuple[str, Any]:
+    """Return ``caption``, cut to ``width`` pixels, and a font; question marks replace letters that no font has."""
+    text, font = drawable(caption)
+    if font.getlength(text) <= width - 4:
+        return text, font
+    while text and font.getlength(text + "...") > width - 4:
+        text = text[:-1]
+    return text + "...", font
+
+
+def _write_gif(path: Path, frames: np.ndarray, fps: float) -> None:
+    first, *others = (Image.fromarray(frame) for frame in frames)
+    first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
 
 
 PAGE = ".html"

@@ -16,22 +16,21 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.limits import BYTES, LARGEST, number, path_of, short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.conditions.registry import kind_of, request_arrays
-from mindspeed_mm_dit.data.draws import Stream, coins, normals
+from mindspeed_mm_dit.data.conditions import kind_of, request_arrays
+from mindspeed_mm_dit.data.order import Stream, coins, normals
 from mindspeed_mm_dit.errors import ConfigError, names_arguments
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_text_widths
-from mindspeed_mm_dit.models.known_words import note_of_words
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.text_encoder import check_captions
+from mindspeed_mm_dit.models.words_encoder import note_of_words
 from mindspeed_mm_dit.objectives.guidance import GuidedChannels, Rescale
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.experts import ONE_NETWORK, Experts
 from mindspeed_mm_dit.sampling.generate import generate_path, settings_for
-from mindspeed_mm_dit.sampling.grid import to_pil_image
-from mindspeed_mm_dit.sampling.image_files import draw_samples, png_of
 from mindspeed_mm_dit.sampling.load import (
+    ONE_NETWORK,
+    Experts,
     check_weaker,
     describe,
     experts,
@@ -39,7 +38,8 @@ from mindspeed_mm_dit.sampling.load import (
     load_model,
     other_expert,
 )
-from mindspeed_mm_dit.sampling.outputs import Output
+from mindspeed_mm_dit.sampling.outputs import FPS, Output, draw_samples, png_of
+from mindspeed_mm_dit.sampling.pictures import to_pil_image
 from mindspeed_mm_dit.sampling.request import (
     SampleRequest,
     check_amount,
@@ -49,7 +49,6 @@ from mindspeed_mm_dit.sampling.request import (
     resized,
     together,
 )
-from mindspeed_mm_dit.sampling.video_files import FPS
 from mindspeed_mm_dit.terminal import echo_if_open
 
 Tensor = Any

@@ -1,22 +1,22 @@
-"""--dry-run: describe a run that passed every check, and try its first step; the run is not started.
-
-If predictor, objective and micro-batch do not fit each other, that step fails. A small step is computed as it is, in
-milliseconds. A large one is computed on PyTorch's meta device, where tensors have shapes and no numbers: it needs no
-memory, but a second of CPU time, most of it to import the code that knows the shapes. MindSpore has no such device:
-there a narrower copy of the network is tried, on smaller latents.
-"""
+"""--dry-run: describe a run that passed every check, and try its first step; and records for computing a step again."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import active, ops, runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -143,4 +143,60 @@ def _length(args: RunConfig, batch: int, iteration: int | None, consumed_samples
     return (
         f"  length    {steps:,} steps of {batch:,} samples up to iteration {args.train_iters:,}{start}: each of "
         f"{data.num_train:,} {data.noun}s {steps * batch / data.num_train:,.1f} times, {flop / 1e12:,.4g} TFLOP"
+    )
+
+
+NOT_FINITE = "not_finite.json"
+"""File next to the checkpoints: the step that was not finite, with the command of its run."""
+
+
+def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the command of this run, with paths inside the folder that it was started in relative to that folder.
+
+    words: its flags, if those of this process are a host's.
+    If ``save``, the --save folder, is inside that folder, the folder is recorded relative to it: then both may move,
+    and no machine is named.
+    """
+    here, there = os.getcwd(), os.path.realpath(save)
+    is_inside = os.path.commonpath([here, there]) == here
+    return {
+        "arguments": [below(word, here) for word in (sys.argv[1:] if words is None else words)],
+        "folder": os.path.relpath(here, there) if is_inside else here,
+    }
+
+
+def record_not_finite(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
+    """Record which step was not finite, on the first rank; if the disk fails, nothing is recorded."""
+    from mindspeed_mm_dit.framework import runtime  # (a reader may not know the run's framework yet)
+
+    if not save or runtime.rank() != 0:
+        return
+    facts = {"iteration": iteration, "loss": str(loss), "grad_norm": str(grad_norm), COMMAND: command(save)}
+    with suppress(OSError):
+        (Path(save) / NOT_FINITE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def read_not_finite(folder: Path) -> dict[str, Any]:
+    """Return the record that ``record_not_finite`` wrote into a folder of checkpoints, or {} if all steps were finite.
+
+    Raises CheckpointError if the file is something else.
+    """
+    try:
+        facts = json.loads((folder / NOT_FINITE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or type(facts.get("iteration")) is not int or not is_command(facts.get(COMMAND)):
+        raise CheckpointError(str(folder / NOT_FINITE), "is not a record that a run writes", "remove it")
+    return facts
+
+
+def is_command(value: Any) -> bool:
+    """Return whether ``value`` has the form that ``command`` returns."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("folder"), str)
+        and isinstance(value.get("arguments"), list)
+        and all(isinstance(word, str) for word in value["arguments"])
     )

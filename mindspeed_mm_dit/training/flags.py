@@ -13,8 +13,7 @@ from mindspeed_mm_dit.configs.flag import AddFlags, Host
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.training.callbacks.registry import CALLBACKS
-from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind
-from mindspeed_mm_dit.training.loggers.registry import add_flags, enabling_flag, metrics_loggers
+from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, add_flags, enabling_flag, metrics_loggers
 
 
 def standalone_parser() -> Parser:

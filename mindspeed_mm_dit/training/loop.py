@@ -1,24 +1,22 @@
-"""The training loop: batches, step, save, until the last step or until the ranks agree to stop.
+"""The training loop.
 
-``callbacks`` write log lines, validate, sample and so on. The loop calls them at the moments that
-``callbacks/contract.py`` lists.
+Batches, step, save, until the last step or until the ranks agree to stop; the learning rate by step.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
-from mindspeed_mm_dit.training.batches import next_batches
-from mindspeed_mm_dit.training.callbacks.contract import Run, Step
-from mindspeed_mm_dit.training.callbacks.registry import open_callbacks
-from mindspeed_mm_dit.training.contract import Engine, ForwardStep
+from mindspeed_mm_dit.training.callbacks.registry import Run, Step, open_callbacks
+from mindspeed_mm_dit.training.contract import Engine, ForwardStep, next_batches
 from mindspeed_mm_dit.training.log import open_log
-from mindspeed_mm_dit.training.lr import LearningRate
 from mindspeed_mm_dit.training.progress import Progress
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
@@ -79,3 +77,42 @@ def _end(run: Run) -> Stop | None:
         run.log.echo(f"{stop.reason} at iteration {run.progress.iteration}: {saved}")
     run.progress.finish()
     return stop
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """Linear warm-up from ``init`` to ``peak``, then a decay to ``minimum``."""
+
+    peak: float
+    minimum: float
+    init: float
+    warmup_steps: int
+    decay_steps: int
+    style: str
+    """"constant", "linear", "cosine" or "inverse-square-root"."""
+
+    @classmethod
+    def of(cls, args: RunConfig) -> LearningRate:
+        """Return the schedule of the flags."""
+        return cls(
+            peak=args.lr,
+            minimum=args.min_lr,
+            init=args.lr_warmup_init,
+            warmup_steps=args.lr_warmup_iters,
+            decay_steps=args.lr_decay_iters or args.train_iters,
+            style=args.lr_decay_style,
+        )
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of the step that follows ``step`` finished ones."""
+        if self.warmup_steps > 0 and step <= self.warmup_steps:
+            return self.init + (self.peak - self.init) * step / self.warmup_steps
+        if self.style == "constant":
+            return self.peak
+        if step > self.decay_steps:
+            return self.minimum
+        if self.style == "inverse-square-root":
+            return max(self.minimum, self.peak * math.sqrt(max(self.warmup_steps, 1) / max(step, 1)))
+        progress = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        remaining = 1.0 - progress if self.style == "linear" else 0.5 * (math.cos(math.pi * progress) + 1.0)
+        return self.minimum + remaining * (self.peak - self.minimum)

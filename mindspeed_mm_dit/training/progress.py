@@ -14,10 +14,9 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.terminal import doing
-from mindspeed_mm_dit.training.changes import run_facts
 from mindspeed_mm_dit.training.contract import Checkpoints, RunState
-from mindspeed_mm_dit.training.resume import Start, print_rank_0, same_folder
-from mindspeed_mm_dit.training.run_command import command
+from mindspeed_mm_dit.training.dry_run import command
+from mindspeed_mm_dit.training.resume import Start, print_rank_0, run_facts, same_folder
 
 
 class Progress:

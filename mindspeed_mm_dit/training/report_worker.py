@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import exit_on_sigint
-from mindspeed_mm_dit.framework.launched import die_with_parent
+from mindspeed_mm_dit.framework.exits import die_with_parent, exit_on_sigint
 
 exit_on_sigint()
 die_with_parent(signal.SIGTERM)  # a run that is killed leaves no process behind
@@ -23,16 +22,15 @@ JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
-from mindspeed_mm_dit.configs.buckets import size_words
+from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.sampling.generate import SampleSettings
-from mindspeed_mm_dit.sampling.grid import captioned
-from mindspeed_mm_dit.sampling.image_files import draw_sizes
+from mindspeed_mm_dit.sampling.generate import SampleSettings, generate_spread
 from mindspeed_mm_dit.sampling.load import describe, load_model
-from mindspeed_mm_dit.sampling.ranks import generate_spread
+from mindspeed_mm_dit.sampling.outputs import draw_sizes
+from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.report import Judge, ReportJob

@@ -1,26 +1,46 @@
-"""Find where a run starts: at a checkpoint of --load that is complete and fits this run, or at the beginning."""
+"""Where a run starts.
+
+At a checkpoint of --load that is complete and fits, with the weights of --init-from, or at random. Also the facts of
+a run that its checkpoints store (run.json), and those that changed when a run resumes.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, read_facts, without_optimizer
+from mindspeed_mm_dit.checkpoint.adapting import InitialValue, SourceWeights, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.store import (
+    ADAPTERS,
+    BASE,
+    BASE_FROM,
+    SETTINGS,
+    CheckpointStore,
+    bad_fact,
+    read_facts,
+    without_optimizer,
+)
+from mindspeed_mm_dit.configs.autoencoder import SCALE
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.optimizers.registry import chosen_in
+from mindspeed_mm_dit.models.layers import initial_value
+from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
+from mindspeed_mm_dit.optimizers.registry import chosen_in, optimizer_facts
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.changes import PREDICTOR_SETTINGS, changes, run_facts, table_of
-from mindspeed_mm_dit.training.classes import check_classes
 from mindspeed_mm_dit.training.contract import Checkpoints
+from mindspeed_mm_dit.training.data_set import check_classes
 
 
 class Start(NamedTuple):
@@ -225,3 +245,190 @@ def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if runtime.rank() == 0:
         echo_if_open(text)
+
+
+_DATA_SETTINGS = (
+    *("random_flip", "valid_fraction", "valid_by_class", "caption_dropout_prob"),
+    *("num_frames", "train_fps", "clip_start", "crop", "display", "color_profiles", "folder_repeats"),
+)
+PREDICTOR_SETTINGS = ("class_dropout_prob", "frame_dropout_prob")
+_AE_SETTINGS = (*SCALE, "sample_posterior", "do_sample", "dtype")
+_TEACHER_SETTINGS = ("model_id", "weight", "dtype")
+_TEXT_SETTINGS = ("max_length", "truncate", "zero_padding", "dtype")
+"""Fields of config sections that are compared; a section is compared by those that its config has."""
+
+
+class Change(NamedTuple):
+    """A fact that differs between a checkpoint and the run that resumes from it."""
+
+    what: str
+    there: str
+    here: str
+
+
+def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[str, Any]:
+    """Return run.json of a run with the flags ``args`` (and the configs in ``args.mm``) at ``iteration``."""
+    return {
+        "iteration": iteration,
+        "consumed_samples": consumed_samples,
+        **{row.name: getattr(args, row.name) for row in rows() if row.compared == "fact"},
+        **({power_ema.STDS: list(args.power_ema_stds)} if args.power_ema_stds else {}),
+        **_adapters(args),
+        SETTINGS: _settings(args),
+        "model": args.mm.model_json,
+        "classes": args.mm.classes,
+        **({"captions": args.mm.captions} if args.mm.captions else {}),
+        **({"words": args.mm.words} if args.mm.words and not args.init_from else {}),  # (its words are unknown)
+        "mindspeed_mm_dit": __version__,
+        **runtime.versions(),
+    }
+
+
+def check_restorable(args: RunConfig) -> None:
+    """Raise ConfigError for a fact of this run that its resume would not read back from run.json."""
+    for key, value in run_facts(args, 0, 0).items():
+        try:
+            is_restorable = bad_fact({key: json.loads(json.dumps(value))}) is None
+        except (TypeError, ValueError, RecursionError):
+            is_restorable = False
+        if not is_restorable:
+            cure = "name each class by a text" if key == "classes" else "change the setting that it comes from"
+            raise ConfigError(
+                f"run.json: {key} = {short_repr(value)}", "cannot be read back when this run resumes", cure
+            )
+
+
+def _adapters(args: RunConfig) -> dict[str, Any]:
+    """Return the facts about adapters: their settings, and the base weights that they belong to."""
+    if not adapters_of(args.mm.model):
+        return {}
+    return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
+
+
+def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
+    """Compare the facts of a checkpoint with those of this run; a fact missing from either counts as unchanged."""
+    before, now = _compared(there), _compared(here)
+    return [
+        Change(name, str(before[name]), str(value))
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
+
+
+def table_of(changed: list[Change]) -> str:
+    """Return changes as a table with a heading; empty if there are none."""
+    if not changed:
+        return ""
+    rows = [Change("what", "there", "here"), *changed]
+    wide = [max(map(len, column)) for column in zip(*rows)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, wide)).rstrip() for row in rows)
+    return "changed since the checkpoint:" + "".join(f"\n    {line}" for line in lines)
+
+
+def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
+    known = {row.word: facts[row.name] for row in rows() if row.compared == "fact" and row.name in facts}
+    settings = facts.get(SETTINGS)
+    return {**known, **(settings if isinstance(settings, dict) else {})}
+
+
+def _settings(args: RunConfig) -> dict[str, Any]:
+    model, data = args.mm.model, args.mm.data
+    settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
+    settings |= optimizer_facts(args.chosen_optimizer())
+    settings |= {} if adapters_of(model) else model.tuned_by()
+    if args.lr_decay_style != "constant":
+        settings["--min-lr"] = args.min_lr
+        settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
+    settings["precision"] = str(args.mm.precision or "")
+    settings |= _section_facts(model.predictor, "predictor", PREDICTOR_SETTINGS)
+    settings |= _section_facts(data.dataset_param, "dataset_param", _DATA_SETTINGS)
+    settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
+    settings["dataset_param.buckets"] = data.dataset_param.bucket_words
+    settings["pictures"] = args.mm.data_digest
+    settings["autoencoder"] = args.mm.autoencoder
+    settings |= _section_facts(model.ae, "ae", _AE_SETTINGS)
+    for name, sections, compared in (
+        ("text_encoder", model.text_encoders, _TEXT_SETTINGS),
+        ("teacher", model.teachers, _TEACHER_SETTINGS),
+    ):
+        for number, section in enumerate(sections):
+            settings |= _section_facts(section, f"{name}[{number}]" if number else name, compared)
+    return {name: value for name, value in settings.items() if value not in ("", None)}
+
+
+def _section_facts(config: Any, section: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of those ``names`` that are fields of ``config``, keyed by their names in the files."""
+    there = {field.name for field in dataclasses.fields(config)}
+    return {f"{section}.{name}": getattr(config, name) for name in names if name in there}
+
+
+class First(NamedTuple):
+    """The initial weights of a run."""
+
+    weights: dict[str, np.ndarray] | None
+    """Initial value of each parameter, float32; None if the seed or a checkpoint decides."""
+    base: str = ""
+    """Digest of the base weights of adapters; empty without adapters."""
+
+
+def first_weights(args: RunConfig, start: Start | None) -> First:
+    """Return the initial weights of a run, as --init-from decides.
+
+    Every rank must call this: they read a checkpoint folder together. No model is needed.
+
+    Raises:
+        UserError: --init-from cannot be read, cannot be adapted to this model, or is not the base of the adapters in
+            ``start``.
+    """
+    model: ModelConfig = args.mm.model
+    if args.init_from is None:
+        return First(None)
+    if start is not None and not adapters_of(model):
+        print_rank_0(f"note: --init-from = {args.init_from} is not read: the run resumes from {start.path}")
+        return First(None)
+    try:
+        source = read_source(args.init_from, model.predictor)
+        adapted = begin(source, model.predictor, args.mm.classes, args.seed)
+        weights = {name: value for name, value, _ in adapted}
+        base = digest_of_base(weights) if adapters_of(model) else ""
+        if start is not None:
+            _check_base(args.init_from, base, start)
+    except UserError as error:
+        error.is_shared = True  # all ranks read the same file
+        raise
+    print_rank_0("\n".join(_report_lines(source, adapted, model, args.init_verbose)))
+    new = {name: initial_value(name, p, args.seed) for name, p in parameters_of(model).items() if name not in weights}
+    return First(weights | new, base)
+
+
+def _check_base(init_from: str, base: str, start: Start) -> None:
+    there = start.facts[ADAPTERS][BASE]
+    if base != there:
+        raise CheckpointError(
+            f"--init-from = {init_from}",
+            f"is not the base of the adapters in {start.path}: its digest is {base[:12]}, theirs {there[:12]}",
+            "name the weights that the run started from",
+        )
+
+
+def _report_lines(
+    source: SourceWeights, adapted: Sequence[InitialValue], model: ModelConfig, every_tensor: bool
+) -> Iterator[str]:
+    """Yield the lines that report which tensors are loaded and which are new."""
+    unchanged = sum(not how for _, _, how in adapted)
+    yield f"initial weights: {source.path} ({source.format}): {unchanged} of {len(adapted)} tensors as they are"
+    yield from (f"    note: {note}" for note in source.notes)
+    for name, value, how in adapted:
+        if how or every_tensor:
+            yield f"    {name} {tuple(value.shape)}: {how or 'as it is'}"
+    if "model" in source.facts:
+        there = model_config_from_mapping(source.facts["model"], f"{source.path}: its model.json")
+        sections = ("diffusion", "ae") if there.ae.model_id != model.ae.model_id else ("diffusion",)
+        for line in differences(there, model, sections):
+            yield f"    note: {line}"
+    if adapters := adapters_of(model):
+        if new := [name for name, _, how in adapted if "drawn anew" in how]:
+            names = ", ".join(new[:3])
+            yield f"    note: {names} are randomly initialised and frozen, so new classes will be hard to distinguish"
+        trained = parameters_of(model).num_elements(trained_only=True)
+        yield f"frozen, with adapters in {len(adapters)} layers: {trained:,} parameters are trained"

@@ -12,12 +12,11 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import initial_weights, sincos_positions_2d
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.checkpoint_fixtures import TINY_VAE, random_arrays, write
 
 THERE = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=16, num_layers=2, num_heads=2)
@@ -167,7 +166,7 @@ def test_another_patch_is_resampled_and_back_again_is_the_same(adapted_starter):
 
 def test_twice_the_size_in_twice_the_patches_answers_alike(adapted_starter, framework):
     """Of an image made of grown patches the whole network says the grown answer."""
-    from mindspeed_mm_dit.configs.resampling import resize_matrix
+    from mindspeed_mm_dit.configs.dit import resize_matrix
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.dit import DiT
 

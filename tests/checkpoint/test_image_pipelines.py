@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.data.draws import Stream, normals
+from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.autoencoder_kl_fixtures import FLUX, our_shapes, write_flux2, write_folder
 from tests.checkpoint.test_lora_files import TARGETS, drawn

@@ -14,17 +14,16 @@ from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, cut, join
 from mindspeed_mm_dit.checkpoint.lora.source import parse, read_all
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
-from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
+from mindspeed_mm_dit.configs.joint import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.tuning import Tuning
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.conftest import GOLDEN
 
@@ -374,7 +373,7 @@ def their_output(model, values, group, **inputs):
 
 def our_wan_output(adapter, values):
     from mindspeed_mm_dit.framework import ops, runtime
-    from mindspeed_mm_dit.models.lora import with_adapters
+    from mindspeed_mm_dit.models.layers import with_adapters
     from mindspeed_mm_dit.models.video_transformer import Wan
 
     network = with_adapters(Wan(WAN), adapter.specs())

@@ -11,9 +11,8 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import initial_weights, timestep_frequencies
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.positions import timestep_frequencies
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import needs_diffusers
 
@@ -79,7 +78,7 @@ def drawn_there(folder, labels, monkeypatch, **steps):
     import torch
     from diffusers.pipelines.dit import pipeline_dit
 
-    from mindspeed_mm_dit.data.draws import Stream, normals
+    from mindspeed_mm_dit.data.order import Stream, normals
 
     def ours(shape, **_):
         return torch.tensor(normals(5, Stream.SAMPLE_START, np.arange(shape[0]), tuple(shape[1:])))

@@ -11,12 +11,11 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.published import plain
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.dit_settings import OPTIONS
+from mindspeed_mm_dit.configs.dit import OPTIONS, DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.checkpoint_fixtures import assert_same
 from tests.conftest import GOLDEN

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.checkpoint.formats import safetensors
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from tests.checkpoint_fixtures import assert_same
 
 SIZES = {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16, "ffn_dim": 24,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.request_flags import _vectors, add_request, parse_request
+from mindspeed_mm_dit.cli.sample import _vectors, add_request, parse_request
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.condition import Conditions, Vector
 from mindspeed_mm_dit.errors import ConfigError

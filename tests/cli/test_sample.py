@@ -156,7 +156,7 @@ def test_classes_are_named_and_shown_by_name(trained, tmp_path, monkeypatch):
     text = json.dumps({**json.loads(facts.read_text()), "classes": names})
     checksums.record(facts.parent, {facts.name: checksums.write_durably(facts, text)})
     monkeypatch.setattr(
-        "mindspeed_mm_dit.sampling.grid.ImageDraw.ImageDraw.text", lambda *args, **kwargs: shown.append(args[2])
+        "mindspeed_mm_dit.sampling.pictures.ImageDraw.ImageDraw.text", lambda *args, **kwargs: shown.append(args[2])
     )
     flags = ["--checkpoint", f"{tmp_path}/checkpoints", *COMMON, "--steps", "1"]
     assert sample(*flags, "--classes", "e\u0301lan,zero,7-8", "--output", f"{tmp_path}/s.npz") == 0

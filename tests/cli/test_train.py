@@ -12,7 +12,7 @@ import mindspeed_mm_dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.launch.variables import Launch
+from mindspeed_mm_dit.training.launch import Launch
 from mindspeed_mm_dit.training.mindspore import launch as mindspore_launch
 from tests.conftest import ROOT
 

@@ -7,8 +7,8 @@ import pytest
 from mindspeed_mm_dit.cli import train
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import main, parser_of
-from mindspeed_mm_dit.configs.arguments import checked
-from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.arguments import checked, read_train_args
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
@@ -16,7 +16,6 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.synonyms import SYNONYMS, synonym
 from mindspeed_mm_dit.configs.text_encoder import T5Config
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import full_parser
 from mindspeed_mm_dit.training.flags import parse as parse_flags

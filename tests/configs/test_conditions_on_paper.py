@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs import optimizer_flags
+from mindspeed_mm_dit.configs import run
 from mindspeed_mm_dit.configs.condition import TextStates, Vector
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, shape_of
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -44,9 +44,9 @@ def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):
     class Config:
         lr: float = dataclasses.field(default=1.0, metadata={"help": "a rate of its own", "how": {}})
 
-    monkeypatch.setattr(optimizer_flags, "settings", lambda: {"lr": (dataclasses.fields(Config)[0], ["sophia"])})
-    monkeypatch.setitem(optimizer_flags.OPTIMIZERS, "sophia", SimpleNamespace(config=Config))
+    monkeypatch.setattr(run, "settings", lambda: {"lr": (dataclasses.fields(Config)[0], ["sophia"])})
+    monkeypatch.setitem(run.OPTIMIZERS, "sophia", SimpleNamespace(config=Config))
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr")
     with pytest.raises(ConfigError, match="setting 'lr' of the optimizer 'sophia': is a flag of this command already"):
-        optimizer_flags.optimizer_settings(parser)
+        run.optimizer_settings(parser)

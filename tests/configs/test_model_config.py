@@ -2,12 +2,11 @@ import math
 
 import pytest
 
-from mindspeed_mm_dit.configs.arguments import checked
+from mindspeed_mm_dit.configs.arguments import checked, read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
-from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from tests.conftest import ROOT

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from mindspeed_mm_dit.configs import outputs
-from mindspeed_mm_dit.configs.outputs import check_output_file, check_output_folder
+from mindspeed_mm_dit.configs import run
+from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def test_place_of_the_wrong_kind_is_refused(tmp_path):
 
 def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(outputs.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
+    monkeypatch.setattr(run.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
     for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
         with pytest.raises(ConfigError, match="change its permissions"):
             check("--flag", tmp_path / name)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.commandline import as_text, parse, yaml_for
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, RELIED_ON, TRAINER
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.launch import COMMAND
-from mindspeed_mm_dit.training.launch.variables import free_port
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import COMMAND
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import as_text, parse, yaml_for
+from mindspeed_mm_dit.training.launch import free_port
 from tests.conftest import ROOT
 from tests.contract.hosted import TwoHosts, forked
 from tests.training.launch import place_of

@@ -10,7 +10,7 @@ if __name__ == "__main__":
     activate("pytorch")
     from mindspeed_mm_dit.tools.verify.prove_hosted import main
     from mindspeed_mm_dit.tools.verify.task import read_tasks
-    from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+    from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
 
     MovingAverage.update = lambda self: None
     main(*read_tasks(sys.argv[-1]))

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import missing_from
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import versions
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.contract import RELIED_ON, check_host
 from tests.conftest import ROOT
 from tests.contract.hosted import TREES, needs_trees, tree
@@ -40,7 +40,7 @@ def test_mindspeed_is_imported_by_its_rooms_alone():
 def test_host_has_what_the_list_says(monkeypatch):
     for home in reversed(TREES):
         monkeypatch.syspath_prepend(str(tree(home)))
-    assert missing_from(RELIED_ON) == [] and versions.warnings("0.12.1") == []
+    assert missing_from(RELIED_ON) == [] and contract.warnings("0.12.1") == []
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def marked(root, mm, mindspeed):
     """Write the marks of the first ``mm`` releases of MindSpeed-MM and the first ``mindspeed`` of MindSpeed."""
     for package in HOST:
         _add(root, f"{package}.__init__")
-    for mark in (*versions.MINDSPEED_MM[:mm], *versions.MINDSPEED[:mindspeed]):
+    for mark in (*contract.MINDSPEED_MM[:mm], *contract.MINDSPEED[:mindspeed]):
         _add(root, mark.module)
 
 
@@ -114,15 +114,15 @@ def marked(root, mm, mindspeed):
 def test_tested_pair_is_recognised_by_its_modules(tmp_path, monkeypatch, mm, mindspeed):
     marked(tmp_path, mm, mindspeed)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert (versions.recognise(versions.MINDSPEED_MM), versions.recognise(versions.MINDSPEED)) in versions.TESTED
-    assert versions.warnings("0.12.1") == []
+    assert (contract.recognise(contract.MINDSPEED_MM), contract.recognise(contract.MINDSPEED)) in contract.TESTED
+    assert contract.warnings("0.12.1") == []
 
 
 def test_another_pair_is_a_warning(tmp_path, monkeypatch):
     marked(tmp_path, 2, 2)
     _add(tmp_path, "mindspeed.__init__", "__version__ = '0.12.1'")
     monkeypatch.syspath_prepend(str(tmp_path))
-    pair, core = versions.warnings("0.13.0")
+    pair, core = contract.warnings("0.13.0")
     assert "v26.1.0" in pair and "26.0.0_core_r0.12.1" in pair and "core_v0.13.0" in core
 
 

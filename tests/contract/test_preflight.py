@@ -7,8 +7,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts.choose import find_host
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import record
+from mindspeed_mm_dit.hosts.registry import find_host
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import run
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach import import_order
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
@@ -104,7 +104,7 @@ def test_preset_is_written_out_for_the_host(tmp_path):
 
 
 def test_host_and_flags_that_are_not_here_are_refused(monkeypatch):
-    monkeypatch.setattr(record, "is_installed", lambda name: False)
+    monkeypatch.setattr(run, "is_installed", lambda name: False)
     with pytest.raises(PlatformError, match="--host = mindspeed-mm"):
         find_host(["--host", "mindspeed-mm"])
     with pytest.raises(ConfigError, match="--use-flash-attn"):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_mm_dit.tools.verify import proof
-from mindspeed_mm_dit.tools.verify.layouts import chosen
 from mindspeed_mm_dit.tools.verify.proof import open_config, prove
+from mindspeed_mm_dit.tools.verify.prove import chosen
 from tests.conftest import ROOT
 from tests.contract import hosted, native_hosted
 from tests.tools.verify.campaign import config_folder

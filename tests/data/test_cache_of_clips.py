@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate import demo
 from tests.conftest import GOLDEN
 
 CLIPS = 5
@@ -29,9 +29,9 @@ SMALL = {"model_id": "custom_dit", "num_layers": 1, "num_heads": 1, "head_dim": 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr(moving_digits, "NUM_CLIPS", CLIPS)
+    patch.setattr(demo, "NUM_CLIPS", CLIPS)
     folder = tmp_path_factory.mktemp("data") / "moving_digits"
-    moving_digits.write_moving_digits(folder)
+    demo.write_moving_digits(folder)
     patch.undo()
     path = folder / "annotation.json"
     entries = json.loads(path.read_text())

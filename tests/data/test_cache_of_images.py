@@ -16,8 +16,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.cache import Cache
-from mindspeed_mm_dit.data.cache_sources import check_sources
+from mindspeed_mm_dit.data.cache import Cache, check_sources
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
@@ -237,7 +236,7 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     added.unlink()
     os.utime(file, ns=(1, 1))
     assert open_data(model, param).rows.notes == notes
-    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 0)
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache.READ_BYTES", 0)
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
     assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
     assert open_data(model, param).rows.notes == notes
@@ -246,7 +245,7 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     file.write_bytes(content[:-1] + b"x")
     os.utime(file, ns=(times, times))
     open_data(model, param)  # of many files, one with the same size and time is not read
-    monkeypatch.setattr("mindspeed_mm_dit.data.cache_sources.READ_BYTES", 2**28)
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache.READ_BYTES", 2**28)
     with pytest.raises(DataError, match="changed or added, 1 in all"):
         open_data(model, param)
     shutil.copy(other, file)

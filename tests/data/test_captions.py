@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.flux import Flux2Config
 from mindspeed_mm_dit.configs.text_encoder import (
     CLIPTextConfig,
     Mistral3Config,
@@ -22,8 +22,7 @@ from mindspeed_mm_dit.configs.text_encoder import (
 from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption, fix_text
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS
-from mindspeed_mm_dit.tools.evaluate.demo.small_text_encoder import write_tokenizer
+from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, write_tokenizer
 from tests.text_encoder_fixtures import write_byte_tokenizer, write_clip_tokenizer
 
 

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import TextStates
+from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import clips
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
-from mindspeed_mm_dit.data.conditions.contract import ConditionBatch
-from mindspeed_mm_dit.data.conditions.text import CaptionCollator
+from mindspeed_mm_dit.data.clips import ClipReader, grey
+from mindspeed_mm_dit.data.conditions import CaptionCollator, ConditionBatch
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.rows import SourceRequest

@@ -4,9 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.order import SampleOrder, micro_batches, split, split_rows
+from mindspeed_mm_dit.data import order as draws
+from mindspeed_mm_dit.data.order import SampleOrder, Stream, micro_batches, split, split_rows
 
 SAMPLE_INDICES = np.arange(1000, 1064)
 

@@ -7,7 +7,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import counted
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
+from mindspeed_mm_dit.tools.evaluate.demo import read_digits
 from mindspeed_mm_dit.tools.evaluate.digits import cut_out
 from tests.conftest import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import ExifTags, Image, ImageOps
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.duplicates import find_copies
+from mindspeed_mm_dit.data.check_images import find_copies
 from mindspeed_mm_dit.data.folder import as_listed
 from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.data.rows import SourceRequest

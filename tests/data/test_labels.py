@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.configs.images import ClipsParam, DatasetParam
 from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import DataError

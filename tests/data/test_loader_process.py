@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.loader import load_batches
-from mindspeed_mm_dit.data.loader_process import load_batches_apart
+from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
 from mindspeed_mm_dit.errors import DataError, PlatformError
 from tests.forked import PATIENCE_SECONDS
 

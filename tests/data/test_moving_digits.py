@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
-from mindspeed_mm_dit.data.clip_reader import ClipReader
-from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
+from mindspeed_mm_dit.configs.images import ClipsParam
+from mindspeed_mm_dit.data.clips import ClipReader
+from mindspeed_mm_dit.tools.evaluate import demo
+from mindspeed_mm_dit.tools.evaluate.demo import (
     CAPTIONS,
     DIRECTIONS,
     HELD_OUT,
@@ -27,7 +27,7 @@ CLIPS = 12
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr(moving_digits, "NUM_CLIPS", CLIPS)
+    patch.setattr(demo, "NUM_CLIPS", CLIPS)
     place = tmp_path_factory.mktemp("a") / "moving_digits"
     write_moving_digits(place)
     again = tmp_path_factory.mktemp("b") / "moving_digits"
@@ -68,7 +68,7 @@ def test_of_each_direction_one_caption_has_no_clip():
 )
 def test_digit_moves_two_pixels_a_frame_as_its_caption_says(direction, axis, sign):
     drawn = moving(np.full((8, 8), 16.0), direction, 5)
-    frames = drawn > 3 * moving_digits.LIGHT  # without the canvas
+    frames = drawn > 3 * demo.LIGHT  # without the canvas
     assert drawn.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3).all()
     starts = np.array([np.argwhere(frame).min(0) for frame in frames])
     assert np.diff(starts[:, axis - 1]).tolist() == [2 * sign] * 8 and sorted(starts[[0, -1], axis - 1]) == [0, 16]

@@ -8,8 +8,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.data.conditions.registry import CONDITIONS, register_condition
-from mindspeed_mm_dit.data.draws import Stream, coins
+from mindspeed_mm_dit.data.conditions import CONDITIONS, register_condition
+from mindspeed_mm_dit.data.order import Stream, coins
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
-from mindspeed_mm_dit.data.image_captions import parse_caption_file
+from mindspeed_mm_dit.data.captions import parse_caption_file
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.request import in_a_list, split_classes

@@ -7,11 +7,11 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.draws import Stream
+from mindspeed_mm_dit.configs.run import MultiModalArguments
+from mindspeed_mm_dit.data import order
 from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.order import Stream
 from mindspeed_mm_dit.data.samples import Opened
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -63,7 +63,7 @@ def test_a_batch_is_the_same_however_it_is_cut(samples):
         np.testing.assert_array_equal(array, np.concatenate(parts))
 
 
-FAR = [0, 2**32, draws.VALIDATION_START]
+FAR = [0, 2**32, order.VALIDATION_START]
 
 
 @pytest.mark.parametrize("start", FAR)
@@ -73,12 +73,12 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
     rows = open_rows(configs[1].dataset_param)
     batch, paths = samples.batch(sample_indices), rows.paths
     images = samples.order.images(sample_indices).tolist()
-    flipped = draws.coins(0, Stream.FLIP, sample_indices, 0.5)
+    flipped = order.coins(0, Stream.FLIP, sample_indices, 0.5)
     for pixels, image, flip in zip(batch["pixels"], images, flipped):
         upright = load_pixels(paths[image], 8, 1)
         np.testing.assert_array_equal(pixels, upright[..., ::-1] if flip else upright)
     assert abs(flipped.mean() - 0.5) < 5 * 0.5 / 400**0.5
-    dropped = draws.coins(0, Stream.LABEL_DROP, sample_indices, 0.1)
+    dropped = order.coins(0, Stream.LABEL_DROP, sample_indices, 0.1)
     assert batch["labels"].tolist() == np.where(dropped, 10, rows.labels[images]).tolist()
     assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 400) ** 0.5
 
@@ -88,9 +88,9 @@ def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
     samples = dataclasses.replace(samples, seed=7, posterior_noise=True)
     sample_indices = np.arange(start, start + 5)
     batch = samples.batch(sample_indices)
-    assert batch["timesteps"].tolist() == draws.timesteps(7, sample_indices, 1000).tolist()
+    assert batch["timesteps"].tolist() == order.timesteps(7, sample_indices, 1000).tolist()
     for name, stream in (("noise", Stream.NOISE), ("posterior_noise", Stream.POSTERIOR)):
-        np.testing.assert_array_equal(batch[name], draws.normals(7, stream, sample_indices, (1, 8, 8)))
+        np.testing.assert_array_equal(batch[name], order.normals(7, stream, sample_indices, (1, 8, 8)))
 
 
 def test_configs_that_contradict_each_other_are_refused(configs):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data import parquet_rows, shards
+from mindspeed_mm_dit.data import shard_rows, shards
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.mixed import order_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -289,8 +289,8 @@ def test_few_parquet_files_and_row_groups_are_kept(tmp_path, monkeypatch):
     write_parquets(tmp_path)
     index = open_rows(param(tmp_path, "parquet"), 2)
     expected = read(index)
-    monkeypatch.setattr(parquet_rows, "OPEN_FILES", 2)
-    monkeypatch.setattr(parquet_rows, "CACHE_BYTES", 1)
+    monkeypatch.setattr(shard_rows, "OPEN_FILES", 2)
+    monkeypatch.setattr(shard_rows, "CACHE_BYTES", 1)
     before, again = len(os.listdir("/proc/self/fd")), open_rows_again(index)
     assert np.array_equal(read(again, np.arange(ROWS)[::-1]), expected[::-1])
     assert len(os.listdir("/proc/self/fd")) - before <= 2

@@ -5,9 +5,8 @@ import tarfile
 
 import pytest
 
-from mindspeed_mm_dit.data import tar_rows
-from mindspeed_mm_dit.data.shard_scan import ShardQuery
-from mindspeed_mm_dit.data.tar_rows import BLOCK, Member, members
+from mindspeed_mm_dit.data import shard_rows
+from mindspeed_mm_dit.data.shard_rows import BLOCK, Member, ShardQuery, members
 from mindspeed_mm_dit.errors import DataError
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -131,7 +130,7 @@ def test_damaged_tar_is_refused(tmp_path, damage, reason):
     content = plain_shard(tmp_path / "a.tar")
     (tmp_path / "a.tar").write_bytes(damage(content))
     with pytest.raises(DataError, match=rf"a\.tar: is not a complete tar file: ({reason})"):
-        tar_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
+        shard_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_unusable_sample_is_refused(tmp_path, files, message):
         for name, content in files.items():
             add(archive, name, content)
     with pytest.raises(DataError, match=message):
-        tar_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
+        shard_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
 
 
 @pytest.mark.parametrize(
@@ -169,7 +168,7 @@ def test_samples_are_grouped_as_webdataset_does(tmp_path, names, labels, left_ou
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in names.split():
             add(archive, name, name.encode())
-    found = tar_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
+    found = shard_rows.scan_tar(tmp_path / "a.tar", ShardQuery())
     assert (found.labels, found.left_out) == (labels.split(), left_out)
     images = [(tmp_path / "a.tar").read_bytes()[first : first + size].decode() for first, size in found.where.tolist()]
     assert [image.partition(".")[0] for image in images] == [label.partition(".")[0] for label in labels.split()]

@@ -2,9 +2,9 @@
 
 import math
 
-from mindspeed_mm_dit.configs.flag_types import positive_int
+from mindspeed_mm_dit.configs.flag import positive_int
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind
 
 
 class Patience(Callback):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions
-from mindspeed_mm_dit.data.conditions.contract import ConditionBatch, ConditionKind
+from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionKind
 from tests.external.predictor import ResidualConfig
 
 

@@ -3,7 +3,7 @@
 import sys
 from enum import Enum
 
-from mindspeed_mm_dit.hosts.contract import HostKind
+from mindspeed_mm_dit.hosts.registry import HostKind
 
 
 class ModelType(Enum):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind, flag
+from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, flag
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindspeed_mm_dit.data.draws import Stream, normals, uniforms
+from mindspeed_mm_dit.data.order import Stream, normals, uniforms
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import Objective, Sampler, option
+from mindspeed_mm_dit.objectives.registry import Objective, Sampler, option
 
 
 @dataclass(frozen=True)

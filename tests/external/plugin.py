@@ -29,7 +29,7 @@ def register() -> None:
 
 def register_rotary() -> None:
     """Make predictor "turned" known, its condition, and where its samples are; and all of ``register``."""
-    from mindspeed_mm_dit.data.conditions.registry import register_condition
+    from mindspeed_mm_dit.data.conditions import register_condition
     from mindspeed_mm_dit.data.sources import register_source
     from mindspeed_mm_dit.models.registry import register_predictor
     from tests.external.condition import ANGLE, Angle, TurnedConfig

@@ -2,7 +2,7 @@
 
 import math
 
-from mindspeed_mm_dit.configs.parameters import ZEROS, Normal
+from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 
 

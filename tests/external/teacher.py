@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.teacher import TeacherConfig
-from mindspeed_mm_dit.models.teacher import TeacherKind
+from mindspeed_mm_dit.models.registry import TeacherKind
 
 
 @dataclass(frozen=True)

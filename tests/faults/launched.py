@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.framework.launched import die_with_parent
-from mindspeed_mm_dit.training.launch.variables import free_port
+from mindspeed_mm_dit.framework.exits import die_with_parent
+from mindspeed_mm_dit.training.launch import free_port
 from tests.conftest import ROOT
 from tests.forked import PATIENCE_SECONDS, STARTED
 from tests.training.launch import Configs, place_of

@@ -16,10 +16,10 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, DataError
+from mindspeed_mm_dit.models.layers import sincos_positions_2d
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.tools.verify.parity import compare
-from mindspeed_mm_dit.tools.visualize.logs import read_curve
+from mindspeed_mm_dit.tools.visualize.curves import read_curve
 from tests.conftest import FRAMEWORK, GOLDEN
 
 TINY = DiTConfig(input_size=8, num_classes=5, hidden_size=16, num_layers=2, num_heads=2)

@@ -16,14 +16,13 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, load_model_config
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, GaussianDiffusionConfig, load_model_config
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.training.flags import full_parser, parse
 from mindspeed_mm_dit.training.resume import find_start
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder

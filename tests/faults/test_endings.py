@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.tools.evaluate.demo.digits import write_digits
+from mindspeed_mm_dit.tools.evaluate.demo import write_digits
 from tests.data_fixtures import open_rows
 from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS
@@ -40,7 +40,7 @@ time.sleep(60)
 """
 LAUNCHER = """
 import logging, os, sys, threading, time
-from mindspeed_mm_dit.training.launch.run import start
+from mindspeed_mm_dit.training.launch import start
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 logging.disable()

@@ -25,21 +25,20 @@ from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.checkpoint.shapes import described_by
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
 from mindspeed_mm_dit.data.labels_csv import read_labels
-from mindspeed_mm_dit.data.shard_scan import ShardQuery
-from mindspeed_mm_dit.data.tar_rows import scan_tar
+from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_tar
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.tools.planning.text import _section as section_of
+from mindspeed_mm_dit.tools.planning.starter import _section as section_of
 from mindspeed_mm_dit.tools.verify.against import _described as described
 from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from mindspeed_mm_dit.training.dry_run import plan_of_run
@@ -159,7 +158,7 @@ def read_run_json(path):
 
 
 def scan_parquet(path):
-    from mindspeed_mm_dit.data.parquet_rows import scan_parquet
+    from mindspeed_mm_dit.data.shard_rows import scan_parquet
 
     scan_parquet(path, ShardQuery("label", ("image", "label")))
 

@@ -23,7 +23,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import newest
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import newest
 from tests.contract import hosted, native_hosted
 from tests.faults.launched import Ranks, Run, config_folder
 from tests.forked import PATIENCE_SECONDS

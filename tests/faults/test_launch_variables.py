@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.launched import LAUNCH_VARIABLES, without_launcher
-from mindspeed_mm_dit.training.launch.variables import check_port, read_launch
+from mindspeed_mm_dit.framework.exits import LAUNCH_VARIABLES, without_launcher
+from mindspeed_mm_dit.training.launch import check_port, read_launch
 from tests.conftest import ROOT
 from tests.faults.launched import Run, config_folder, wait_until
 from tests.forked import PATIENCE_SECONDS

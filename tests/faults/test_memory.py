@@ -12,8 +12,7 @@ from PIL import Image
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs import files
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.parquet_rows import ParquetReader, scan_parquet
-from mindspeed_mm_dit.data.shard_scan import ShardQuery
+from mindspeed_mm_dit.data.shard_rows import ParquetReader, ShardQuery, scan_parquet
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.sampling import request

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from mindspeed_mm_dit.framework.pytorch.addcmul import _AddCMul
+from mindspeed_mm_dit.framework.pytorch.nn import _AddCMul
 
 SHAPES = [
     ((2, 3, 4), (2, 3, 4), (2, 1, 4)), ((2, 1, 4), (2, 3, 4), (2, 1, 4)), ((4,), (2, 3, 4), (1, 3, 1)),

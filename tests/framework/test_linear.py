@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mindspeed_mm_dit.framework.pytorch import linear  # noqa: E402
+from mindspeed_mm_dit.framework.pytorch import nn  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 @pytest.fixture
 def products(monkeypatch):
     """Take oneDNN whatever the CPU; return the list of its products' shapes."""
-    seen, product = [], linear._product
+    seen, product = [], nn._product
 
     def watched(*args):
         seen.append(product(*args))
         return seen[-1]
 
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(linear, "_product", watched)
+    monkeypatch.setattr(nn, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(nn, "_product", watched)
     return seen
 
 
@@ -38,7 +38,7 @@ def test_values_and_gradients_are_those_of_float64(products, shape, has_bias):
         y = product(*leaves)
         return [y, *torch.autograd.grad(y, leaves, of_output.to(dtype))]
 
-    ours = computed(linear.linear, torch.float32)
+    ours = computed(nn.linear, torch.float32)
     exact = computed(torch.nn.functional.linear, torch.float64)
     assert len(products) == (3 if 0 not in shape else 0)
     for found, expected in zip(ours, exact, strict=True):
@@ -48,7 +48,7 @@ def test_values_and_gradients_are_those_of_float64(products, shape, has_bias):
 
 def test_tensors_may_lie_in_any_order(products):
     x, weight = drawn(7, 5, 2).permute(2, 1, 0).requires_grad_(), drawn(7, 4).t().requires_grad_()
-    y = linear.linear(x, weight)
+    y = nn.linear(x, weight)
     found = torch.autograd.grad(y, (x, weight), drawn(5, 2, 4).transpose(0, 1))
     theirs = torch.nn.functional.linear(x, weight)
     expected = torch.autograd.grad(theirs, (x, weight), drawn(5, 2, 4).transpose(0, 1))
@@ -58,7 +58,7 @@ def test_tensors_may_lie_in_any_order(products):
 
 
 def test_gradients_nobody_asked_for_are_not_computed(products):
-    layer = linear.Linear(7, 4).requires_grad_(False)
+    layer = nn.Linear(7, 4).requires_grad_(False)
     x = drawn(3, 7).requires_grad_()
     layer(x).sum().backward()
     assert len(products) == 2 and x.grad is not None
@@ -67,11 +67,11 @@ def test_gradients_nobody_asked_for_are_not_computed(products):
 def test_other_precisions_devices_and_tensors_are_left_to_pytorch(products):
     from torch.distributed.tensor import DTensor
 
-    layer, x = linear.Linear(7, 4), drawn(3, 7)
+    layer, x = nn.Linear(7, 4), drawn(3, 7)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x).dtype == torch.bfloat16
     assert layer.double()(x.double()).dtype == torch.float64
     assert layer.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
     assert layer.float().to("meta")(x.to("meta")).device.type == "meta"
-    assert not linear._plain_float32(x, torch.Tensor._make_subclass(DTensor, x))
+    assert not nn._plain_float32(x, torch.Tensor._make_subclass(DTensor, x))
     assert not products

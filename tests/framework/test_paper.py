@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.meta import nn, ops
-from mindspeed_mm_dit.framework.meta.binding import meta_reference
-from mindspeed_mm_dit.framework.meta.tensor import Tensor
-from mindspeed_mm_dit.framework.meta.trace import Trace, recording
+from mindspeed_mm_dit.framework.meta.nn import meta_reference
+from mindspeed_mm_dit.framework.meta.tensor import Tensor, Trace, recording
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.pytorch
@@ -137,7 +136,7 @@ LAYERS = {
 def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
     from torch.utils.flop_counter import FlopCounterMode
 
-    from mindspeed_mm_dit.framework.pytorch import linear
+    from mindspeed_mm_dit.framework.pytorch import nn as linear
     from mindspeed_mm_dit.framework.pytorch import nn as real
 
     monkeypatch.setattr(torch.nn.functional, "rms_norm", keep_as_a_gpu_does)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mindspeed_mm_dit.framework.pytorch import thread_waiting
-from mindspeed_mm_dit.framework.pytorch.thread_waiting import IdleThreads, Used, cores_are_contended
+from mindspeed_mm_dit.framework.pytorch import cpu_tuning
+from mindspeed_mm_dit.framework.pytorch.cpu_tuning import IdleThreads, Used, cores_are_contended
 from tests.faults.launched import wait_until
 
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc here")
@@ -57,13 +57,13 @@ def test_openmp_has_more_threads_than_there_are_cores_while_idle_ones_are_held(t
 @ON_LINUX
 def test_what_the_user_says_of_waiting_holds(two_threads, monkeypatch, variable, begins):
     looked = threading.Event()
-    monkeypatch.setattr(thread_waiting, "_look_on", looked.set)
-    monkeypatch.setattr(thread_waiting, "_watch", None)
+    monkeypatch.setattr(cpu_tuning, "_look_on", looked.set)
+    monkeypatch.setattr(cpu_tuning, "_watch", None)
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, "passive")
-    thread_waiting.tune_openmp_waiting()
-    assert (thread_waiting._watch is not None) is begins
+    cpu_tuning.tune_openmp_waiting()
+    assert (cpu_tuning._watch is not None) is begins
     if begins:
         assert looked.wait(60)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.training.launch.variables import free_port
+from mindspeed_mm_dit.training.launch import free_port
 from tests.conftest import ROOT
 from tests.forked import PATIENCE_SECONDS, STARTED, Forked
 from tests.training.launch import Configs, Outcome, together

@@ -12,21 +12,21 @@ WORLDS = [8, 64, 512]
 @pytest.fixture
 def worker_of(mindspore, monkeypatch):
     """The shards of worker ``rank`` of ``world``, and the groups it formed."""
-    from mindspeed_mm_dit.training.mindspore import sharding
+    from mindspeed_mm_dit.training.mindspore import flat_optimizer
 
     def worker_of(rank, world, size):
         groups = {}
-        monkeypatch.setattr(sharding.runtime, "world_size", lambda: world)
-        monkeypatch.setattr(sharding.runtime, "rank", lambda: rank)
-        monkeypatch.setattr(sharding.communication, "create_group", groups.__setitem__)
-        return sharding.Shards.create(Fsdp2Config(sharding_size=size)), groups
+        monkeypatch.setattr(flat_optimizer.runtime, "world_size", lambda: world)
+        monkeypatch.setattr(flat_optimizer.runtime, "rank", lambda: rank)
+        monkeypatch.setattr(flat_optimizer.communication, "create_group", groups.__setitem__)
+        return flat_optimizer.Shards.create(Fsdp2Config(sharding_size=size)), groups
 
     return worker_of
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_slices_of_all_workers_make_the_state_once(worker_of, world):
-    from mindspeed_mm_dit.training.mindspore.parts import FlatLayout
+    from mindspeed_mm_dit.training.mindspore.flat_optimizer import FlatLayout
 
     layout = FlatLayout(("a", "b"), ((7, 33), (5,)), world)
     vector = layout.from_arrays({"a": np.arange(231.0).reshape(7, 33), "b": np.arange(231.0, 236.0)})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import exponent
-from mindspeed_mm_dit.configs.parameters import Parameter
+from mindspeed_mm_dit.configs.predictor import Parameter
 from tests.conftest import run_config
 
 FLAGS = {"seed": 0, "pynative": True, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 1}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mindspeed_mm_dit.configs.autoencoder_of_images import Flux2VAEConfig
+from mindspeed_mm_dit.configs.autoencoder import Flux2VAEConfig
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
@@ -25,7 +25,7 @@ from tests.autoencoder_kl_fixtures import (
 @pytest.fixture
 def small(framework, tmp_path):
     """Return (folder of a small AutoencoderKL, build(path, **settings) -> our autoencoder)."""
-    from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
 
     def build(path, **settings):
         return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2, **settings))

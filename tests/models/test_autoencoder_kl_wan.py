@@ -4,7 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.autoencoder_kl_wan import WanVAEConfig, read_latent_facts
+from mindspeed_mm_dit.configs.autoencoder import WanVAEConfig, read_latent_facts
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from tests.conftest import GOLDEN

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.configs.autoencoder_of_images import AutoencoderKLConfig
-from mindspeed_mm_dit.configs.foreign_code import check_names_no_code
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.files import check_names_no_code
 from mindspeed_mm_dit.configs.teacher import Dinov2Config
 from mindspeed_mm_dit.configs.text_encoder import BertConfig
 from mindspeed_mm_dit.errors import ConfigError

@@ -5,12 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.dit import JOINT
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
+from mindspeed_mm_dit.configs.joint import QwenImageConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.presets import JOINT
-from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.z_image import ZImageConfig

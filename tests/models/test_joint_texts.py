@@ -16,16 +16,16 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
+from mindspeed_mm_dit.configs.flux import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
-from mindspeed_mm_dit.data.conditions.registry import encoded
+from mindspeed_mm_dit.data.conditions import encoded
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.models.init import initial_weights
-from mindspeed_mm_dit.models.joined_text import KEPT
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
+from mindspeed_mm_dit.models.text_encoder import KEPT
 from mindspeed_mm_dit.objectives.registry import draw_of
 from mindspeed_mm_dit.training.contract import AveragedModel
 from tests.captions_fixtures import captioned_configs

@@ -89,7 +89,7 @@ def test_frozen_modules_have_no_gradient_and_the_others_keep_theirs(framework, c
 
 
 def test_what_is_no_linear_layer_of_the_framework_cannot_have_an_adapter(framework, config):
-    from mindspeed_mm_dit.models.lora import with_adapters
+    from mindspeed_mm_dit.models.layers import with_adapters
 
     network = network_of(config.predictor)
     for name, words in (("nothing.there", "absent"), ("", "not a Linear")):

@@ -4,14 +4,11 @@ import importlib
 
 import pytest
 
-from mindspeed_mm_dit.configs.custom_dit import CustomDiTConfig
-from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.flux2 import Flux2Config
-from mindspeed_mm_dit.configs.presets import PRESETS
-from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
+from mindspeed_mm_dit.configs.dit import PRESETS, DiTConfig
+from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
+from mindspeed_mm_dit.configs.joint import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from tests.framework.test_paper import keep_as_a_gpu_does
@@ -87,9 +84,9 @@ def test_multiply_adds_are_those_that_pytorch_counts(config, monkeypatch):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    from mindspeed_mm_dit.framework.pytorch import linear
+    from mindspeed_mm_dit.framework.pytorch import nn
 
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)  # whose products the counter does not know
+    monkeypatch.setattr(nn, "onednn_is_faster", lambda: False)  # whose products the counter does not know
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         called(built(config), config)
     assert counter.get_total_flops() == 2 * multiply_adds(config)

@@ -8,13 +8,13 @@ pytest.importorskip("torch")
 pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.condition import PooledText
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError, DataError, UserError
 from mindspeed_mm_dit.models.data import _check_cached_text, open_data
-from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
+from mindspeed_mm_dit.tools.evaluate import demo
 from tests.clips_fixtures import clip_configs
 from tests.conftest import GOLDEN, ROOT
 
@@ -25,9 +25,9 @@ DIT = json.loads((ROOT / "examples/dit/model.json").read_text()) | {"text_encode
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     patch = pytest.MonkeyPatch()
-    patch.setattr(moving_digits, "NUM_CLIPS", 4)
+    patch.setattr(demo, "NUM_CLIPS", 4)
     place = tmp_path_factory.mktemp("data") / "moving_digits"
-    moving_digits.write_moving_digits(place)
+    demo.write_moving_digits(place)
     patch.undo()
     return place
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import pt
-from mindspeed_mm_dit.cli.sampler_flags import add_sampler_options
+from mindspeed_mm_dit.cli.sample import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
-from mindspeed_mm_dit.objectives.contract import Sampler
-from mindspeed_mm_dit.objectives.registry import OBJECTIVES
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, Sampler
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.registry import register
 from tests.external import plugin, predictor

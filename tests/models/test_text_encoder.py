@@ -10,8 +10,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.registry import TEXT_ENCODERS, load_text_encoder, open_tokenizer
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS
-from mindspeed_mm_dit.tools.evaluate.demo.small_text_encoder import write_text_encoder, write_tokenizer
+from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, write_text_encoder, write_tokenizer
 
 
 @pytest.fixture(scope="module")

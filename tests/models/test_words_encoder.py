@@ -5,10 +5,10 @@ from collections import namedtuple
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.words_encoder import WordsConfig
+from mindspeed_mm_dit.configs.text_encoder import WordsConfig
 from mindspeed_mm_dit.data.captions import caption_problems
-from mindspeed_mm_dit.models.known_words import note_of_words, words_of
 from mindspeed_mm_dit.models.registry import load_text_encoder
+from mindspeed_mm_dit.models.words_encoder import note_of_words, words_of
 
 
 @pytest.fixture

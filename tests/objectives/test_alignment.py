@@ -1,6 +1,6 @@
 import torch
 
-from mindspeed_mm_dit.objectives.alignment import projection_loss
+from mindspeed_mm_dit.objectives.guidance import projection_loss
 
 
 def test_projections_along_the_features_have_the_least_loss():

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data.draws import Stream, normals
+from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
 from tests.conftest import FRAMEWORK

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.mean_flow import MeanFlowConfig
+from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.pytorch import linear, ops
-from mindspeed_mm_dit.objectives.mean_flow.draws import draws, draws_at
-from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW
-from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
+from mindspeed_mm_dit.framework.pytorch import nn, ops
+from mindspeed_mm_dit.objectives.mean_flow import MEAN_FLOW, MeanFlow, draws, draws_at
 
 PLAIN = MeanFlowConfig(omega=1.0, kappa=0.0)
 X, NOISE = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((2, 3, 2, 4, 4), np.float32))
@@ -70,7 +68,7 @@ def test_linear_layers_have_the_same_derivative_by_either_library(monkeypatch):
     weight, bias = layer.weight.detach(), layer.bias.detach()
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, dx)
-        found = torch.autograd.forward_ad.unpack_dual(linear._OneDNN.apply(dual, weight, bias)).tangent
+        found = torch.autograd.forward_ad.unpack_dual(nn._OneDNN.apply(dual, weight, bias)).tangent
     torch.testing.assert_close(found, dx @ weight.T)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.data.draws import VALIDATION_START
+from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw_of
 from mindspeed_mm_dit.planning.memory import Placement, memory
@@ -25,7 +25,7 @@ def test_it_is_validated(framework, config, monkeypatch):
     """Nothing is learned yet: a network that says 0 misses the pixels by as much at every noise level."""
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.training.callbacks.contract import Run
+    from mindspeed_mm_dit.training.callbacks.registry import Run
     from mindspeed_mm_dit.training.callbacks.validation import validate
     from mindspeed_mm_dit.training.signals import StopRequest
 

@@ -14,7 +14,7 @@ from tests.conftest import GOLDEN
 @pytest.fixture
 def room(framework):
     """The module that recomputes such a file; it is imported once a framework is active."""
-    from mindspeed_mm_dit.tools.verify.reference import muon as module
+    from mindspeed_mm_dit.tools.verify.reference import file as module
 
     return module
 

@@ -6,21 +6,21 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig
-from mindspeed_mm_dit.configs.parameters import count
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
+from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.fit import (
+from mindspeed_mm_dit.planning.memory import (
     MemoryLimit,
+    Placement,
     check_model_fits,
     check_state_fits,
     host_bytes,
+    memory,
     state_bytes,
     tight_step,
 )
-from mindspeed_mm_dit.planning.memory import Placement, memory
 
 GIB = 2**30
 XL = DiTConfig(input_size=32, num_classes=1000)

@@ -15,14 +15,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.dit import DIT, JIT, LIGHTNING_DIT, PRESETS, DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, ModelConfig, load_model_config
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
-from mindspeed_mm_dit.configs.presets import DIT, JIT, LIGHTNING_DIT, PRESETS
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -30,7 +28,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of, tuned
-from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
+from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion
 from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, memory
 from mindspeed_mm_dit.tools.planning.recommend import Request, recommend
 from mindspeed_mm_dit.training.pytorch.engine import Engine

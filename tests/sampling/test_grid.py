@@ -5,9 +5,9 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.data.captions import varied
-from mindspeed_mm_dit.sampling import fonts
-from mindspeed_mm_dit.sampling.grid import _texts, captioned, draw_grid
-from mindspeed_mm_dit.sampling.image_files import draw_sizes
+from mindspeed_mm_dit.sampling import pictures
+from mindspeed_mm_dit.sampling.outputs import draw_sizes
+from mindspeed_mm_dit.sampling.pictures import _texts, captioned, draw_grid
 
 
 @pytest.fixture
@@ -15,13 +15,13 @@ def here(monkeypatch, tmp_path):
     """Set the font files of the system, and forget what was found before."""
 
     def here(*paths):
-        monkeypatch.setattr(fonts, "_system_fonts", lambda: [str(path) for path in paths])
-        for remembered in (fonts._fonts, fonts._letters_of, fonts._log_missing):
+        monkeypatch.setattr(pictures, "_system_fonts", lambda: [str(path) for path in paths])
+        for remembered in (pictures._fonts, pictures._letters_of, pictures._log_missing):
             remembered.cache_clear()
 
     yield here
     monkeypatch.undo()
-    for remembered in (fonts._fonts, fonts._letters_of, fonts._log_missing):
+    for remembered in (pictures._fonts, pictures._letters_of, pictures._log_missing):
         remembered.cache_clear()
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mindspeed_mm_dit.sampling import fonts
-from mindspeed_mm_dit.sampling.video_files import draw_strips
+from mindspeed_mm_dit.sampling import pictures
+from mindspeed_mm_dit.sampling.outputs import draw_strips
 
 CLIP = np.zeros((1, 3, 48, 48, 1), np.uint8)
 
@@ -18,6 +18,6 @@ def test_captions_are_drawn_in_their_script_or_end_in_dots():
 
 
 def test_letters_that_no_font_has_are_question_marks(monkeypatch):
-    monkeypatch.setattr(fonts, "_fonts", lambda: ())
-    fonts._log_missing.cache_clear()
+    monkeypatch.setattr(pictures, "_fonts", lambda: ())
+    pictures._log_missing.cache_clear()
     assert np.array_equal(drawn("\u732b moves"), drawn("? moves"))

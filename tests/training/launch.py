@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed_mm_dit.training.launch.variables import free_port
+from mindspeed_mm_dit.training.launch import free_port
 from tests.conftest import ROOT
 from tests.forked import GPUS, PATH, PATIENCE_SECONDS, STARTED, launch
 

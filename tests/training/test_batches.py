@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.data.buckets import BucketOrder
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training import batches as stream
-from mindspeed_mm_dit.training.batches import WeighedByToken, train_valid_batches
+from mindspeed_mm_dit.training import contract as stream
+from mindspeed_mm_dit.training.contract import WeighedByToken, train_valid_batches
 from mindspeed_mm_dit.training.data_set import open_data_set
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.conftest import run_config

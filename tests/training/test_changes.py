@@ -8,18 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.configs.clips import ClipsParam
 from mindspeed_mm_dit.configs.data import DataConfig
-from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments, with_facts
+from mindspeed_mm_dit.configs.images import ClipsParam, DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
+from mindspeed_mm_dit.configs.run import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.training import changes as room
-from mindspeed_mm_dit.training.changes import changes, check_restorable, run_facts
-from mindspeed_mm_dit.training.classes import check_classes
+from mindspeed_mm_dit.training import resume as room
+from mindspeed_mm_dit.training.data_set import check_classes
 from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.training.resume import changes, check_restorable, run_facts
 from tests.conftest import ROOT
 
 FLAGS = "--mm-model m --mm-data d --train-iters 9 --lr 1e-3 --global-batch-size 8 "

@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.parameters import XAVIER_UNIFORM, Parameter, Parameters
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
+from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, Parameter, Parameters
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
-from mindspeed_mm_dit.training.pytorch.ema import PowerEmas
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
+from mindspeed_mm_dit.training.pytorch.stepper import PowerEmas
 from tests.conftest import run_config
 
 FLAGS = run_config(

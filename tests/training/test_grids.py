@@ -11,8 +11,8 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import captioned, draw_grid
 from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.pictures import captioned, draw_grid
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.training.callbacks.grids import check_grids
 from tests.conftest import run_config

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.autoencoder import PixelConfig
 from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.models.pixels import to_images
+from mindspeed_mm_dit.models.autoencoder import to_images
 from mindspeed_mm_dit.models.registry import check_encoders
 from tests.clips_fixtures import NETWORKS, begun_configs, write_begun_clips, write_clip_vision
 from tests.training.test_same_numbers import in_cache
@@ -45,7 +45,7 @@ def test_of_one_frame_or_one_that_is_not_kept_none_is_given(framework, mask_chan
 
 def test_features_are_the_states_before_clips_last_layer_of_a_square_of_its_size(tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    from mindspeed_mm_dit.configs.image_encoder import ImageEncoderConfig
+    from mindspeed_mm_dit.configs.teacher import ImageEncoderConfig
     from mindspeed_mm_dit.models.registry import load_image_encoder
 
     config = ImageEncoderConfig(**write_clip_vision(tmp_path, 8))

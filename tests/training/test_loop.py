@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConvergenceError, DataError, StepError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.callbacks import lines
-from mindspeed_mm_dit.training.callbacks.contract import Callback
+from mindspeed_mm_dit.training.callbacks.registry import Callback
 from mindspeed_mm_dit.training.signals import StopRequest
 from tests.conftest import run_config
 

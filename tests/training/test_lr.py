@@ -2,7 +2,7 @@ import types
 
 import pytest
 
-from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.loop import LearningRate
 
 
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine", "inverse-square-root"])

@@ -6,10 +6,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.loggers import registry
-from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind, Opening
 from mindspeed_mm_dit.training.loggers.registry import (
     METRICS_LOGGERS,
     Guarded,
+    MetricsLoggerKind,
+    Opening,
     check_metrics_loggers,
     open_metrics_loggers,
 )

@@ -16,18 +16,16 @@ from mindspeed_mm_dit.checkpoint.formats import pt, safetensors
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes, described_by, named_kinds, predictor_of, vae_config
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS
-from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.dit_settings import OPTIONS
+from mindspeed_mm_dit.configs.dit import DIT, OPTIONS, DiTConfig
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
-from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
+from mindspeed_mm_dit.models.autoencoder_kl import with_new_names
 from mindspeed_mm_dit.models.meta import parameters_of
 
 WEIGHTS = "diffusion_pytorch_model"

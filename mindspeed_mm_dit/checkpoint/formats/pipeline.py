@@ -21,12 +21,11 @@ from mindspeed_mm_dit.checkpoint.formats import diffusers, image_pipeline
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl
+from mindspeed_mm_dit.models.autoencoder_kl import read_autoencoder_kl
 
 _LIBRARY = "diffusers"
 _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}
@@ -134,7 +133,7 @@ def _autoencoder(ae: Any) -> State:
 
 def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
     """Return scheduler_config.json for the trajectory of ``--sampler ddim``."""
-    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
+    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian.py: make_betas)
     return {
         "_class_name": _PARTS["scheduler"], "num_train_timesteps": diffusion.num_train_timesteps,
         "beta_schedule": diffusion.noise_schedule, "beta_start": scale * 1e-4, "beta_end": scale * 0.02,

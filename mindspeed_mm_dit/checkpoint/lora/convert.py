@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.lora.source import Shapes, adapter_facts, read
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.checkpoint.targets import Summary, check_target, written
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.models.meta import parameters_of
 

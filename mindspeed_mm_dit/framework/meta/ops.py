@@ -12,8 +12,10 @@ from typing import Any
 
 from mindspeed_mm_dit.framework.meta.tensor import (
     Shape,
+    Storage,
     Tensor,
     broadcast,
+    current,
     dense_like,
     elementwise,
     factors,
@@ -21,7 +23,6 @@ from mindspeed_mm_dit.framework.meta.tensor import (
     result,
     view_strides,
 )
-from mindspeed_mm_dit.framework.meta.trace import Storage, current
 
 __all__ = [
     "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",

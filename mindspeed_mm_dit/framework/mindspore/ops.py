@@ -11,7 +11,7 @@ from mindspore import _no_grad as no_grad
 from mindspore import ops as msops
 from mindspore.ops import broadcast_to, cat, chunk, cos, pad, permute, reshape, sin, stop_gradient, where
 
-from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 

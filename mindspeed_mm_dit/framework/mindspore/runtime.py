@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, communication, ops
 
 from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 
 _DEVICES = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}
 _NAMES = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}

@@ -36,10 +36,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cosine_similarity, interpolate, pad
 from torch.nn.functional import scaled_dot_product_attention as attention
 
-from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.addcmul import addcmul
-from mindspeed_mm_dit.framework.pytorch.linear import linear
+from mindspeed_mm_dit.framework.pytorch.nn import addcmul, linear
 from mindspeed_mm_dit.framework.pytorch.sequence import (
     gather_tokens,
     heads_to_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,10 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mindspeed_mm_dit.framework.pytorch.no_compiler import uncompiled
-from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.framework.pytorch.cpu_tuning import uncompiled
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import Rule
+
+
+def is_sharded(x: Any) -> bool:
+    """Return whether ``x`` is a DTensor; false as long as DTensor has not been imported."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(x, tensors.DTensor)
+
+
+def is_fsdp(module: Any) -> bool:
+    """Return whether FSDP2 shards the parameters of ``module``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from mindspeed_mm_dit.configs.buckets import MOST_GRAPHS
 from mindspeed_mm_dit.configs.precision import ComputeMode
+from mindspeed_mm_dit.configs.source import MOST_GRAPHS
 from mindspeed_mm_dit.errors import PlatformError
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
-from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
-from mindspeed_mm_dit.framework.pytorch.thread_waiting import tune_openmp_waiting
+from mindspeed_mm_dit.framework.pytorch.cpu_tuning import tune_openmp_waiting
+from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 SAMPLES_IN_BF16 = True

@@ -1,11 +1,18 @@
-"""Look up what an installed package or unpacked tree contains. Reads its sources without importing them."""
+"""What an installed package contains, read from its sources; its tracker file; real memory while it builds on meta."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch import nn
+
+from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.errors import CheckpointError
 
 ReliedOn = Mapping[str, Mapping[str, tuple[str, ...] | None]]
 """Module -> name -> parameters of the function or of the class's constructor (None: not called by us)."""
@@ -92,3 +99,44 @@ def _takes(node: ast.AST | None, parameters: tuple[str, ...]) -> bool:
     names = tuple(argument.arg for argument in node.args.args if argument.arg != "self")
     further = len(names) - len(parameters)
     return names[: len(parameters)] == parameters and further <= len(node.args.defaults)
+
+
+RELEASE = "release"
+"""Content of the tracker file, instead of an iteration, for converted weights without a run."""
+
+
+def newest(what: str, folder: str) -> Path:
+    """Return the checkpoint that a host will load from ``folder``; ``what`` names the setting, as in "--load = DIR".
+
+    Raises:
+        CheckpointError: the tracker names no checkpoint that exists.
+    """
+    name = (Path(folder) / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
+    iterations = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
+    if not name:
+        reason = f"its {TRACKER} is empty: a run was killed while it wrote it, after the checkpoint"
+        raise CheckpointError(what, reason, f"write {iterations[-1]} into it" if iterations else "name another folder")
+    if name != RELEASE and not name.isdecimal():
+        raise CheckpointError(
+            what, f"its {TRACKER} says {short_repr(name)}", "write the number of a checkpoint into it"
+        )
+    path = Path(folder) / RELEASE if name == RELEASE else CheckpointStore(folder).path(int(name))
+    if not path.is_dir():
+        raise CheckpointError(
+            what, f"{TRACKER} names {path.name}, which is not there", "write the number of one that is"
+        )
+    return path
+
+
+_register_parameter = nn.Module.register_parameter  # before a host replaces it while it builds a model
+
+
+@contextmanager
+def real_memory() -> Iterator[None]:
+    """Within this context, undo the host's patch of ``register_parameter``."""
+    replaced = nn.Module.register_parameter
+    nn.Module.register_parameter = _register_parameter
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = replaced

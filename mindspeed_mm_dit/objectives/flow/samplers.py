@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.contract import ModelFn, NoiseAt, Tensor
 from mindspeed_mm_dit.objectives.flow import ode, sde
-from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
-from mindspeed_mm_dit.objectives.flow.path import point_at
+from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time, sampling_times, sde_times
+from mindspeed_mm_dit.objectives.registry import ModelFn, NoiseAt, Tensor
 
 _ODE_STEPS = {"euler": ode.euler, "heun": ode.heun}
 _SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}

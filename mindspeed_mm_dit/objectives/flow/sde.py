@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
-from mindspeed_mm_dit.objectives.flow.path import PathPoint
+from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, PathPoint
 from mindspeed_mm_dit.objectives.flow.process import as_factor
 
 Tensor = Any

@@ -1,16 +1,67 @@
-"""Distributions of training times, grids of sampling times, and their shift; t = 0 is noise, 1 data. No framework."""
+"""Times of flow matching, where t = 0 is noise and 1 data: training draws, published sampling tables, grids and shifts.
+
+No framework.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig, mu_of
+from mindspeed_mm_dit.data.order import Stream, generator, normals
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.contract import check_steps
-from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
-from mindspeed_mm_dit.objectives.flow.path import point_at
-from mindspeed_mm_dit.objectives.flow.published_times import PUBLISHED
+from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, PathPoint, point_at
+from mindspeed_mm_dit.objectives.registry import Arrays, check_steps
+
+Sigmas = Callable[[int, tuple[int, ...], float], np.ndarray]
+"""(steps, shape (C, H, W) of a latent, shift) -> noise levels (steps,) float64, before the last, 0."""
+_LEAST, _QWEN_END = 0.001, 0.02
+"""Lowest noise level of SD3's table before its shifts; level at which Qwen-Image's ends, before 0."""
+
+
+def _shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
+    return shift * sigmas / (1 + (shift - 1) * sigmas)
+
+
+def _even(steps: int) -> np.ndarray:
+    return np.linspace(1, 1 / steps, steps)
+
+
+def _by_mu(sigmas: np.ndarray, mu: float) -> np.ndarray:
+    return _shifted(sigmas, math.exp(mu))
+
+
+def _tokens(shape: tuple[int, ...]) -> float:
+    """Return the patches of 2 x 2 of latents (C, H, W)."""
+    return math.prod(shape[1:]) / 4
+
+
+def flux2_mu(tokens: float, steps: int) -> float:
+    """Return the logarithm of FLUX.2's shift for an image of ``tokens`` and ``steps`` sampling steps."""
+    mu_200 = 0.00016927 * tokens + 0.45666666
+    mu_10 = 8.73809524e-05 * tokens + 1.89833333
+    return mu_200 if tokens > 4300 else mu_10 + (mu_200 - mu_10) * (steps - 10) / 190
+
+
+def _qwen_image(sigmas: np.ndarray, mu: float) -> np.ndarray:
+    sigmas = _by_mu(sigmas, mu)
+    return 1 - (1 - sigmas) * (1 - _QWEN_END) / (1 - sigmas[-1]) if len(sigmas) > 1 else sigmas
+
+
+# fmt: off
+PUBLISHED: Mapping[str, Sigmas] = {
+    "flux": lambda steps, shape, shift: _by_mu(_even(steps), mu_of("flux", _tokens(shape))),
+    "flux2": lambda steps, shape, shift: _by_mu(_even(steps), flux2_mu(math.prod(shape[1:]), steps)),
+    "qwen_image": lambda steps, shape, shift: _qwen_image(_even(steps), mu_of("qwen_image", _tokens(shape))),
+    # (the low end is shifted twice, as diffusers does)
+    "sd3": lambda steps, shape, shift: _shifted(np.linspace(1, _shifted(np.array(_LEAST), shift), steps), shift),
+    "sd3_dynamic": lambda steps, shape, shift: _by_mu(np.linspace(1, _LEAST, steps), mu_of("flux", _tokens(shape))),
+}
+# fmt: on
+
 
 _LARGEST_GAIN = 1e6
 """Largest gain of a velocity in the drift; beyond it, the state vanishes in float32 rounding."""
@@ -119,3 +170,50 @@ def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Dif
             f"{config.path!r}",
             "use Mean, Tweedie or Euler, or --sampler sde-euler",
         )
+
+
+_WEIGHTS = {
+    "sigma_sqrt": lambda sigma: sigma**-2.0,
+    "cosmap": lambda sigma: 2 / (np.pi * (1 - 2 * sigma + 2 * sigma**2)),
+    "data": lambda sigma: sigma**2,
+}
+"""Weights of a velocity's loss by noise level, as in diffusers' training scripts (Esser et al. 2024)."""
+
+
+def draws(config: FlowMatchingConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
+    """Return timesteps (B,) as the network takes them, noise (B, *shape), and coefficients (B, 5), each float32."""
+    times = training_times(config, seed, sample_indices, shape)
+    return _batch(config, times, normals(seed, Stream.NOISE, sample_indices, shape))
+
+
+def draws_at(config: FlowMatchingConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
+    """Return the same for times at ``noise_levels`` (B,), from 0 (data) to 1 (noise)."""
+    first, last = config.train_interval()
+    return _batch(config, (last + (first - last) * noise_levels).astype(np.float32), noise)
+
+
+def coefficients(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+    """Return alpha, sigma, alpha', sigma' and the weight of the loss at times ``t`` (B,), as (B, 5) float32."""
+    point = point_at(config, t.astype(np.float64))
+    columns = (point.alpha, point.sigma, point.d_alpha, point.d_sigma, _loss_weight(config, point, t))
+    return np.stack(columns, 1).astype(np.float32)
+
+
+def _batch(config: FlowMatchingConfig, t: np.ndarray, noise: np.ndarray) -> Arrays:
+    return {"timesteps": network_time(config, t), "noise": noise, "coefficients": coefficients(config, t)}
+
+
+def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) -> np.ndarray:
+    """Return the published weights: "velocity" makes the loss that of a velocity network, up to the path's ratio.
+
+    For predicted data the loss is that of the velocity (data - x_t) / max(1 - t, t_eps).
+    """
+    if config.prediction_type == "data":
+        return least_rest(config, t) ** -2
+    if config.loss_weight is None:
+        return np.ones_like(point.alpha)
+    if config.prediction_type == "velocity":
+        return _WEIGHTS[config.loss_weight](point.sigma)
+    if config.loss_weight == "velocity":
+        return (point.score_gain / point.sigma) ** 2
+    return point.score_gain / point.sigma**2

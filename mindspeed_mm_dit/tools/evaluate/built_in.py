@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.tools.evaluate.captioned_digits import CAPTIONS, score_captioned_digits
-from mindspeed_mm_dit.tools.evaluate.demo import moving_digits
-from mindspeed_mm_dit.tools.evaluate.digits import cut_out, score_line
+from mindspeed_mm_dit.tools.evaluate import demo
+from mindspeed_mm_dit.tools.evaluate.digits import CAPTIONS, cut_out, score_captioned_digits, score_line
 from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, score_moving_digits
 from mindspeed_mm_dit.training.report import Judge
 
@@ -41,7 +40,7 @@ BUILT_IN: dict[tuple[str, ...], Judge] = {
         lambda videos, request: digits_line(videos[..., 0], request["label"]),
     ),
     ("moving_digits", "caption"): Judge(
-        {"caption": moving_digits.CAPTIONS * 3},
+        {"caption": demo.CAPTIONS * 3},
         slice(0, 40, 5),  # so that digits and directions differ
         lambda videos, request: score_moving_digits(videos[..., 0], request["caption"]).line,
     ),

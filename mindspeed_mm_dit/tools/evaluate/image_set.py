@@ -14,10 +14,20 @@ from typing import IO
 import numpy as np
 from einops import rearrange
 
-from mindspeed_mm_dit.configs.buckets import Size
-from mindspeed_mm_dit.configs.files import UnusableFile, add_content, check_file, check_unfolded, nearest_to, reason_of
+from mindspeed_mm_dit.configs.files import (
+    UNREADABLE,
+    Header,
+    UnusableFile,
+    add_content,
+    check_file,
+    check_unfolded,
+    nearest_to,
+    read_header,
+    read_npz,
+    reason_of,
+)
 from mindspeed_mm_dit.configs.limits import check_path, short_repr
-from mindspeed_mm_dit.configs.numpy_file import UNREADABLE, Header, read_header, read_npz
+from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.data.check_images import look_at
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.labels import composed

@@ -1,4 +1,4 @@
-"""The judge that compares with your own images: ``--reference`` without ``--inception``."""
+"""The judges of ``--reference``: your own images, without an Inception network, and scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from einops import reduce
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.evaluate.cautions import cautions
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.tools.evaluate.digits import real_digits, score_digits, scores_of_real_digits
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
 from mindspeed_mm_dit.tools.evaluate.real_images import (
@@ -196,3 +196,33 @@ def _averaged(images: np.ndarray, grey: bool = False) -> np.ndarray:
     height, width = (side // times * times for side in images.shape[1:3])
     into = "n h w ()" if grey else "n h w c"
     return reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)
+
+
+DIGITS = "digits"
+"""Name of the built-in reference; write ./digits for a folder of that name."""
+_SHAPE = (8, 8, 1)
+_CLASSES = 10
+
+
+class DigitsJudge:
+    """Scores of digits against scikit-learn's real ones; needs no network and no framework."""
+
+    def check(self, images: Candidates) -> None:
+        if images.shape != _SHAPE:
+            size = " x ".join(map(str, images.shape))
+            words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
+            raise ConfigError(f"--reference = {DIGITS}", words, "name a reference of such images and --inception")
+        if not images.num_labels:
+            words = "has no labels (arr_1), which this score needs"
+            raise ConfigError(images.what, words, "add them to the npz")
+        if images.num_labels > _CLASSES:
+            words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
+            raise ConfigError(images.what, words, "name a reference of such images and --inception")
+        check_count(images)
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        assert samples.labels is not None
+        scores = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
+        yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}
+        what = {"what": "the digits of scikit-learn, all 1,797"}
+        return judgement_of(asdict(scores), yardstick, real_digits(), what, cautions(samples))

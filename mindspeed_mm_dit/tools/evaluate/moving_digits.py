@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.buckets import size_words
-from mindspeed_mm_dit.data.frames import resize_levels
+from mindspeed_mm_dit.configs.source import size_words
+from mindspeed_mm_dit.data.clips import resize_levels
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import (
+from mindspeed_mm_dit.tools.evaluate.demo import (
     CANVAS,
     CAPTIONS,
     DIRECTIONS,

@@ -11,8 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import progress
-from mindspeed_mm_dit.tools.evaluate.cautions import cautions
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import IMAGES, INCEPTION_SHA256, SCALED_AND_JPEGS, STATISTICS, ImageSet
 from mindspeed_mm_dit.tools.evaluate.inception import Features, Inception
 from mindspeed_mm_dit.tools.evaluate.metrics import (

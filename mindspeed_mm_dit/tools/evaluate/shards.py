@@ -22,7 +22,7 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.relative_paths import without_places
 from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.order import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
 from mindspeed_mm_dit.sampling.request import SampleRequest

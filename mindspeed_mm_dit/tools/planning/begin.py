@@ -11,17 +11,15 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.adapting import SourceWeights, read_source, same_labels
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.dit import DIT, DiTConfig
 from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_in, model_config_from_mapping
-from mindspeed_mm_dit.configs.presets import DIT
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.models.meta import parameters_of, tuned
-from mindspeed_mm_dit.planning.arithmetic import train_flop
-from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.planning.memory import Placement, train_flop
 from mindspeed_mm_dit.tools.planning.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.tools.planning.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
-from mindspeed_mm_dit.tools.planning.published import PUBLISHED
+from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, recommend
 from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, Choice, Starter, precision_and_sharding
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from mindspeed_mm_dit.configs.buckets import Size, size_words
 from mindspeed_mm_dit.configs.data import DataConfig
-from mindspeed_mm_dit.configs.source import SourceParam
+from mindspeed_mm_dit.configs.source import Size, SourceParam, size_words
 from mindspeed_mm_dit.data.buckets import fraction_after_crop
 from mindspeed_mm_dit.data.check_images import Look, enlargements, look_at
 from mindspeed_mm_dit.data.mixed import order_of

@@ -14,15 +14,15 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers as files
 from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
 from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.joint import QwenImageConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.configs.qwen_image import QwenImageConfig
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.wan import OURS, WanConfig
+from mindspeed_mm_dit.configs.video_transformer import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
 from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.pictures import draw_grid
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.examples import draw_inputs, weights_of, write_weights
 from mindspeed_mm_dit.tools.verify.first_wrong_module import first_wrong

@@ -12,8 +12,8 @@ from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.verify.compare import JUDGED, Comparison
 from mindspeed_mm_dit.tools.verify.pairs import Names, Pairing, parameters_paired
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, decided
+from mindspeed_mm_dit.tools.verify.step_trace import Recorded, read
 from mindspeed_mm_dit.tools.verify.table import MODULES, Bound, Finding, Tolerances, judge_steps, relative_error
-from mindspeed_mm_dit.tools.verify.witness_file import Recorded, read
 
 MEASURED = Bound(
     "Measured on both machines: each repeated its step with the weights, the outputs of every module, and every "

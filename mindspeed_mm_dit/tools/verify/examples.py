@@ -15,8 +15,8 @@ import numpy as np
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.adapting import read_source
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.draws import Stream, normals, philox
-from mindspeed_mm_dit.models.init import initial_weights
+from mindspeed_mm_dit.data.order import Stream, normals, philox
+from mindspeed_mm_dit.models.layers import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.objectives.registry import objective_of
@@ -36,7 +36,7 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> Arrays:
     from safetensors.numpy import load_file
 
     from mindspeed_mm_dit.framework import ops, runtime
-    from mindspeed_mm_dit.tools.verify.reference.step import Step
+    from mindspeed_mm_dit.tools.verify.reference.file import Step
 
     process = runtime.to_runtime_device(objective_of(model.diffusion).build(model.diffusion))
     network = build_predictor(model)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.limits import short_repr
-from mindspeed_mm_dit.configs.parameters import Shape
+from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.tools.verify.table import MODULES, Computed, relative_error
 

@@ -18,19 +18,22 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.tools.verify.reference.dit import DIT
-from mindspeed_mm_dit.tools.verify.reference.file import FORMAT, Kind, ReferenceArrays, read_arrays, unknown_quantity
+from mindspeed_mm_dit.tools.verify.reference.dit import DIT, SIT
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FORMAT,
+    MUON,
+    Kind,
+    ReferenceArrays,
+    read_arrays,
+    unknown_quantity,
+)
+from mindspeed_mm_dit.tools.verify.reference.flow_recipes import JIT, LIGHTNING_DIT
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import IMAGE_TRANSFORMER
-from mindspeed_mm_dit.tools.verify.reference.jit import JIT
-from mindspeed_mm_dit.tools.verify.reference.lightningdit import LIGHTNING_DIT
 from mindspeed_mm_dit.tools.verify.reference.lora import IMAGE_LORA, LORA
 from mindspeed_mm_dit.tools.verify.reference.meanflow import MEAN_FLOW
-from mindspeed_mm_dit.tools.verify.reference.muon import MUON
 from mindspeed_mm_dit.tools.verify.reference.repa import REPA
-from mindspeed_mm_dit.tools.verify.reference.sit import SIT
-from mindspeed_mm_dit.tools.verify.reference.text_to_video import TEXT_TO_VIDEO
-from mindspeed_mm_dit.tools.verify.reference.wan import WAN
-from mindspeed_mm_dit.tools.verify.reference.wan_vae import WAN_VAE
+from mindspeed_mm_dit.tools.verify.reference.video import TEXT_TO_VIDEO
+from mindspeed_mm_dit.tools.verify.reference.wan import WAN, WAN_VAE
 from mindspeed_mm_dit.tools.verify.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
 
 KINDS = (

@@ -12,8 +12,8 @@ from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.training.dry_run import is_command, read_not_finite
 from mindspeed_mm_dit.training.flags import parse
-from mindspeed_mm_dit.training.run_command import is_command, read_not_finite
 
 
 @dataclass(frozen=True)

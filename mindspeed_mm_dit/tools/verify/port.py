@@ -19,15 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.parameters import Shape
-from mindspeed_mm_dit.data.draws import philox
+from mindspeed_mm_dit.configs.predictor import Shape
+from mindspeed_mm_dit.data.order import philox
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.compare import Comparison
 from mindspeed_mm_dit.tools.verify.examples import nudged
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, first_wrong, functions_for, moved_weights
-from mindspeed_mm_dit.tools.verify.layouts import UNITS
 from mindspeed_mm_dit.tools.verify.pairs import Names, Pair, Pairing, parameters_paired
-from mindspeed_mm_dit.tools.verify.prove import DRAWS, ROUNDINGS, rounding_tolerances
+from mindspeed_mm_dit.tools.verify.prove import DRAWS, ROUNDINGS, UNITS, rounding_tolerances
 from mindspeed_mm_dit.tools.verify.table import MODULES, Bound, Computed, Finding, judge_steps, noise_of, relative_error
 
 SEED = 1234

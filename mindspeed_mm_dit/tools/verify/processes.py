@@ -10,9 +10,9 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.train_args import read_train_args
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
-from mindspeed_mm_dit.framework.launched import without_launcher
+from mindspeed_mm_dit.framework.exits import without_launcher
 from mindspeed_mm_dit.tools.verify.task import Task, write_tasks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,9 +23,7 @@ PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 Pythons = Mapping[str, "str | UserError"]
 """Framework -> its interpreter, or why there is none; host that is not installed -> the reason."""
-_START = (
-    "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
-)
+_START = "import sys; from mindspeed_mm_dit.training.launch import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
 
 LEFT_OUT = (
     "--save", "--load", "--init-from", "--tensorboard-dir", "--save-interval", "--eval-interval",

@@ -13,15 +13,14 @@ from typing import Any
 import yaml
 
 from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
+from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.yaml_file import read_yaml
 from mindspeed_mm_dit.errors import ConfigError, UserError
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import USER_ERROR
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.examples import weights_of, write_weights
-from mindspeed_mm_dit.tools.verify.layouts import RECOMPUTED, UNITS, WATCHED_BY, Layout
 from mindspeed_mm_dit.tools.verify.processes import (
     HOSTED,
     LEFT_OUT,
@@ -31,7 +30,17 @@ from mindspeed_mm_dit.tools.verify.processes import (
     project_flags,
     run_tasks,
 )
-from mindspeed_mm_dit.tools.verify.prove import DRAWS, ROUNDINGS, Crashed, Reference64, Verdict
+from mindspeed_mm_dit.tools.verify.prove import (
+    DRAWS,
+    RECOMPUTED,
+    ROUNDINGS,
+    UNITS,
+    WATCHED_BY,
+    Crashed,
+    Layout,
+    Reference64,
+    Verdict,
+)
 from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 SAMPLES = 16

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import leave
-from mindspeed_mm_dit.hosts.choose import named
+from mindspeed_mm_dit.hosts.registry import named
 from mindspeed_mm_dit.tools.verify.task import Task, read_tasks
 from mindspeed_mm_dit.training.flags import parse
 
@@ -45,10 +45,10 @@ def _start_from(weights: str) -> None:
     """Start the run from these weights instead of random ones: the hosts of MindSpeed-MM have no --init-from."""
     from safetensors.numpy import load_file
 
-    from mindspeed_mm_dit.models import composite, init
+    from mindspeed_mm_dit.models import composite, layers
 
     first = load_file(weights)
-    modules: tuple[Any, ...] = (init, composite)
+    modules: tuple[Any, ...] = (layers, composite)
     for module in modules:
         module.initial_weights = lambda parameters, seed: {name: first[name] for name in parameters.shapes()}
 

@@ -14,14 +14,12 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.layouts import UNITS
-from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
+from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, UNITS
 from mindspeed_mm_dit.tools.verify.published import NOISY_STEPS, RUN, Published, line_of
-from mindspeed_mm_dit.tools.verify.steps import StepNumbers, begin, join, script, starting, steps_after
+from mindspeed_mm_dit.tools.verify.step_trace import StepNumbers, begin, join, script, starting, steps_after
 from mindspeed_mm_dit.tools.verify.table import Finding, Tolerances, judge_steps, noise_of
-from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
 from mindspeed_mm_dit.training.flags import quiet
-from mindspeed_mm_dit.training.resume import print_rank_0
+from mindspeed_mm_dit.training.resume import changes, print_rank_0, run_facts, table_of
 
 
 def recompute(run: Published, requested: Sequence[int]) -> list[Finding]:

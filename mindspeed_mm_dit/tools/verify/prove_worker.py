@@ -24,15 +24,14 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import exit_on_sigint
-from mindspeed_mm_dit.framework.launched import end_with_launcher
+from mindspeed_mm_dit.framework.exits import end_with_launcher, exit_on_sigint
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.examples import facts_as_array, measure, nudged
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch
 from mindspeed_mm_dit.tools.verify.task import Task, read_tasks, sample_indices_of
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.flags import parse, quiet
-from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.loop import LearningRate
 
 
 def main(argv: Sequence[str]) -> int:
@@ -67,9 +66,9 @@ def take(task: Task) -> None:
 
 def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.framework import active, runtime
-    from mindspeed_mm_dit.tools.verify.steps import begin, join, script
-    from mindspeed_mm_dit.training.batches import train_valid_batches
-    from mindspeed_mm_dit.training.initial_weights import first_weights
+    from mindspeed_mm_dit.tools.verify.step_trace import begin, join, script
+    from mindspeed_mm_dit.training.contract import train_valid_batches
+    from mindspeed_mm_dit.training.resume import first_weights
 
     step_record: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}.step_record")
     if task.on_host:

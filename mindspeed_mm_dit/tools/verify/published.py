@@ -29,7 +29,7 @@ from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.tools.verify.past_run import PastRun, flags_of
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.tools.verify.table import Bound, Finding
-from mindspeed_mm_dit.training.read_logs import read_steps
+from mindspeed_mm_dit.training.log import read_steps
 
 NOISY_STEPS = 2
 """Number of times the steps are computed with every number perturbed; the largest error counts."""

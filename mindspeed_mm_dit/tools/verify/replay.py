@@ -15,8 +15,8 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.tools.verify.pytorch.probe import NotFinite, Probe
-from mindspeed_mm_dit.tools.verify.steps import begin, join, script, starting, steps_after
+from mindspeed_mm_dit.tools.verify.pytorch.step_record import NotFinite, Probe
+from mindspeed_mm_dit.tools.verify.step_trace import begin, join, script, starting, steps_after
 from mindspeed_mm_dit.training.data_set import Sample, open_data_set
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.resume import Start, print_rank_0

@@ -15,12 +15,12 @@ from PIL import Image
 from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
-from mindspeed_mm_dit.models.known_words import note_of_words
+from mindspeed_mm_dit.models.words_encoder import note_of_words
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.outputs import draw_strips
+from mindspeed_mm_dit.sampling.pictures import draw_grid
 from mindspeed_mm_dit.sampling.pipeline import GeneratedSamples, Pipeline
 from mindspeed_mm_dit.sampling.request import SampleRequest
-from mindspeed_mm_dit.sampling.video_files import draw_strips
 from mindspeed_mm_dit.terminal import echo
 
 LOOPBACK = "127.0.0.1"

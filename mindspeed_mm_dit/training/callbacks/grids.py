@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.buckets import size_words
 from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.grid import captioned
-from mindspeed_mm_dit.sampling.image_files import draw_sizes
+from mindspeed_mm_dit.sampling.outputs import draw_sizes
+from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.dry_run import record_not_finite
 from mindspeed_mm_dit.training.log import StepRecord
-from mindspeed_mm_dit.training.run_command import record_not_finite
 
 STARVED_FRACTION, INTERVALS, LEAST_SECONDS = 0.25, 3, 1.0
 """A note is logged once the device has waited for data for this fraction of so many intervals in a row, each at least

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
 
 
 class Profiling(Callback):

@@ -1,14 +1,117 @@
-"""All callbacks, in the order in which they are called; other packages register theirs with ``register_callback``."""
+"""Callbacks, which a run calls at fixed moments.
+
+Their interface, and all of them in the order in which they are called. Other packages register theirs with
+``register_callback``. A callback never changes a number of the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mindspeed_mm_dit.configs.outputs import check_output_folder
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import RunConfig, check_output_folder
+from mindspeed_mm_dit.errors import named_step
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run
+
+if TYPE_CHECKING:  # (needed for types only, and importing them needs a framework)
+    from mindspeed_mm_dit.training.contract import Engine, ForwardStep, StepResult
+    from mindspeed_mm_dit.training.log import RunLog
+    from mindspeed_mm_dit.training.progress import Progress
+    from mindspeed_mm_dit.training.signals import StopRequest
+    from mindspeed_mm_dit.training.validation import ValidationLoss
+
+
+class Step(NamedTuple):
+    """An optimizer step that has been taken."""
+
+    result: StepResult
+    """Loss and gradient norm, on the device: reading them at once waits for the device."""
+    lr: float
+
+
+class Callback:
+    """A callback that does nothing; subclasses override the moments they need."""
+
+    def before_step(self, run: Run) -> None:
+        """Called after ``run.progress.iteration`` steps, before the next."""
+
+    def catch_up(self, run: Run) -> None:
+        """Report pending results of the steps so far: the device is busy, or a slow operation follows."""
+
+    def after_step(self, run: Run, step: Step) -> None:
+        """Called when step ``run.progress.iteration`` is taken."""
+
+    def after_validation(self, run: Run, loss: ValidationLoss) -> None:
+        """Called with the loss on the held-out samples, which is the same on every rank."""
+
+    def check(self, run: Run) -> None:
+        """Raise a UserError if the present state must not be saved."""
+
+    def at_end(self, run: Run) -> None:
+        """Called after the last step of a run that ends in order."""
+
+
+@dataclass
+class Run:
+    """The state of a training run that the loop and its callbacks share."""
+
+    args: RunConfig
+    """Its flags; ``args.mm`` holds its config files."""
+    engine: Engine
+    forward_step: ForwardStep
+    held_out: Iterable[Any] | None
+    """Held-out batches, iterated from the start for every validation; each has an array NOISE_LEVEL."""
+    progress: Progress
+    """Counts steps and samples so far, and saves checkpoints."""
+    stop: StopRequest
+    """Requests to end the run."""
+    log: RunLog
+    """Where lines, scalars and pictures go."""
+    callbacks: Sequence[Callback] = ()
+    waited: float = 0.0
+    """Seconds that batches were waited for, since the last log line."""
+
+    def is_due(self, every: int | None) -> bool:
+        """Return whether an interval of ``every`` steps ends with the step just taken; never for None and 0."""
+        return every is not None and every > 0 and self.progress.iteration % every == 0
+
+    def notify(self, moment: Callable[[Callback], None]) -> None:
+        """Call each callback; an error names the callback that it is from."""
+        for callback in self.callbacks:
+            with named_step(f"{type(callback).__name__} at iteration {self.progress.iteration}"):
+                moment(callback)
+
+    def took(self, step: Step) -> None:
+        """Count a step, and call the callbacks."""
+        self.progress.advance()
+        self.notify(lambda callback: callback.after_step(self, step))
+
+    def catch_up(self) -> None:
+        """Have the callbacks report the steps so far; call this before something slow, and before printing."""
+        self.notify(lambda callback: callback.catch_up(self))
+
+    def check(self) -> None:
+        """Report the steps so far; raise a UserError if a callback forbids saving the present state."""
+        self.catch_up()
+        self.notify(lambda callback: callback.check(self))
+
+
+@dataclass(frozen=True)
+class CallbackKind:
+    """A callback as the registry knows it."""
+
+    name: str
+    open: Callable[[Run], Callback | None]
+    """Returns the callback of a run, or None if its flags do not enable it."""
+    check: Callable[[RunConfig, int], None] = lambda args, world_size: None
+    """(flags, ranks): raises a UserError for flags that cannot work, before any device work; on every rank."""
+    writes: Callable[[RunConfig], tuple[str, Path] | None] = lambda args: None
+    """(flag, folder) that it will write to, which is checked before the run; None: it writes nothing."""
+    flags: Callable[[Any], None] = lambda group: None
+    """Adds its flags to a group of an argument parser."""
+
 
 CALLBACKS = Registry[CallbackKind]("callback")
 """All callbacks, in the order in which they are called: those of plugins last."""

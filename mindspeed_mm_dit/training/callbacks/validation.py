@@ -1,15 +1,19 @@
-"""--eval-interval: the loss on held-out samples, over --eval-iters global batches."""
+"""--eval-interval.
+
+The loss on held-out samples, over --eval-iters global batches; --keep-best keeps the best checkpoint.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import StepError, named_step
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.errors import ConfigError, StepError, named_step
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.objectives.contract import NOISE_LEVEL
+from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.terminal import doing
-from mindspeed_mm_dit.training.batches import next_batches
-from mindspeed_mm_dit.training.callbacks.contract import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.contract import next_batches
 from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
 
 
@@ -58,3 +62,29 @@ def _open(run: Run) -> Callback | None:
 
 
 VALIDATION = CallbackKind("validation", _open)
+
+
+class Best(Callback):
+    """Saves whenever a validation loss is smaller than all before."""
+
+    def after_validation(self, run: Run, loss: ValidationLoss) -> None:
+        """Save if ``loss`` is the smallest."""
+        run.progress.keep_if_best(loss.mean, run.check)
+
+
+def check_best(args: RunConfig, world_size: int) -> None:
+    """Raise ConfigError for --keep-best if the run saves or validates nothing."""
+    missing = {
+        "--save DIR": not args.save,
+        "--eval-interval N": not args.eval_interval,
+        "--eval-iters of more than 0": not args.eval_iters,
+        "dataset_param.valid_fraction in data.json, or --mm-valid-data": not (
+            args.mm.data.dataset_param.valid_fraction or args.mm.valid_data
+        ),
+    }
+    needed = [name for name, is_missing in missing.items() if is_missing]
+    if args.keep_best and needed:
+        raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
+
+
+BEST = CallbackKind("best", lambda run: Best() if run.args.keep_best else None, check_best)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.training.loggers.contract import Board, MetricsLoggerKind, Opening, flag, in_save_folder
+from mindspeed_mm_dit.training.loggers.registry import Board, MetricsLoggerKind, Opening, flag, in_save_folder
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.training.loggers.contract import MetricsLoggerKind, flag
+from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, flag
 
 
 @dataclass(frozen=True)

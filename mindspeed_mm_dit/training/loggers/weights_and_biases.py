@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.loggers.contract import Board, MetricsLoggerKind, Opening, flag, in_save_folder
+from mindspeed_mm_dit.training.loggers.registry import Board, MetricsLoggerKind, Opening, flag, in_save_folder
 
 MOST_LETTERS, REFUSED = 128, "/\\#?%:"
 """Greatest length of a project's name, and letters that it must not contain: as in wandb's Settings (0.28)."""

@@ -16,17 +16,16 @@ from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
-from mindspeed_mm_dit.framework.mindspore.optim import trained
+from mindspeed_mm_dit.framework.mindspore.nn import trained
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.dry_run import example
-from mindspeed_mm_dit.training.mindspore import sharding
-from mindspeed_mm_dit.training.mindspore.parts import parts_of
+from mindspeed_mm_dit.training.mindspore import flat_optimizer
+from mindspeed_mm_dit.training.mindspore.flat_optimizer import parts_of
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
@@ -50,7 +49,7 @@ class Engine:
         self.args, self.model, self.predictor = args, model, model.predictor
         runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         names, parameters = trained(self.predictor)
-        self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, sharding.Shards.create(fsdp2))
+        self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, flat_optimizer.Shards.create(fsdp2))
         """The trained parameters, grouped by the rules that step them."""
         self._base_names = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (
@@ -143,4 +142,4 @@ class Engine:
 def check_sharding(mm: MultiModalArguments) -> None:
     """Raise ConfigError for a key of fsdp2.yaml that this backend does not support."""
     if mm.fsdp2 is not None:
-        sharding.check(mm.fsdp2)
+        flat_optimizer.check(mm.fsdp2)

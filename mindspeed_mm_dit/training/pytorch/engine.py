@@ -13,12 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.optim import split_by_kind
-from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
+from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded, split_by_kind
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
@@ -31,7 +29,7 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     shard,
     unwrap,
 )
-from mindspeed_mm_dit.training.pytorch.trained import Trained
+from mindspeed_mm_dit.training.pytorch.stepper import Trained
 
 __all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
 

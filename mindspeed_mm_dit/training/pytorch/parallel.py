@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
-from mindspeed_mm_dit.configs.parameters import Parameters
+from mindspeed_mm_dit.configs.predictor import Parameters
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.framework.pytorch.sharded import is_fsdp, is_sharded
+from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import OffloadPolicy

@@ -1,16 +1,25 @@
-"""Step the trained parameters, each by the rule that the chosen optimizer has for it."""
+"""The trained part of a network.
+
+Its weights, their optimizer and their EMAs, sharded alike, as a checkpoint stores them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.framework.pytorch.optim import groups, native_optimizer
-from mindspeed_mm_dit.framework.pytorch.sharded import is_sharded
+from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+from mindspeed_mm_dit.checkpoint.store import read_facts
+from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
+from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
 from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
 
 
@@ -142,3 +151,116 @@ def _part(whole: Tensor, p: Any) -> Tensor:
 
     alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
     return alike.redistribute(placements=p.placements).to_local().to(_local(p).device)
+
+
+class MovingAverage:
+    """EMA in float32: average <- decay * average + (1 - decay) * weights, after every optimizer step."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self._parameters = dict(parameters)
+        self.averages = {name: _full(p.detach()).clone() for name, p in self._parameters.items()}
+
+    @contextlib.contextmanager
+    def in_place_of_the_weights(self) -> Iterator[None]:
+        """While entered, the parameters hold the EMA; afterwards both are bit for bit what they were."""
+        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
+        self._set(self.averages)
+        try:
+            yield
+        finally:
+            self._set(weights)
+
+    @torch.no_grad()
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(values[name])
+
+    def update(self) -> None:
+        """Move towards the present weights by 1 - decay."""
+        self.move(1 - self.decay)
+
+    @torch.no_grad()
+    def move(self, fraction: float) -> None:
+        """Move by ``fraction`` of the distance to the present weights; 1 is all of it."""
+        weights = map(_full, self._parameters.values())
+        kinds = (split_by_kind(tensors) for tensors in (self.averages.values(), weights))
+        for averages, weights in zip(*kinds):
+            torch._foreach_lerp_(averages, weights, fraction)
+
+
+def _full(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32; float64 stays float64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class PowerEmas:
+    """``count`` power-function EMAs (``checkpoint/power_ema.py``)."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
+        self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
+
+    def move(self, fractions: Sequence[float]) -> None:
+        """Move each EMA towards the present weights, by its fraction in ``fractions``."""
+        for average, fraction in zip(self._averages, fractions):
+            average.move(fraction)
+
+    def begin(self) -> None:
+        """Start from the present weights, as if all steps so far had had them."""
+        for average in self._averages:
+            average.move(1.0)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the EMAs, by their names in the checkpoint; the tensors are the live ones."""
+        names = power_ema.trees(len(self._averages))
+        return {name: dict(average.averages) for name, average in zip(names, self._averages)}
+
+
+class Trained:
+    """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
+
+    declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.
+    """
+
+    def __init__(
+        self,
+        predictor: nn.Module,
+        declared: Mapping[str, NetworkParameter],
+        args: RunConfig,
+        lr_scales: Mapping[str, float] | None = None,
+    ) -> None:
+        self.predictor = predictor
+        self.optimizer = Stepper(predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {})
+        trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
+        self.ema = MovingAverage(trained, args.ema_decay)
+        self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
+        self._base_names = {name for name, p in declared.items() if not p.saved}
+
+    def state(self, with_optimizer: bool = True) -> checkpoints.State:
+        """Return every tensor a resumed run needs, by its name in the checkpoint; the tensors are the live ones."""
+        weights = {name: p.detach() for name, p in self._saved()}
+        averages = {"ema": self.ema.averages, **self.power_ema.state()}
+        state: checkpoints.State = {
+            "model": weights,
+            **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
+        }
+        if with_optimizer:
+            state["optimizer"] = {"state": self.optimizer.state()}
+        return state
+
+    def load(self, path: Path, with_optimizer: bool) -> None:
+        checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
+        state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
+        if not has_power_ema:
+            state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
+        checkpoints.read(state, path)
+        if not has_power_ema:
+            self.power_ema.begin()
+
+    def _saved(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters that checkpoints hold."""
+        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._base_names)
+
+    def num_parameters(self) -> int:
+        """Return the number of parameters of the predictor, over all shards."""
+        return sum(p.numel() for p in self.predictor.parameters())

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.hosts import choose
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import record as megatron
+from mindspeed_mm_dit.hosts import registry
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import run as megatron
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import attach as native
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract
-from mindspeed_mm_dit.integrations.mindspeed_mm.native import record as native
 
 
 @pytest.fixture
@@ -45,12 +45,12 @@ def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is
         shutil.rmtree(engine / "mindspeed_mm/fsdp")
     for module in (megatron, native):
         monkeypatch.setattr(module, "is_installed", lambda name: (engine / name.replace(".", "/")).is_dir())
-    assert choose._recognised().name == taken
+    assert registry._recognised().name == taken
 
 
 def test_unknown_host_is_refused():
     with pytest.raises(ConfigError, match=r"(?s)--host = mindspeedmm.*'mindspeed-mm'"):
-        choose.find_host(["--host", "mindspeedmm"])
+        registry.find_host(["--host", "mindspeedmm"])
 
 
 def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
@@ -60,7 +60,7 @@ def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
     with pytest.raises(PlatformError, match=r"2\.13\.0"):
         contract.check_engine()
     monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
-    assert choose._recognised().name == "standalone"
+    assert registry._recognised().name == "standalone"
     monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
     contract.check_engine()
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from mindspeed_mm_dit.configs.buckets import Budget
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.source import Budget
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
 from tests.conftest import ROOT

@@ -3,9 +3,8 @@
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.commandline import parse
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import checked_values
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import COUNTED, FLAGS
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import parse
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import COUNTED, FLAGS, checked_values
 
 WORDS = "--mm-model m --mm-data d --train-iters 100 --micro-batch-size 4 --lr 1e-3 --lr-decay-style cosine"
 

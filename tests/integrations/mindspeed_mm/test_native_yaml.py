@@ -9,11 +9,19 @@ import torch
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.commandline import parse, without_effect, yaml_for
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import packed, unpacked
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.hooks import numbers_of
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import _check_ranks, checked_values
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import OURS, THEIRS, flags_of, get, patterns, yaml_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import numbers_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import parse, without_effect, yaml_for
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
+    OURS,
+    THEIRS,
+    _check_ranks,
+    checked_values,
+    flags_of,
+    get,
+    patterns,
+    yaml_of,
+)
 from tests.conftest import ROOT
 
 CONFIG = ["--mm-model", "model.json", "--mm-data", "data.json"]

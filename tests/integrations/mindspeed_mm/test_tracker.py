@@ -4,7 +4,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import newest
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import newest
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ import torch
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.flow.draws import draws
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory, sde_trajectory
 from mindspeed_mm_dit.objectives.flow.sde import DiffusionCoefficient
-from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times, shifted, training_times
+from mindspeed_mm_dit.objectives.flow.timesteps import draws, sampling_times, shifted, training_times
 
 X, NOISE, TRUE = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((3, 4, 2, 3, 3), np.float32))
 T = np.array([0.1, 0.5, 0.9, 0.99], np.float32)

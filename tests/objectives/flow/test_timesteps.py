@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.data.draws import Stream, generator
+from mindspeed_mm_dit.data.order import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
-from mindspeed_mm_dit.objectives.flow.draws import coefficients
-from mindspeed_mm_dit.objectives.flow.published_times import PUBLISHED
+from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.timesteps import (
+    PUBLISHED,
     check_heun_end,
+    coefficients,
     heavy_tailed,
     logit_normal,
     sampling_times,

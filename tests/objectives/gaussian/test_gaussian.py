@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.gaussian_diffusion import GaussianDiffusionConfig
-from mindspeed_mm_dit.objectives.gaussian.process import (
+from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.objectives.gaussian import (
     GaussianDiffusion,
     discretized_gaussian_log_likelihood,
     gaussian_kl,

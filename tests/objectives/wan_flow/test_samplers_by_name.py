@@ -2,21 +2,21 @@
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
-from mindspeed_mm_dit.objectives.wan_flow.objective import WAN_FLOW
+from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
+from mindspeed_mm_dit.objectives.wan_flow import WAN_FLOW
 
 START = np.random.default_rng(0).standard_normal((2, 1, 1, 2, 2)).astype(np.float32)
 
 
 def test_samplers_walk_the_chains_of_their_names(framework):
-    from mindspeed_mm_dit.objectives.wan_flow import samplers
+    from mindspeed_mm_dit.objectives import wan_flow
 
     process, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
 
     def model_fn(x, t, sigmas):
         return x * x
 
-    for name, trajectory in (("euler", samplers.euler_trajectory), ("unipc", samplers.unipc_trajectory)):
+    for name, trajectory in (("euler", wan_flow.euler_trajectory), ("unipc", wan_flow.unipc_trajectory)):
         sampler = WAN_FLOW.samplers[name]
         wanted = [ops.numpy(x) for x in trajectory(process, model_fn, ops.tensor(START), 5)]
         found = [

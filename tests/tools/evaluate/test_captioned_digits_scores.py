@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.tools.evaluate.captioned_digits import CAPTIONS, score_captioned_digits
-from mindspeed_mm_dit.tools.evaluate.demo.caption_phrases import DIGIT_OF, SEEN, UNSEEN, captions_of
-from mindspeed_mm_dit.tools.evaluate.demo.digits import read_digits
+from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, SEEN, UNSEEN, captions_of, read_digits
+from mindspeed_mm_dit.tools.evaluate.digits import CAPTIONS, score_captioned_digits
 
 
 def real(digits):

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.tools.evaluate.cautions import cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import open_image_set, sha256_of
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (10, 6, 6, 3), np.uint8)

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data.frames import fit_frames
+from mindspeed_mm_dit.data.clips import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.evaluate import moving_digits
-from mindspeed_mm_dit.tools.evaluate.demo.moving_digits import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, OFFSETS, moving
+from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, OFFSETS, moving
 from mindspeed_mm_dit.tools.evaluate.digits import FITTED_ON, real_digits
 from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 

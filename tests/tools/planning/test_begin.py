@@ -13,8 +13,8 @@ from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate

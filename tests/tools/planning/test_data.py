@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.data import draws
-from mindspeed_mm_dit.data.draws import Stream
-from mindspeed_mm_dit.data.order import SampleOrder
+from mindspeed_mm_dit.data import order as draws
+from mindspeed_mm_dit.data.order import SampleOrder, Stream
 from tests.captions_fixtures import captioned_configs
 from tests.conftest import ROOT
 

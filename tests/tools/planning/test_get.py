@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.tools.planning.published import PUBLISHED, Published
+from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED, Published
 
 REPO, COMMIT = "people/net", "c" * 40
 FILES = {

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.train_args import read_train_args
 from mindspeed_mm_dit.framework import activate
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.captions_fixtures import LAYOUTS

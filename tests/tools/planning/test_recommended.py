@@ -15,10 +15,16 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import Chosen
 from mindspeed_mm_dit.optimizers.registry import ADAMW
-from mindspeed_mm_dit.planning.arithmetic import peak_tflops, utilisation
-from mindspeed_mm_dit.planning.memory import Placement, optimizer_bytes
-from mindspeed_mm_dit.tools.planning.recommend import Request, recommend
-from mindspeed_mm_dit.tools.planning.traffic import Links, Traffic, host_traffic, step_time, traffic
+from mindspeed_mm_dit.planning.memory import Placement, optimizer_bytes, peak_tflops, utilisation
+from mindspeed_mm_dit.tools.planning.recommend import (
+    Links,
+    Request,
+    Traffic,
+    host_traffic,
+    recommend,
+    step_time,
+    traffic,
+)
 from tests.conftest import ROOT
 from tests.planning.test_planning import GIB, model_of
 

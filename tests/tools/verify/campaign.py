@@ -11,9 +11,8 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, Layout
 from mindspeed_mm_dit.tools.verify.proof import open_config, reference_tasks, references_from
-from mindspeed_mm_dit.tools.verify.prove import Reference64
+from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Layout, Reference64
 from mindspeed_mm_dit.tools.verify.task import StepResult
 from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.tools.verify.layouts import Layout
+from mindspeed_mm_dit.tools.verify.prove import Layout
 from mindspeed_mm_dit.tools.verify.task import Task, read_tasks
 
 MUON, CLIPPED = ("--optimizer", "muon"), ("--clip-grad", "0.001")

@@ -3,9 +3,8 @@
 import json
 from types import SimpleNamespace
 
-from mindspeed_mm_dit.tools.verify.layouts import Layout
 from mindspeed_mm_dit.tools.verify.page import write_proof
-from mindspeed_mm_dit.tools.verify.prove import Crashed, Verdict
+from mindspeed_mm_dit.tools.verify.prove import Crashed, Layout, Verdict
 from mindspeed_mm_dit.tools.verify.table import Finding
 
 ABOUT = {"config": "mine", "model": "whole: 1,234 parameters", "data": "<b>digits</b>"}

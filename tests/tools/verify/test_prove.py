@@ -11,13 +11,12 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.wan import WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify import proof
-from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, chosen
 from mindspeed_mm_dit.tools.verify.proof import open_config
-from mindspeed_mm_dit.tools.verify.prove import Verdict
+from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Verdict, chosen
 from mindspeed_mm_dit.tools.verify.task import StepResult
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.training.run_command import NOT_FINITE, read_not_finite, record_not_finite
+from mindspeed_mm_dit.training.dry_run import NOT_FINITE, read_not_finite, record_not_finite
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 

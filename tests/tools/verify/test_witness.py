@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.tools.verify.compare_traces import compare_traces
 from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for
-from mindspeed_mm_dit.tools.verify.witness_file import write
+from mindspeed_mm_dit.tools.verify.step_trace import write
 from tests.conftest import FRAMEWORK
 from tests.tools.verify.foreign import PLAIN, Loop, Wrapped, network, odd, rows, train
 from tests.tools.verify.foreign_ways import EITHER, FAULTS, PYTORCH, by_hand, reordered

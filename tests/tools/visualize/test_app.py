@@ -18,7 +18,7 @@ from PIL import Image
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.grid import draw_grid
+from mindspeed_mm_dit.sampling.pictures import draw_grid
 from tests.conftest import FRAMEWORK
 
 client = pytest.importorskip("gradio_client")

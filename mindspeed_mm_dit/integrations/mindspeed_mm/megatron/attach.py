@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.framework.exits import raise_when_interrupted
-from mindspeed_mm_dit.framework.launched import launched_alone
-from mindspeed_mm_dit.hosts.contract import Host
+from mindspeed_mm_dit.framework.exits import launched_alone, raise_when_interrupted
+from mindspeed_mm_dit.hosts.registry import Host
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import where
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import versions
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
 from mindspeed_mm_dit.terminal import echo_if_open
@@ -55,7 +54,7 @@ def _broken(name: str, error: Exception) -> PlatformError:
     return PlatformError(
         "--host = mindspeed-mm",
         f"it is installed, but importing {name} fails: {type(error).__name__}: {error}",
-        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {versions.TORCH}; "
+        f"repair the installation (PyTorch {torch} is here, MindSpeed-MM asks for {contract.TORCH}; "
         "docs/mindspeed_mm.md lists versions that go together), or pass --host standalone",
     )
 
@@ -65,7 +64,7 @@ def _announce() -> None:
         echo_if_open(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
         from megatron.core.package_info import __version__ as megatron
 
-        for line in versions.warnings(str(megatron)):
+        for line in contract.warnings(str(megatron)):
             echo_if_open(line, file=sys.stderr)
 
 

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER, find_checkpoint, read_fac
 from mindspeed_mm_dit.checkpoint.weights import Arrays, read_weights
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import RELEASE
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import RELEASE
 
 
 class DiTConverter(Commandable):  # type: ignore[misc]

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
-from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.samples import Batch, SampleReader

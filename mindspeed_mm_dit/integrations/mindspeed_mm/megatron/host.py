@@ -18,21 +18,25 @@ from mindspeed_mm.training import pretrain as pretrain_in_host
 
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end, ended_by_ctrl_c, process_files
-from mindspeed_mm_dit.hosts.contract import DatasetsProvider, FlagsProvider
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launched_as, parse, wants_mindspore
+from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
+    held_out_step,
+    launched_as,
+    parse,
+    validation_forever,
+    wants_mindspore,
+)
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import HostedDiT
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import read_configs
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.state import RunState, check_checkpoint, check_pickles_of
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.validation import held_out_step, validation_forever
-from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.changes import check_restorable, run_facts
-from mindspeed_mm_dit.training.run_command import command
+from mindspeed_mm_dit.training.dry_run import command
+from mindspeed_mm_dit.training.resume import check_restorable, run_facts
 
 
 def note_facts(args: RunConfig, words: Sequence[str]) -> None:

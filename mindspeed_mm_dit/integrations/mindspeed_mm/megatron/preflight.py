@@ -10,20 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.configs.host_flags import refuse
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig, refuse
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError, flag_of
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import written
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, log_data_set, with_report
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
-from mindspeed_mm_dit.planning.fit import MemoryLimit
+from mindspeed_mm_dit.planning.memory import MemoryLimit
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 

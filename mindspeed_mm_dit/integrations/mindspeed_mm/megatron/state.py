@@ -21,14 +21,14 @@ from mindspeed_mm_dit.checkpoint.compatibility import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import newest
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import HostedDiT
-from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import newest
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
-from mindspeed_mm_dit.training.changes import changes, run_facts, table_of
-from mindspeed_mm_dit.training.classes import check_classes
-from mindspeed_mm_dit.training.pytorch.ema import MovingAverage
+from mindspeed_mm_dit.training.data_set import check_classes
+from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
+from mindspeed_mm_dit.training.resume import changes, run_facts, table_of
 
 MAY_BE_PICKLED = (
     "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",

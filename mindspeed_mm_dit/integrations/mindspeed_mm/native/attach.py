@@ -1,16 +1,21 @@
-"""Attach to the engine when it imports this package: check the run, register model and data, install the hooks.
+"""Attach to the engine when it imports this package, and the registry entry of this route.
 
-The engine imports the modules of a plugin in the order of their names, before it creates a process group or a model.
+Imports nothing of it before.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
 import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c, process_files
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import check_engine
+from mindspeed_mm_dit.hosts.registry import HostKind, Recognised
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import folders, is_installed
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import PLUGIN
 
 
@@ -29,3 +34,40 @@ def attach() -> None:
         run.current().meeting.enter_context(ended_by_ctrl_c())
     except UserError as error:
         end(error, collective_error=True)
+
+
+def recognised() -> Recognised:
+    """Select the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
+    if not has_engine():
+        return Recognised(False)
+    if os.environ.get("NON_MEGATRON") == "true":
+        return Recognised(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
+    if not is_installed("megatron.training") and torch_version() in KNOWN_TORCH:
+        reason = "megatron.training cannot be found, which the old route needs"
+        return Recognised(True, f"--host auto takes {NAME}: {reason}")
+    return Recognised(False)
+
+
+def has_engine() -> bool:
+    """Return whether the folders of the engine exist; importing their parent would start the engine."""
+    return all(any((folder / "fsdp").is_dir() for folder in folders(name)) for name in ("mindspeed", "mindspeed_mm"))
+
+
+def torch_version() -> str:
+    """Return the version of the installed PyTorch, without the part after a plus sign; empty if there is none."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+_PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
+
+KIND = HostKind(
+    NAME,
+    lambda argv: later(f"{_PACKAGE}.host").attach(),
+    recognised,
+    lambda argv: check_engine(),
+    logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
+    config_of=lambda folder, world_size: later(f"{_PACKAGE}.commandline").yaml_of_config(folder, world_size),
+)

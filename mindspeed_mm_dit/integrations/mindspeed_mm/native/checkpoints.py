@@ -21,7 +21,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import check_rep
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import HF
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.loop import LearningRate
 
 
 def replace() -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
-from mindspeed_mm_dit.training.batches import BatchStream, train_valid_streams
+from mindspeed_mm_dit.training.contract import BatchStream, train_valid_streams
 from mindspeed_mm_dit.training.data_set import open_data_set
 
 PREFIX = "bits_of_"

@@ -8,21 +8,19 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.families import FAMILIES
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.mm_args import MultiModalArguments
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.configs.tuning_flags import tuning_of_run
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
+from mindspeed_mm_dit.configs.tuning import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, log_data_set
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import written
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup, written
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
-from mindspeed_mm_dit.training.changes import check_restorable
 from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.loggers import tensorboard
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
+from mindspeed_mm_dit.training.resume import check_restorable
 
 _UNREAD = "the engine never reads it"
 _NO_EXPERTS = "a DiT has no experts"

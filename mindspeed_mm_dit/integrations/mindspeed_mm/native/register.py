@@ -10,7 +10,7 @@ from mindspeed_mm.fsdp.utils.register import data_register, model_register
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import checkpoints
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import OneBatch, datasets
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.hooks import install_hooks
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import install_hooks
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.model import NativeModel, inject_our_adapters
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import COLLATOR_ID, DATA_ID, MODEL_ID

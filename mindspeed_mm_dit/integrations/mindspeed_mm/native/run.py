@@ -1,4 +1,7 @@
-"""The run that the engine will do, read from its yaml and checked before anything is built."""
+"""The run that the engine will do, read from its yaml or from every host's command line.
+
+Checked before it is built.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,85 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import yaml
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.configs.arguments import checked, read_train_args
+from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.tuning import SETS, Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import checked_values
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import HF, flags_of, fsdp2_of, lookup, recomputed
-from mindspeed_mm_dit.integrations.mindspeed_mm.tracker import RELEASE
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import RELEASE
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
+    HF,
+    checked_values,
+    flags_of,
+    fsdp2_of,
+    lookup,
+    recomputed,
+    yaml_of,
+)
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.training.data_set import open_data_set
-from mindspeed_mm_dit.training.flags import words_of
-from mindspeed_mm_dit.training.initial_weights import First, first_weights
-from mindspeed_mm_dit.training.lr import LearningRate
+from mindspeed_mm_dit.training.flags import ignored_flags, words_of
+from mindspeed_mm_dit.training.flags import parse as parse_flags
+from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loop import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
-from mindspeed_mm_dit.training.pytorch.trained import Trained
-from mindspeed_mm_dit.training.resume import Start, find_start, print_rank_0
+from mindspeed_mm_dit.training.pytorch.stepper import Trained
+from mindspeed_mm_dit.training.resume import First, Start, find_start, first_weights, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
+
+
+def parse(argv: Sequence[str], world_size: int) -> RunConfig:
+    """Read the flags of a run on ``world_size`` ranks and check them against each other.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    return checked(parse_flags(argv), world_size)
+
+
+def without_effect(flags: RunConfig) -> list[str]:
+    """Return the flags of the command line that have no effect here."""
+    return ignored_flags(flags, "native", lambda kind: kind is not tensorboard.KIND)
+
+
+def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
+    """Return the engine's yaml for ``flags`` and the fsdp2.yaml they name, checked against ``world_size``."""
+    fsdp2 = load_fsdp2_config(flags.fsdp2_config_path) if flags.use_torch_fsdp2 else None
+    if fsdp2 is not None:
+        fsdp2.shard_ranks(world_size)
+    return yaml_of(_spelled_out(flags), fsdp2, world_size)
+
+
+def _spelled_out(flags: RunConfig) -> RunConfig:
+    """Return ``flags`` with patterns in place of sets of layers, which the engine does not know."""
+    if not SETS.keys() & {*flags.lora_target_modules, *flags.freeze}:
+        return flags
+    parameters = parameters_of(load_model_config(str(flags.mm_model)))
+    tuning = Tuning(flags.lora_target_modules, freeze=flags.freeze).spelled_out(parameters)
+    return dataclasses.replace(flags, lora_target_modules=tuning.targets, freeze=tuning.freeze)
+
+
+def yaml_of_config(folder: str | Path, world_size: int) -> str:
+    """Return the engine's yaml for a folder with model.json, data.json, fsdp2.yaml and train.args."""
+    folder = Path(folder)
+    files = ("--mm-model", "model.json"), ("--mm-data", "data.json"), ("--fsdp2-config-path", "fsdp2.yaml")
+    for _, name in files[:2]:  # (the yaml holds only their names)
+        read_json(folder / name, "--write-native")
+    named = [word for flag, name in files for word in (flag, str(folder / name))]
+    flags = parse([*named, *read_train_args(folder / "train.args")], world_size)
+    return as_text(yaml_for(flags, world_size))
+
+
+def as_text(content: dict[str, Any]) -> str:
+    """Return the text of a yaml file."""
+    return yaml.safe_dump(content, sort_keys=False, width=110)
 
 
 class SavedAs(Trained):
@@ -182,7 +247,7 @@ def engine_arguments(argv: Sequence[str]) -> Any:
     from mindspeed_mm.config.exception import ConfigValidationError
     from mindspeed_mm.fsdp.params.argument import Arguments
 
-    from mindspeed_mm_dit.integrations.mindspeed_mm.native.keys import check_keys, refused
+    from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import check_keys, refused
 
     if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
         raise ConfigError("command line", "names no yaml", "trainer.py CONFIG.yaml")

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.data.buckets import check_filled
 from mindspeed_mm_dit.data.cache import Cache
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
-from mindspeed_mm_dit.sampling.grid import PICTURES, draw_grid
+from mindspeed_mm_dit.sampling.pictures import PICTURES, draw_grid
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.overview import (
@@ -35,7 +35,7 @@ from mindspeed_mm_dit.tools.planning.overview import (
     note_of_uneven,
     sizes_of,
 )
-from mindspeed_mm_dit.training.classes import log_copies_among, log_empty_classes, log_notes
+from mindspeed_mm_dit.training.data_set import log_copies_among, log_empty_classes, log_notes
 
 DESCRIPTION = """\
 Look at your data before you train: show what a run would see of its images or videos. That is their classes, sizes and

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.planning.fetch import fetch, with_needs
+from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED, fetch, with_needs
 from mindspeed_mm_dit.tools.planning.hubs import HUBS
-from mindspeed_mm_dit.tools.planning.published import PUBLISHED
 
 DESCRIPTION = """\
 Download published weights, with the models they depend on, into weights/. Size, licence and checksums, as the hub

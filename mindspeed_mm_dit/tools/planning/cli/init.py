@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.model import autoencoder_in
-from mindspeed_mm_dit.configs.outputs import check_output_folder
+from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import split
@@ -29,22 +29,25 @@ from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, flag_of
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.words_encoder import has_words
 from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.request import in_a_list
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.begin import Base, adapted_starter, base_of
-from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted, example_of
+from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted, example_of, files_of, value_text
 from mindspeed_mm_dit.tools.planning.facts import ImageFacts, Machine, Text
-from mindspeed_mm_dit.tools.planning.folder_captions import NONE, captions_of_folder, check_tables, texts_in_sidecars
-from mindspeed_mm_dit.tools.planning.folder_classes import classes_of_folder
+from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED
+from mindspeed_mm_dit.tools.planning.folder_captions import (
+    NONE,
+    captions_of_folder,
+    check_tables,
+    classes_of_folder,
+    texts_in_sidecars,
+)
 from mindspeed_mm_dit.tools.planning.overview import looks_at, sizes_of
-from mindspeed_mm_dit.tools.planning.published import PUBLISHED
-from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, RUN_SEED, Starter, choose
-from mindspeed_mm_dit.tools.planning.starter_files import files_of, value_text
-from mindspeed_mm_dit.tools.planning.text import text_for
-from mindspeed_mm_dit.training.classes import log_classes, log_copies_among, log_notes
+from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, RUN_SEED, Starter, choose, text_for
+from mindspeed_mm_dit.training.data_set import log_classes, log_copies_among, log_notes
 
 DESCRIPTION = """\
 Look at your images and write a config folder that trains on them: model.json, data.json, fsdp2.yaml and train.args,

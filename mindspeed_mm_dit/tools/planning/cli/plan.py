@@ -8,31 +8,36 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.arguments import Parser
+from mindspeed_mm_dit.configs.arguments import Parser, read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
-from mindspeed_mm_dit.configs.flag import rows_of
-from mindspeed_mm_dit.configs.flag_types import std
+from mindspeed_mm_dit.configs.flag import rows_of, std
+from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.configs.optimizer_flags import optimizer_settings
-from mindspeed_mm_dit.configs.outputs import check_output_file
-from mindspeed_mm_dit.configs.parameters import count
 from mindspeed_mm_dit.configs.precision import AUTOCAST
-from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.configs.train_args import read_train_args
-from mindspeed_mm_dit.configs.tuning_flags import FineTuning, tuning_of
-from mindspeed_mm_dit.configs.wan_flow import WanFlowConfig
+from mindspeed_mm_dit.configs.predictor import count
+from mindspeed_mm_dit.configs.run import RunConfig, check_output_file, optimizer_settings, rows
+from mindspeed_mm_dit.configs.tuning import FineTuning, tuning_of
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.hosts.choose import named
+from mindspeed_mm_dit.hosts.registry import named
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, tuned
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning.arithmetic import CARDS, PEAKS, card_with, train_flop
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning.memory import CARDS, PEAKS, Placement, card_with, memory, train_flop
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, fitting, fsdp2_yaml, recommend
-from mindspeed_mm_dit.tools.planning.traffic import Links, host_traffic, step_time, traffic
+from mindspeed_mm_dit.tools.planning.recommend import (
+    GIB,
+    Links,
+    Recommendation,
+    Request,
+    fitting,
+    fsdp2_yaml,
+    host_traffic,
+    recommend,
+    step_time,
+    traffic,
+)
 
 DESCRIPTION = """\
 Estimate what a run will need before you start it: parameters, arithmetic, memory by part, the largest micro-batch,

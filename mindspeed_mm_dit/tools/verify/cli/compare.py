@@ -11,12 +11,12 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.limits import LARGEST, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.host_memory import host_memory_bytes
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.fit import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.against import compare_against
 from mindspeed_mm_dit.tools.verify.compare import Comparison, Side, Sides, compare_sides

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mindspeed_mm_dit.cli.request_flags import add_framework
+from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.terminal import echo

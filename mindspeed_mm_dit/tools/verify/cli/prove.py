@@ -12,15 +12,15 @@ from pathlib import Path
 
 from mindspeed_mm_dit.configs.embedded import config_folder
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.choose import named
+from mindspeed_mm_dit.hosts.registry import named
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.verify.layouts import LAYOUTS, Layout, chosen
 from mindspeed_mm_dit.tools.verify.page import proof_lines, write_proof, write_proof_of_run
 from mindspeed_mm_dit.tools.verify.processes import interpreters
 from mindspeed_mm_dit.tools.verify.proof import Config, open_config, prove
+from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Layout, chosen
 from mindspeed_mm_dit.tools.verify.published import Published, write_card
 from mindspeed_mm_dit.training.flags import parse, quiet
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import _engine_run_backward, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.verify.trees import leaves, mapped
+from mindspeed_mm_dit.tools.verify.task import leaves, mapped
 
 Arrays = dict[str, np.ndarray]
 Keep = Callable[[str, Tensor], None]

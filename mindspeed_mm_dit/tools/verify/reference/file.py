@@ -1,15 +1,13 @@
-"""A file of reference values: its arrays, checks of its inputs, networks with its weights, and kinds of files.
-
-To add a kind, write a module in this folder with a ``Kind`` and its program, which takes (arrays, weights by flag) and
-computes the quantities of the rows. Then add the kind to ``parity.KINDS``.
-"""
+"""A file of reference values: its arrays, networks with its weights, kinds of files, and one optimizer step."""
 
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,14 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_npz
 from mindspeed_mm_dit.configs.limits import short_repr
-from mindspeed_mm_dit.configs.numpy_file import read_npz
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.table import Rows
+from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
+from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity, Rows
 
 Tensor = Any
 Weights = Mapping[str, "str | Path"]
@@ -160,3 +158,223 @@ class Kind:
     """Whether the values are those of a network, whose weights ``--checkpoint`` names."""
     not_checked: Mapping[str, str] = field(default_factory=dict)
     """Names that are not recomputed here -> the reason."""
+
+
+ADAMW_LR = 1e-4
+"""Learning rate of the step in most files."""
+KEYS_BIAS = Bound(
+    "The keys' bias has a gradient of rounding alone, which Adam scales up.", least=lambda reference: 1e-4
+)
+
+ZERO = Bound(
+    "The bias of the keys' norm shifts all scores of a query alike, which softmax does not see: its gradient is zero "
+    "but for rounding, unless keys are rotated by position.",
+    least=lambda reference: 1e-7 / max(float(norm(reference)), 1e-30),
+)
+
+
+class Step:
+    """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, done when a result is first used.
+
+    ``network``: creates a network whose weights this step may change. ``losses``: network -> losses (B,).
+    """
+
+    def __init__(
+        self,
+        network: Callable[[], Any],
+        losses: Callable[[Any], Tensor],
+        lr: float = ADAMW_LR,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        self._network, self._losses, self._lr, self._betas = network, losses, lr, betas
+
+    @cached_property
+    def network(self) -> Any:
+        """The network that learns."""
+        return self._network()
+
+    @cached_property
+    def _before(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return optim.gradients(self.network, lambda: self._losses(self.network))
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Loss of each sample before the step, (B,)."""
+        return self._before[0]
+
+    @property
+    def gradients(self) -> Mapping[str, np.ndarray]:
+        """Gradient of the mean loss by parameter."""
+        return self._before[1]
+
+    def gradient_norm(self, parameter: str) -> np.ndarray:
+        """Return the norm of one of the gradients; raises NotThere."""
+        return norm(_lookup(self.gradients, parameter))
+
+    @property
+    def grad_norm(self) -> np.ndarray:
+        """Norm of all gradients as one vector."""
+        return np.sqrt(sum(norm(gradient) ** 2 for gradient in self.gradients.values()))
+
+    @cached_property
+    def _after(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        assert self.gradients is not None  # those of the weights before the step
+        optim.adamw_step(self.network, lambda: self._losses(self.network), self._lr, self._betas)
+        with ops.no_grad():
+            losses = ops.numpy(self._losses(self.network))
+        return losses, {name: ops.numpy(p) for name, p in self.network.named_parameters()}
+
+    @property
+    def network_after(self) -> Any:
+        """The network after the step."""
+        assert self._after is not None
+        return self.network
+
+    @property
+    def losses_after(self) -> np.ndarray:
+        """Loss of each sample after the step, (B,)."""
+        return self._after[0]
+
+    @property
+    def weights_after(self) -> Mapping[str, np.ndarray]:
+        """Every parameter after the step."""
+        return self._after[1]
+
+
+def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
+    """Return the rows about one step, for files of reference values.
+
+    step: program -> its step. prefix: regular expression of the text before a parameter's name.
+    """
+    return (
+        Quantity(rf"grad_norm/{prefix}(.+attn\.k_norm\.bias)", lambda p, name: step(p).gradient_norm(name), ZERO),
+        Quantity(rf"grad_norm/{prefix}(.+)", lambda p, name: step(p).gradient_norm(name), GRADIENTS),
+        Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
+        Quantity(
+            rf"param_norm_after_one_adamw_step/{prefix}(.+attn\.(?:qkv|k_norm)\.bias)",
+            lambda p, name: norm(_lookup(step(p).weights_after, name)), KEYS_BIAS,
+        ),
+        Quantity(
+            rf"param_norm_after_one_adamw_step/{prefix}(.+)",
+            lambda p, name: norm(_lookup(step(p).weights_after, name)), FORWARD,
+        ),
+        Quantity(r"loss_after_one_adamw_step", lambda p: step(p).losses_after),
+    )  # fmt: skip
+
+
+def norm(array: np.ndarray) -> np.ndarray:
+    """Return the norm of all elements, summed in float64."""
+    return np.asarray(np.linalg.norm(array.astype(np.float64)))
+
+
+def _lookup(arrays: Mapping[str, np.ndarray], parameter: str) -> np.ndarray:
+    if parameter not in arrays:
+        raise NotThere(nearest(parameter, arrays))
+    return arrays[parameter]
+
+
+class Muon:
+    """The quantities of a file, computed in ``dtype``."""
+
+    dtype: type = np.float32
+
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        if weights:
+            flag, path = next(iter(weights.items()))
+            raise ConfigError(f"{flag} = {path}", "a file of an optimizer's steps has no network", "leave it out")
+        self.arrays = arrays
+        a, b, c = arrays.get("ns_coefficients", np.array(QUINTIC)).tolist()
+        self._quintic, self._eps = (a, b, c), float(arrays.get("eps", SMALLEST_NORM))
+        self._steps = int(arrays.get("ns_steps", np.array(5)))
+
+    def states(self, run: str, matrix: str, parts: str | None) -> np.ndarray:
+        """Return a matrix after each step of a run, (steps, rows, columns)."""
+        return self._run(run, matrix, parts)[0]
+
+    def momentum(self, matrix: str, parts: str | None) -> np.ndarray:
+        """Return the momentum after the last step of the run ``original``."""
+        return self._run("original", matrix, parts)[1]
+
+    def orthogonalised(self, matrix: str, parts: str | None) -> np.ndarray:
+        """Return the first gradient, its singular values brought near 1."""
+        gradient = self._matrix(matrix, parts)[1][0]
+        return self._each(ops.tensor(gradient), int(parts or 1), self._steps)
+
+    def _run(self, run: str, matrix: str, parts: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the matrix after each step, and the last momentum."""
+        param, gradients = self._matrix(matrix, parts)
+        config, lr, count = self._config(run), float(self.arrays["lr"]), int(parts or 1)
+        decay = 0.0 if run == "no_weight_decay" else float(self.arrays["weight_decay"])
+        length = lr * scale_of(config.muon_scale_mode, param.shape[0] // count, param.shape[1])
+        weights, momentum, states = param, ops.tensor(np.zeros_like(param)), []
+        for gradient in gradients:
+            direction, momentum = change(config, ops.tensor(gradient), (momentum,), ())
+            weights = weights * (1 - lr * decay) - length * self._each(direction, count, config.muon_num_ns_steps)
+            states.append(weights)
+        return np.stack(states), ops.numpy(momentum)
+
+    def _config(self, run: str) -> MuonConfig:
+        rounds = re.fullmatch(r"ns_steps(\d+)", run)
+        return MuonConfig(
+            muon_momentum=float(self.arrays["momentum"]),
+            muon_nesterov=run != "no_nesterov",
+            muon_scale_mode="match_rms_adamw" if run == "match_rms_adamw" else "original",
+            muon_num_ns_steps=int(rounds[1]) if rounds else self._steps,
+        )
+
+    def _matrix(self, matrix: str, parts: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Return a matrix and its gradients; raises CheckpointError if they do not fit, or it cannot be split so."""
+        self.arrays.check_shape(f"param/{matrix}", (None, None))
+        param = self.arrays[f"param/{matrix}"]
+        self.arrays.check_shape(f"grad/{matrix}", (None, *param.shape))
+        if parts is not None and (int(parts) < 1 or param.shape[0] % int(parts)):
+            reason = f"cannot be split into {parts} matrices of the same height: it has {param.shape[0]} rows"
+            raise CheckpointError(f"--reference: param/{matrix}", reason, FORMAT)
+        return param.astype(self.dtype), self.arrays[f"grad/{matrix}"].astype(self.dtype)
+
+    def _each(self, x: Any, parts: int, steps: int) -> np.ndarray:
+        matrices = ops.reshape(x, (parts, x.shape[0] // parts, x.shape[1]))
+        return ops.numpy(ops.reshape(orthogonalised(matrices, steps, self._quintic, self._eps), tuple(x.shape)))
+
+
+_STEPS = Bound(
+    "Five rounds of the iteration enlarge the smallest singular values five hundredfold, and their rounding with them: "
+    "two float32 programs differ by up to 1e-6 of the change. An error of the formula is 1e-2 of it, or more.",
+    least=lambda reference: 5e-5,
+)
+_BFLOAT16 = Bound(
+    "An iteration in bfloat16 is 6e-2 of the change off by itself, and depends on the machine.",
+    least=lambda reference: 0.1,
+)
+_SINGLE_IN_BFLOAT16 = Bound(
+    "Of a single matrix it is up to 1e-1 off: there is no second step in which roundings cancel.",
+    least=lambda reference: 0.2,
+)
+_MATRIX = r"(.+?)(?:_split(\d+))?"
+
+
+def _rows(prefix: str, bound: Bound) -> tuple[Quantity, ...]:
+    runs = r"(original|match_rms_adamw|no_nesterov|no_weight_decay|ns_steps\d+)"
+    return (
+        Quantity(f"{prefix}momentum_buffer/{_MATRIX}", Muon.momentum, bound),
+        Quantity(
+            f"{prefix}orthogonalised/{_MATRIX}",
+            Muon.orthogonalised,
+            _SINGLE_IN_BFLOAT16 if bound is _BFLOAT16 else bound,
+        ),
+        Quantity(
+            f"{prefix}{runs}/{_MATRIX}",
+            Muon.states,
+            bound,
+            start=lambda program, run, matrix, parts: program.arrays[f"param/{matrix}"],
+        ),
+    )
+
+
+MUON = Kind(
+    signature="grad/.+",
+    inputs="lr|weight_decay|momentum|ns_coefficients|ns_steps|eps|(param|grad)/.+",
+    program=Muon,
+    rows=_rows("bfloat16/", _BFLOAT16) + _rows("", _STEPS),
+    has_network=False,
+)

@@ -18,10 +18,10 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.contract import ModelFn
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
+from mindspeed_mm_dit.objectives.registry import ModelFn
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
     ReferenceArrays,
@@ -30,8 +30,8 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
     config_of,
     evaluate,
     loaded,
+    norm,
 )
-from mindspeed_mm_dit.tools.verify.reference.step import norm
 from mindspeed_mm_dit.tools.verify.table import FORWARD, Bound, Quantity
 
 Arrays = Mapping[str, np.ndarray]

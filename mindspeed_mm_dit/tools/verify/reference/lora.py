@@ -29,20 +29,19 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
-from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
-from mindspeed_mm_dit.models.lora import with_adapters
-from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
+from mindspeed_mm_dit.models.layers import FREQUENCY_WIDTH, TimestepEmbedder, unpatchify, with_adapters
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
     Kind,
     ReferenceArrays,
+    Step,
     Tensor,
     Weights,
     evaluate,
+    norm,
     read_arrays,
 )
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import MODULES, ImageTransformer
-from mindspeed_mm_dit.tools.verify.reference.step import Step, norm
 from mindspeed_mm_dit.tools.verify.reference.video import TextToVideo, check_latents
 from mindspeed_mm_dit.tools.verify.reference.wan import EXPERTS, WanFile, chain_rows
 from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity

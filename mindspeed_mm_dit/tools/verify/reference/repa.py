@@ -15,16 +15,22 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.alignment import projection_loss
 from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.flow.diffusion_coefficient import DiffusionCoefficient
+from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, network_time
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Tensor, Weights
+from mindspeed_mm_dit.objectives.guidance import Guidance, projection_loss
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    ZERO,
+    Kind,
+    ReferenceArrays,
+    Step,
+    Tensor,
+    Weights,
+    rows_of_step,
+)
 from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile
-from mindspeed_mm_dit.tools.verify.reference.step import ZERO, Step, rows_of_step
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, NotThere, Quantity
 
 _PATHS = {"linear": "linear", "cosine": "gvp"}

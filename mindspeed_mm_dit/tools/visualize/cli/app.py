@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mindspeed_mm_dit.cli.request_flags import add_framework
-from mindspeed_mm_dit.cli.sample import add_experts, add_model
+from mindspeed_mm_dit.cli.sample import add_experts, add_framework, add_model
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.framework import activate
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.outputs import check_output_file
+from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.visualize.curves import draw_loss, draw_losses
-from mindspeed_mm_dit.tools.visualize.logs import read_curve, read_validation
+from mindspeed_mm_dit.tools.visualize.curves import draw_loss, draw_losses, read_curve, read_validation
 
 DESCRIPTION = """\
 Draw the loss curves of one run or several in one picture: on training data, and on held-out data if there is any.

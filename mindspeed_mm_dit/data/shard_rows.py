@@ -1,0 +1,436 @@
+"""Rows of shards: Parquet in the Hugging Face hub's format, and tar files in webdataset's layout.
+
+A scan collects labels, captions and the position of each image; readers then fetch images by row. In a tar, consecutive
+``KEY.jpg`` and ``KEY.cls`` (whose text is the label) are one row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import threading
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, reason_of
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.data.captions import (
+    ImageCaptions,
+    check_size,
+    endings_of,
+    merge_captions,
+    parse_caption_file,
+    parse_captions,
+)
+from mindspeed_mm_dit.data.labels import composed
+from mindspeed_mm_dit.data.transforms import readable_formats
+from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
+
+
+class ShardQuery(NamedTuple):
+    """What to read for each row besides its image."""
+
+    label: str | None = "label"
+    """Column of the labels, in Parquet; None if no labels are needed."""
+    captions: tuple[str, ...] = ()
+    """Columns of the captions, or endings of their files."""
+
+
+class Scanned(NamedTuple):
+    """The rows of one shard, in order."""
+
+    labels: Sequence[str]
+    """The class of each row as it is written, or its name if the shard numbers names; "" if labels are not needed."""
+    where: np.ndarray
+    """(n, 2) int64: position of each image in the shard, for its reader."""
+    names: tuple[str, ...] = ()
+    """Names of the labels in the order of their numbers, if the shard lists them."""
+    left_out: Mapping[str, int] = MappingProxyType({})
+    """Number of files that are left out, by kind."""
+    read_bytes: int = 0
+    """Largest number of bytes read for one random image, if more than the image itself; else 0."""
+    captions: Sequence[ImageCaptions] = ()
+    """Captions of each row; empty if captions are not needed."""
+
+
+IMAGE_COLUMNS = ("image", "img")
+CACHE_BYTES = 256 * 2**20
+"""Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
+OPEN_FILES = 16
+"""Files that a thread keeps open."""
+
+
+def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
+    """Return labels, captions and positions (row group, row in it) of the rows of a file. No image is read.
+
+    Raises:
+        DataError: it is not a Parquet file, or lacks a column, or a row has no label.
+    """
+    try:
+        return _scan(path, query)
+    except UserError:
+        raise
+    except UnusableFile as problem:
+        raise DataError(str(path), str(problem), "fetch it again, or write it with smaller row groups") from None
+    except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
+        reason = " ".join(reason_of(error).split())
+        raise DataError(str(path), f"is not a complete Parquet file: {reason}", "fetch it again") from None
+
+
+def _scan(path: Path, query: ShardQuery) -> Scanned:
+    parquet = _open(path)
+    _image_column(path, parquet.schema_arrow)
+    labels, names = _labels_in(path, parquet, query.label) if query.label else ([], ())
+    groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
+    counts = [group.num_rows for group in groups]
+    largest = max((group.total_byte_size for group in groups), default=0)
+    check_unfolded(check_file(path), max(largest, 16 * sum(counts)))
+    where = np.empty((sum(counts), 2), np.int64)
+    where[:, 0] = np.repeat(np.arange(len(counts)), counts)
+    where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
+    return Scanned(
+        labels or [""] * len(where),
+        where,
+        names,
+        read_bytes=largest,
+        captions=_captions_in(path, parquet, query.captions),
+    )
+
+
+def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[str, ...]]:
+    """Return the label of each row, by its name if the hub's features list names, and the names."""
+    column = _column(path, parquet, name, "label_column")
+    if column.null_count:
+        row = column.is_null().to_numpy().argmax()
+        raise DataError(f"{path}: row {row}", f"has no {name}", "write a label in every row")
+    names, labels = _names_of(path, parquet.schema_arrow, name), column.to_pylist()
+    if all(type(label) is int for label in labels):
+        return [names[label] if 0 <= label < len(names) else str(label) for label in labels], names
+    if all(isinstance(label, str) for label in labels):
+        return [label.strip() for label in labels], names
+    raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
+
+
+def _captions_in(path: Path, parquet: Any, names: tuple[str, ...]) -> list[ImageCaptions]:
+    """Return the captions of each row from the columns ``names``, of texts or lists of texts."""
+    columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
+    return [
+        merge_captions([parse_captions(value, name) for name, value in zip(names, values)], names)
+        for values in zip(*columns)
+    ]
+
+
+def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
+    known = parquet.schema_arrow.names
+    if name not in known:
+        cure = nearest(name, known) + f"set dataset_param.{setting} to one of {', '.join(known)}"
+        raise DataError(f"{path}: column {name}", "is not there", cure)
+    column = parquet.read(columns=[name]).column(0)
+    check_unfolded(check_file(path), sum(_text_bytes(chunk) for chunk in column.chunks))
+    return column
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Return the bytes of all texts of a chunk, which stores each distinct text once until it is read."""
+    from pyarrow import compute, types
+
+    if not types.is_dictionary(chunk.type):
+        return 0
+    return int(compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0)
+
+
+def columns_of_texts(path: Path) -> list[str]:
+    """Return the columns of texts or of lists of texts."""
+    from pyarrow import types
+
+    def is_text(kind: Any) -> bool:
+        nested = types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind)
+        return is_text(kind.value_type) if nested else types.is_string(kind) or types.is_large_string(kind)
+
+    return [field.name for field in _open(path).schema_arrow if is_text(field.type)]
+
+
+class ParquetReader:
+    """Reads images by their position; safe to call from several threads, each with its own open files."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
+        self._cached_bytes = 0
+        self._changes = threading.Lock()
+
+    def read(self, path: Path, group: int, row: int) -> bytes:
+        """Return the image file in a row; raises UnusableFile."""
+        try:
+            image = self._group(path, group)[row].as_py()
+        except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
+            raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        if not image:
+            raise UnusableFile("holds no bytes of an image")
+        return bytes(image)
+
+    def _group(self, path: Path, group: int) -> Any:
+        with self._changes:
+            if (path, group) in self._groups:
+                self._groups.move_to_end((path, group))
+                return self._groups[path, group]
+        column = self._read_group(path, group)
+        with self._changes:
+            if (path, group) not in self._groups:  # (another thread may have read it meanwhile)
+                self._groups[path, group] = column
+                self._cached_bytes += column.nbytes
+            while len(self._groups) > 1 and self._cached_bytes > CACHE_BYTES:
+                self._cached_bytes -= self._groups.popitem(last=False)[1].nbytes
+        return column
+
+    def _read_group(self, path: Path, group: int) -> Any:
+        check_file(path)
+        files: OrderedDict[Path, Any] = self._of_thread.__dict__.setdefault("files", OrderedDict())
+        if path not in files:
+            files[path] = _open(path)
+        files.move_to_end(path)
+        if len(files) > OPEN_FILES:
+            files.popitem(last=False)
+        parquet = files[path]
+        name = _image_column(path, parquet.schema_arrow)
+        column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
+        return column.field("bytes") if hasattr(column.type, "num_fields") and column.type.num_fields else column
+
+
+def _open(path: Path) -> Any:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise PlatformError(
+            "dataset_param.dataset_type = 'parquet'",
+            "pyarrow is not installed",
+            "pip install pyarrow (extra [parquet])",
+        ) from None
+    try:
+        file = ParquetFile(path)
+        leaves = [file.schema.column(number) for number in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and ".list." not in leaf.path]
+        return ParquetFile(path, metadata=file.metadata, read_dictionary=texts)  # (repeated texts take no more memory)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise DataError(str(path), f"is not a Parquet file: {reason_of(error)}", "fetch it again") from None
+
+
+def _image_column(path: Path, schema: Any) -> str:
+    for name in IMAGE_COLUMNS:
+        if name in schema.names:
+            _check_pictures(path, schema.field(name))
+            return name
+    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "rename the column of the images to image")
+
+
+def _check_pictures(path: Path, column: Any) -> None:
+    """Raise DataError unless the values of a column are the bytes of files, alone or with a path."""
+    from pyarrow import types
+
+    inner = [column.type.field(number) for number in range(column.type.num_fields)]
+    kind = next((field.type for field in inner if field.name == "bytes"), column.type)
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
+        cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
+        raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are not images", cure)
+
+
+def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
+    """Return the class names from the hub's features, in the order of their numbers; empty if there are none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[label_column]["names"]
+        listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
+    except (KeyError, TypeError, ValueError):
+        return ()
+    class_names = composed(map(str, listed))
+    if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
+        raise DataError(
+            f"{path}: column {label_column}", f"lists the class {twice!r} twice", "give each class another name"
+        )
+    return class_names
+
+
+LABEL = ".cls"
+MOST_LABEL_BYTES = 1000
+BLOCK = tarfile.BLOCKSIZE
+READ_BYTES = 1 << 15
+"""Buffer size: enough for several headers of small images, little compared with large images."""
+
+
+class Member(NamedTuple):
+    """A file in a tar file."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def scan_tar(path: Path, query: ShardQuery) -> Scanned:
+    """Return labels, captions and positions (offset, bytes) of the samples of a file. No image is read.
+
+    Raises:
+        DataError: it is not a tar file, or is cut short; a label is not valid; or a sample has two files of one name.
+    """
+    labels: list[str] = []
+    where: list[tuple[int, int]] = []
+    captions: list[ImageCaptions] = []
+    left_out: Counter[str] = Counter()
+    needed = {LABEL} if query.label else set()
+    used = needed | {ending.lower() for ending in endings_of(query.captions)}
+    try:
+        check_file(path)
+        with open(path, "rb", READ_BYTES) as file:
+            for sample in _samples(path, members(file), left_out):
+                images = [ending for ending in sample if ending in readable_formats()]
+                if not images or not needed <= set(sample):
+                    left_out[" or a ".join(("file(s) of samples without an image", *needed))] += len(sample)
+                    continue
+                image = sample[images[0]]
+                labels.append(_label(path, file, sample[LABEL]) if query.label else "")
+                where.append((image.offset, image.size))
+                captions += [_captions_of(file, image, sample, query.captions)] if query.captions else []
+                left_out["image(s) after the first of a sample"] += len(images) - 1
+                left_out.update(set(sample) - used - set(images))
+    except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
+        raise DataError(str(path), f"is not a complete tar file: {reason_of(error)}", "fetch it again") from None
+    return Scanned(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, captions=captions)
+
+
+class TarReader:
+    """Reads images by their position; safe to call from several threads."""
+
+    def read(self, path: Path, offset: int, size: int) -> bytes:
+        """Return the image file at this position; raises UnusableFile."""
+        check_file(path)
+        try:
+            content = _read(path, offset, size)
+        except OSError as error:
+            raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        if len(content) < size:
+            raise UnusableFile(f"is cut short: {path.name} ends within it")
+        return content
+
+
+def members(file: BinaryIO) -> Iterator[Member]:
+    """Yield the files of a tar file in order; the caller may seek in ``file`` in between.
+
+    Plain headers are parsed here, all others by tarfile, which is far slower.
+
+    Raises:
+        tarfile.TarError: it is not a tar file, is cut short, or lacks a header where one should be.
+    """
+    end, position = os.fstat(file.fileno()).st_size, 0
+    with tarfile.open(fileobj=file, mode="r:") as archive:
+        archive.firstmember = None  # type: ignore[attr-defined]  # (opening has read it; read it again)
+        while parsed := _member_at(position, file, archive):
+            member, position, is_file = parsed
+            if position > end:
+                raise tarfile.ReadError(f"{member.name} goes on after its end")
+            if is_file:
+                yield member
+    file.seek(position)
+    block = file.read(BLOCK)
+    if block.strip(b"\0"):
+        raise tarfile.ReadError(f"there is no header at byte {position:,}")
+    if not block:  # a complete tar file ends with two blocks of zeros
+        raise tarfile.ReadError("it ends without the empty blocks that close a tar file, so more may be missing")
+
+
+def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple[Member, int, bool] | None:
+    """Return the member whose header is at ``position``, its end, and whether it is a file; None if there is none."""
+    file.seek(position)
+    member = None if archive.pax_headers else _plain(file.read(BLOCK), position)
+    if member:
+        return member, member.offset + -(-member.size // BLOCK) * BLOCK, True
+    file.seek(position)
+    archive.offset = position
+    info = archive.next()
+    archive.members = []  # type: ignore[attr-defined]  # (else tarfile keeps them all)
+    if info is None:
+        return None
+    return Member(info.name, info.offset_data, info.size), archive.offset, info.isfile() and not info.issparse()
+
+
+def _plain(header: bytes, position: int) -> Member | None:
+    """Return the file of a plain header at ``position``; None for any other header.
+
+    A plain header describes a regular file with a name of up to 100 bytes and its size in octal digits, as in POSIX
+    ustar and GNU tar.
+    """
+    if len(header) < BLOCK or header[156:157] != b"0" or header[257:262] != b"ustar" or header[345]:
+        return None
+    try:
+        size, checksum = (int(field.partition(b"\0")[0], 8) for field in (header[124:136], header[148:156]))
+    except ValueError:
+        return None
+    # The checksum is the sum of all bytes, with its own eight bytes counted as spaces. The lower half of Adler-32 is
+    # 1 + the sum of all bytes, modulo 65521.
+    if size < 0 or (checksum - 8 * 32 + sum(header[148:156]) + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
+        return None
+    name = header[:100].partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
+    return Member(name, position + BLOCK, size)
+
+
+def _samples(path: Path, files: Iterator[Member], left_out: Counter[str]) -> Iterator[dict[str, Member]]:
+    """Yield the files of each sample, by ending in small letters: consecutive files that share folder and key.
+
+    ``left_out`` counts the files that belong to none.
+    """
+    sample: dict[str, Member] = {}
+    current = None
+    for member in files:
+        folder, _, name = member.name.rpartition("/")
+        key, dot, ending = name.partition(".")
+        if not key or not dot:
+            left_out["file(s) whose names begin with a dot" if dot else "file(s) without an ending"] += 1
+            continue
+        if (folder, key) != current and sample:
+            yield sample
+            sample = {}
+        current, ending = (folder, key), (dot + ending).lower()
+        if ending in sample:
+            raise DataError(
+                f"{path}: {member.name}", "occurs twice in one sample", "write the tar again with one of them"
+            )
+        sample[ending] = member
+    if sample:
+        yield sample
+
+
+def _label(path: Path, file: BinaryIO, member: Member) -> str:
+    file.seek(member.offset)
+    content = file.read(min(member.size, MOST_LABEL_BYTES + 1))
+    with suppress(UnicodeDecodeError):
+        label = content.decode("utf-8-sig").strip()
+        if len(content) <= MOST_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
+            return label
+    cure = "write a number or a name, in one line"
+    raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is not a label", cure)
+
+
+def _captions_of(file: BinaryIO, image: Member, sample: dict[str, Member], locations: tuple[str, ...]) -> ImageCaptions:
+    """Return the captions of a sample from its files at ``locations``."""
+    parts = []
+    for location in locations:
+        member = sample.get(location.partition(":")[0].lower())
+        if member is not None:
+            check_size(member.name, member.size)
+            file.seek(member.offset)
+            parts.append(parse_caption_file(member.name, file.read(member.size), location))
+    stem = image.name.rpartition("/")[2].partition(".")[0]
+    return merge_captions(parts, [stem + location for location in locations])
+
+
+def _read(path: Path, offset: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        return os.pread(file.fileno(), size, offset)

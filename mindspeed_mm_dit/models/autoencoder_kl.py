@@ -1,0 +1,384 @@
+"""AutoencoderKL, the autoencoder of latent diffusion (Rombach et al. 2022), for every framework.
+
+Files, network, latents.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig, Flux2VAEConfig, config_file
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.framework import nn, ops, runtime
+from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
+from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
+from mindspeed_mm_dit.models.joint import pack, unpack
+from mindspeed_mm_dit.models.layers import as_tokens
+
+Tensor = Any  # a tensor of the active framework
+
+
+class ResnetBlock(nn.Module):
+    """Two convolutions, each after a norm and an activation, with a shortcut."""
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(groups, in_channels, eps=1e-6)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+        self.norm2 = nn.GroupNorm(groups, out_channels, eps=1e-6)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1)
+        self.act = nn.SiLU()
+        self.has_conv_shortcut = in_channels != out_channels
+        if self.has_conv_shortcut:
+            self.conv_shortcut = nn.Conv2d(in_channels, out_channels, kernel_size=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.conv_shortcut(x) if self.has_conv_shortcut else x  # (B, C', H, W)
+        x = self.conv1(self.act(self.norm1(x)))  # (B, C', H, W)
+        return shortcut + self.conv2(self.act(self.norm2(x)))  # (B, C', H, W)
+
+
+class AttentionBlock(nn.Module):
+    """Residual self-attention with one head over all pixels."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        super().__init__()
+        self.group_norm = nn.GroupNorm(groups, channels, eps=1e-6)
+        self.to_q = nn.Linear(channels, channels)
+        self.to_k = nn.Linear(channels, channels)
+        self.to_v = nn.Linear(channels, channels)
+        self.to_out = nn.Sequential(nn.Linear(channels, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, C, H, W = x.shape
+        pixels = ops.permute(ops.reshape(self.group_norm(x), (B, C, H * W)), (0, 2, 1))  # (B, N, C)
+        heads = [ops.reshape(to(pixels), (B, 1, H * W, C)) for to in (self.to_q, self.to_k, self.to_v)]
+        mixed = ops.reshape(ops.attention(heads[0], heads[1], heads[2]), (B, H * W, C))  # (B, N, C)
+        return x + ops.reshape(ops.permute(self.to_out(mixed), (0, 2, 1)), (B, C, H, W))  # (B, C, H, W)
+
+
+class MidBlock(nn.Module):
+    """Residual block, attention (unless left out), residual block."""
+
+    def __init__(self, channels: int, groups: int, add_attention: bool) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList([AttentionBlock(channels, groups)] if add_attention else [])
+        self.resnets = nn.ModuleList([ResnetBlock(channels, channels, groups) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.resnets[0](x)  # (B, C, H, W)
+        for attention in self.attentions:
+            x = attention(x)  # (B, C, H, W)
+        return self.resnets[1](x)  # (B, C, H, W)
+
+
+class Downsample(nn.Module):
+    """Halve height and width with a strided convolution, padded only at the bottom and on the right."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, kernel_size=3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(ops.pad(x, (0, 1, 0, 1)))  # (B, C, H / 2, W / 2)
+
+
+class Upsample(nn.Module):
+    """Double height and width by repeating pixels, then convolve."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(ops.upsample_nearest_2x(x))  # (B, C, 2 H, 2 W)
+
+
+class DownBlock(nn.Module):
+    """Residual blocks and, except at the last level, a downsampling."""
+
+    def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, resample: bool) -> None:
+        super().__init__()
+        self.resnets = _resnets(in_channels, out_channels, layers, groups)
+        self.downsamplers = nn.ModuleList([Downsample(out_channels)] if resample else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for resnet in self.resnets:
+            x = resnet(x)  # (B, C', H, W)
+        for downsample in self.downsamplers:
+            x = downsample(x)  # (B, C', H / 2, W / 2)
+        return x
+
+
+class UpBlock(nn.Module):
+    """Residual blocks and, except at the last level, an upsampling."""
+
+    def __init__(self, in_channels: int, out_channels: int, layers: int, groups: int, resample: bool) -> None:
+        super().__init__()
+        self.resnets = _resnets(in_channels, out_channels, layers, groups)
+        self.upsamplers = nn.ModuleList([Upsample(out_channels)] if resample else [])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for resnet in self.resnets:
+            x = resnet(x)  # (B, C', H, W)
+        for upsample in self.upsamplers:
+            x = upsample(x)  # (B, C', 2 H, 2 W)
+        return x
+
+
+def _resnets(in_channels: int, out_channels: int, layers: int, groups: int) -> nn.ModuleList:
+    widths = [in_channels] + [out_channels] * layers
+    return nn.ModuleList([ResnetBlock(before, after, groups) for before, after in pairwise(widths)])
+
+
+class Encoder(nn.Module):
+    """Images to the 2 Z channels of the posterior, before ``quant_conv``."""
+
+    def __init__(self, architecture: KLArchitecture) -> None:
+        super().__init__()
+        widths, groups = architecture.block_out_channels, architecture.norm_num_groups
+        self.conv_in = nn.Conv2d(architecture.in_channels, widths[0], kernel_size=3, padding=1)
+        self.down_blocks = nn.ModuleList([
+            DownBlock(before, after, architecture.layers_per_block, groups, resample=level < len(widths) - 1)
+            for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
+        ])  # fmt: skip
+        self.mid_block = MidBlock(widths[-1], groups, architecture.mid_block_add_attention)
+        self.conv_norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)
+        self.conv_act = nn.SiLU()
+        self.conv_out = nn.Conv2d(widths[-1], 2 * architecture.latent_channels, kernel_size=3, padding=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv_in(images)  # (B, C, H, W)
+        for block in self.down_blocks:
+            x = block(x)  # (B, C', H / 2, W / 2), the last (B, C', h, w)
+        x = self.mid_block(x)  # (B, C', h, w)
+        return self.conv_out(self.conv_act(self.conv_norm_out(x)))  # (B, 2 Z, h, w)
+
+
+class Decoder(nn.Module):
+    """Latents, after ``post_quant_conv``, to images."""
+
+    def __init__(self, architecture: KLArchitecture) -> None:
+        super().__init__()
+        groups = architecture.norm_num_groups
+        widths = (architecture.decoder_block_out_channels or architecture.block_out_channels)[::-1]
+        self.conv_in = nn.Conv2d(architecture.latent_channels, widths[0], kernel_size=3, padding=1)
+        self.up_blocks = nn.ModuleList([
+            UpBlock(before, after, architecture.layers_per_block + 1, groups, resample=level < len(widths) - 1)
+            for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
+        ])  # fmt: skip
+        self.mid_block = MidBlock(widths[0], groups, architecture.mid_block_add_attention)
+        self.conv_norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)
+        self.conv_act = nn.SiLU()
+        self.conv_out = nn.Conv2d(widths[-1], architecture.out_channels, kernel_size=3, padding=1)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        x = self.mid_block(self.conv_in(latents))  # (B, C, h, w)
+        for block in self.up_blocks:
+            x = block(x)  # (B, C', 2 h, 2 w), the last (B, C', H, W)
+        return self.conv_out(self.conv_act(self.conv_norm_out(x)))  # (B, 3, H, W)
+
+
+class AutoencoderKLNetwork(nn.Module):
+    """Encoder and decoder with the 1 x 1 convolutions between them and the latents."""
+
+    def __init__(self, architecture: KLArchitecture) -> None:
+        super().__init__()
+        Z = architecture.latent_channels
+        self.architecture = architecture
+        self.encoder, self.decoder = Encoder(architecture), Decoder(architecture)
+        if architecture.use_quant_conv:
+            self.quant_conv = nn.Conv2d(2 * Z, 2 * Z, kernel_size=1)
+        if architecture.use_post_quant_conv:
+            self.post_quant_conv = nn.Conv2d(Z, Z, kernel_size=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (B, 3, H, W) in [-1, 1] -> mean and log variance of the posterior, (B, 2 Z, h, w)."""
+        moments = self.encoder(ops.cast_like(images, self.encoder.conv_in.weight))  # (B, 2 Z, h, w)
+        return self.quant_conv(moments) if self.architecture.use_quant_conv else moments
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Latents (B, Z, h, w) -> images (B, 3, H, W)."""
+        latents = ops.cast_like(latents, self.decoder.conv_in.weight)
+        return self.decoder(self.post_quant_conv(latents) if self.architecture.use_post_quant_conv else latents)
+
+
+_OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+@dataclass(frozen=True)
+class KLArchitecture:
+    """The keys of diffusers' config.json that define the network, with diffusers' defaults."""
+
+    in_channels: int = 3
+    """Channels of an image."""
+    out_channels: int = 3
+    """Channels of a decoded image."""
+    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
+    """Kind of each level of the encoder; only this kind is supported."""
+    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
+    """Kind of each level of the decoder; only this kind is supported."""
+    block_out_channels: tuple[int, ...] = (64,)
+    """Width of each level, from full resolution down; each further level halves height and width."""
+    decoder_block_out_channels: tuple[int, ...] | None = None
+    """The same of the decoder, in the order of the encoder; null: as in the encoder."""
+    layers_per_block: int = 1
+    """Residual blocks per level of the encoder; the decoder has one more."""
+    act_fn: str = "silu"
+    """Activation; only silu is supported."""
+    latent_channels: int = 4
+    """Channels of a latent."""
+    norm_num_groups: int = 32
+    """Groups of every GroupNorm."""
+    use_quant_conv: bool = True
+    """Whether a 1 x 1 convolution follows the encoder."""
+    use_post_quant_conv: bool = True
+    """Whether a 1 x 1 convolution precedes the decoder."""
+    mid_block_add_attention: bool = True
+    """Whether the middle blocks of encoder and decoder have self-attention over all pixels."""
+
+
+def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+    """Read architecture and weights (by diffusers' names) from the folder or weight file ``from_pretrained``.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the network differs from model.json.
+    """
+    weights = config.weight_file()
+    architecture = read_architecture(config_file(config.from_pretrained))
+    return architecture, with_new_names(_read_weights(weights))
+
+
+def read_architecture(path: Path) -> KLArchitecture:
+    """Read a diffusers config.json; raises CheckpointError for an unsupported kind of network."""
+    if not path.is_file():
+        raise CheckpointError(
+            f"ae: {path}", "no such file", "put diffusers' config.json into the folder of the weights"
+        )
+    content = read_json(path, "ae")
+    known = {field.name for field in dataclasses.fields(KLArchitecture)}
+    architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
+    positive = (
+        architecture.in_channels,
+        architecture.out_channels,
+        architecture.layers_per_block,
+        architecture.latent_channels,
+        architecture.norm_num_groups,
+    )
+    widths = (*architecture.block_out_channels, *(architecture.decoder_block_out_channels or ()))
+    if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in widths):
+        raise CheckpointError(
+            f"{path}: norm_num_groups = {architecture.norm_num_groups}, "
+            f"block_out_channels = {list(architecture.block_out_channels)}",
+            "sizes must be positive, and norm_num_groups divide every width",
+            "copy or download the file again",
+        )
+    _require_known(path, "act_fn", {architecture.act_fn}, "silu")
+    for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
+        types: tuple[str, ...] = getattr(architecture, key)
+        _require_known(path, key, set(types), kind)
+        if len(types) != len(architecture.block_out_channels):
+            levels = len(architecture.block_out_channels)
+            raise CheckpointError(f"{path}: {key}", f"names {len(types)} levels, block_out_channels has {levels}")
+    return architecture
+
+
+def _require_known(path: Path, key: str, kinds: set[str], known: str) -> None:
+    if kinds - {known}:
+        what, cure = f"{path}: {key} = {', '.join(sorted(kinds - {known}))}", "use an autoencoder of the SD-VAE kind"
+        raise CheckpointError(what, f"only {known} is supported", cure)
+
+
+def _read_weights(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".ckpt" and not zipfile.is_zipfile(path):
+        return read_mindspore_file(path)
+    if path.suffix == ".safetensors":
+        return read_safetensors_file(path)[0]
+    content: Any = read_torch_file(path)
+    return dict(content.get("state_dict", content))
+
+
+def with_new_names(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rename the attention weights of files from before diffusers 0.18 (2023): query is now to_q."""
+    return {_new_name(name): array for name, array in weights.items()}
+
+
+def _new_name(name: str) -> str:
+    module, _, leaf = name.rpartition(".")
+    parent, _, last = module.rpartition(".")
+    return f"{parent}.{_OLD_NAMES[last]}.{leaf}" if last in _OLD_NAMES and ".attentions." in name else name
+
+
+def require_same_names(what: str, expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
+    """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``expected``."""
+    missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    problems = [*(f"{name} is missing" for name in missing[:1]), *(f"{name} is unknown" for name in unknown[:1])]
+    if problems:
+        raise CheckpointError(what, f"weight {'; '.join(problems)}", "use the files of a diffusers AutoencoderKL")
+    for name, shape in expected.items():
+        if weights[name].shape != shape:
+            raise CheckpointError(what, f"weight {name} is {weights[name].shape}, config.json makes it {shape}")
+        if weights[name].dtype.kind != "f":
+            reason = f"weight {name} is stored in {weights[name].dtype}, which is not read here"
+            raise CheckpointError(what, reason, "use a file in bfloat16")
+
+
+class AutoencoderKL(Autoencoder):
+    """Encodes images to scaled latents and back."""
+
+    def __init__(self, config: AutoencoderKLConfig | Flux2VAEConfig) -> None:
+        super().__init__(config)
+        architecture, weights = self._read()
+        network = AutoencoderKLNetwork(architecture)
+        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
+        runtime.load_arrays(network, weights)
+        self.network = runtime.freeze(network, config.dtype)
+        runtime.compiled(self.network.encoder)
+        runtime.compiled(self.network.decoder)
+
+    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+        return read_autoencoder_kl(self.config)
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with ops.no_grad(), runtime.low_precision(False):  # (``ae.dtype`` sets the precision, not --bf16)
+            mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
+            return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
+
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        with ops.no_grad(), runtime.low_precision(False):
+            return ops.to_float32(self._decoded(self.raw(scaled_latents)))
+
+    def _decoded(self, raw: Tensor) -> Tensor:
+        return self.network.decode(raw)
+
+
+class AutoencoderKLFlux2(AutoencoderKL):
+    """FLUX.2's, which cuts latents into patches of 2 x 2; its config has their mean and std (``scale``)."""
+
+    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+        architecture, weights = super()._read()
+        return architecture, {name: array for name, array in weights.items() if not name.startswith("bn.")}
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = super().moments(images)  # (B, C, H, W) each
+        return _in_patches(mean), _in_patches(std)
+
+    def _decoded(self, raw: Tensor) -> Tensor:
+        return super()._decoded(unpack(as_tokens(raw), *raw.shape[2:]))
+
+
+def _in_patches(x: Tensor) -> Tensor:
+    B, C, H, W = x.shape
+    return ops.reshape(ops.permute(pack(x), (0, 2, 1)), (B, 4 * C, H // 2, W // 2))
