@@ -82,7 +82,7 @@ ENTRIES = {
         "mindspeed_mm_dit.configs.condition.ImageTokens": "mindspeed_mm_dit.data.conditions:IMAGE_TOKENS",
         "mindspeed_mm_dit.configs.condition.TextStates": "mindspeed_mm_dit.data.conditions:TEXT",
         "mindspeed_mm_dit.configs.condition.PooledText": "mindspeed_mm_dit.data.conditions:TEXT",
-        "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoders:JOINED",
+        "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoder:JOINED",
     },
     **{kind: {} for kind in (
         "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips", "score_test",

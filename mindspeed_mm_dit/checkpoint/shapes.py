@@ -106,7 +106,7 @@ def predictor_of(
 
 def vae_shapes(config: KLArchitecture) -> Shapes:
     """Return the shapes of an AutoencoderKL by diffusers' names."""
-    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl:AutoencoderKLNetwork")(config)
+    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl_network:AutoencoderKLNetwork")(config)
     return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 

@@ -1,4 +1,4 @@
-"""Section ``dataset_param`` for images (files in folders, Parquet, tar) and for videos with captions (an annotation)."""
+"""Section ``dataset_param`` for images (folders, Parquet, tar) and for videos with captions (an annotation)."""
 
 from __future__ import annotations
 

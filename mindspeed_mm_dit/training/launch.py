@@ -1,4 +1,4 @@
-"""Start a run of a config folder, as ``mm-dit train`` and examples/dit/pretrain.sh do, from the environment variables of both."""
+"""Start a run of a config folder, as ``mm-dit train`` does, and through it examples/dit/pretrain.sh."""
 
 from __future__ import annotations
 

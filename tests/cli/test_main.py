@@ -38,9 +38,9 @@ def test_missing_packages_name_their_extra(monkeypatch):
 def test_ctrl_c_before_training_prints_on_the_first_rank_alone(rank):
     code = (
         "import os, signal, sys\n"
-        "from mindspeed_mm_dit.hosts import choose\n"
-        "choose.find_host = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
-        "choose.choose_host([])"
+        "from mindspeed_mm_dit.hosts import registry\n"
+        "registry.find_host = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
+        "registry.choose_host([])"
     )
     launcher = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     environment = {"PYTHONPATH": str(ROOT), **launcher}

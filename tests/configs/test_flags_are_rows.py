@@ -27,7 +27,7 @@ exec(compile(source.replace(OWN, ROWS + OWN), found.origin, "exec"), vars(run))
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import commandline as megatron
-from mindspeed_mm_dit.integrations.mindspeed_mm.native import commandline as native
+from mindspeed_mm_dit.integrations.mindspeed_mm.native import run as native
 from mindspeed_mm_dit.training.resume import changes
 from mindspeed_mm_dit.training.flags import full_parser, parse, quiet
 from mindspeed_mm_dit.tools.verify.past_run import flags_of

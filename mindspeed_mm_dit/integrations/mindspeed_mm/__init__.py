@@ -7,6 +7,6 @@ def register() -> None:
     """Register both hosts (the one registered last is tried first), and the translation of its data.json."""
     from mindspeed_mm_dit.registry import register
 
-    register("host", "mindspeed-mm", f"{__name__}.megatron.record:KIND")
-    register("host", "mindspeed-mm-native", f"{__name__}.native.record:KIND")
+    register("host", "mindspeed-mm", f"{__name__}.megatron.run:KIND")
+    register("host", "mindspeed-mm-native", f"{__name__}.native.attach:KIND")
     register("data_dialect", "mindspeed-mm", f"{__name__}.data_json:translated")

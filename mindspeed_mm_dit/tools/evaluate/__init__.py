@@ -9,10 +9,10 @@ def register() -> None:
     from mindspeed_mm_dit.registry import register
 
     summary = "score a model on many samples: FID, Inception Score, precision and recall"
-    register("command", "evaluate", Command(summary, f"{__name__}.cli.evaluate", "scores", {"sklearn": "scikit-learn"}))
+    register("command", "evaluate", Command(summary, f"{__name__}.cli", "scores", {"sklearn": "scikit-learn"}))
     for name in ("digits", "captioned_digits", "inverted_digits", "digits_buckets"):
-        register("builtin_images", name, f"{__name__}.demo.digits:{name.upper()}")
+        register("builtin_images", name, f"{__name__}.demo:{name.upper()}")
     for name in ("moving_digits", "moving_digits_buckets"):
-        register("builtin_clips", name, f"{__name__}.demo.moving_digits:{name.upper()}")
+        register("builtin_clips", name, f"{__name__}.demo:{name.upper()}")
     register("report_judge", "built-in data", f"{__name__}.built_in:judge_of")
     register("score_test", "own images", f"{__name__}.images_judge:self_test")

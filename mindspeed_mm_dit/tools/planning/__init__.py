@@ -23,4 +23,4 @@ def register() -> None:
     summary = "fetch published weights: shows size, licence and checksums first, and verifies them"
     register("command", "get", Command(summary, f"{__name__}.cli.get", "hub", {"huggingface_hub": "huggingface_hub"}))
     for name in PUBLISHED.split():
-        register("published_weights", name, f"{__name__}.published:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
+        register("published_weights", name, f"{__name__}.fetch:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

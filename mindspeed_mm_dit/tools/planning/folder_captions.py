@@ -1,4 +1,4 @@
-"""How an image folder encodes captions (sidecar files, an index, shards) and classes (an index, folders, or not at all)."""
+"""How an image folder encodes captions (sidecars, an index, shards) and classes (an index, folders, or not at all)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss curves from logs of this project, MindSpeed-MM and facebookresearch/DiT, or from TensorBoard, drawn or as text."""
+"""Loss curves from logs of this project, MindSpeed-MM, facebookresearch/DiT or TensorBoard, drawn or as text."""
 
 from __future__ import annotations
 
