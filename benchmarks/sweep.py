@@ -25,8 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Side, Sides, judge_pair, measuring
 from mindspeed_mm_dit.tools.verify.examples import draw_inputs, write_weights

@@ -26,9 +26,11 @@ import numpy as np
 import torch
 from common import CLOCKS, Apart, Report, engine_flags, interleave, order, ratio, reference_checkout
 
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import PRESETS, DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig, ModelConfig
+from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder

@@ -35,11 +35,11 @@ ENTRIES = {
         "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",
         "custom_dit": "mindspeed_mm_dit.configs.video_transformer:CustomDiTConfig",
         "wan": "mindspeed_mm_dit.configs.video_transformer:WanConfig",
-        "flux": "mindspeed_mm_dit.configs.flux:FluxConfig",
-        "flux2": "mindspeed_mm_dit.configs.flux:Flux2Config",
-        "sd3": "mindspeed_mm_dit.configs.sd3:SD3Config",
+        "flux": "mindspeed_mm_dit.configs.joint:FluxConfig",
+        "flux2": "mindspeed_mm_dit.configs.joint:Flux2Config",
+        "sd3": "mindspeed_mm_dit.configs.joint:SD3Config",
         "qwen_image": "mindspeed_mm_dit.configs.joint:QwenImageConfig",
-        "z_image": "mindspeed_mm_dit.configs.z_image:ZImageConfig",
+        "z_image": "mindspeed_mm_dit.configs.joint:ZImageConfig",
     },
     "autoencoder": {
         name: f"mindspeed_mm_dit.models.autoencoder:{name.upper()}"

@@ -101,7 +101,7 @@ FAULTS = {
         "tests/checkpoint/test_adapting.py -k by_name_wherever",
     ),
     "resized patches": Fault(
-        "configs/dit.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
+        "models/dit_adapter.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
         "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(

@@ -21,10 +21,11 @@ from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import AdaptedTensor, Parameter, PredictorConfig, SourceTensor
+from mindspeed_mm_dit.configs.predictor import Parameter, PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import AdaptedTensor, SourceTensor, adapter_of
 
 _HEADS = ("num_heads", "num_attention_heads")
 """Keys of the number of heads, which is compared by ``SourceWeights.num_heads`` if it is known."""
@@ -171,7 +172,7 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
         name: _adapt(source, here, name, parameter, labels, seed) for name, parameter in parameters_of(here).items()
     }
     misfits = [name for name, tensor in adapted.items() if tensor is None]
-    misfits += [name for name in source.weights if name not in adapted and not here.is_optional(name)]
+    misfits += [name for name in source.weights if name not in adapted and not adapter_of(here).is_optional(name)]
     differ = _differences(source, here)
     # (without a description all settings but num_heads were inferred from shapes, so misfits show what differs)
     if misfits or (differ if source.is_described else "num_heads" in differ):
@@ -179,7 +180,7 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
         raise CheckpointError(
             source.what,
             f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
-            f"only {', '.join(here.adaptable)} may differ",
+            f"only {', '.join(adapter_of(here).adaptable(here))} may differ",
         )
     return [
         InitialValue(name, np.asarray(tensor.value, np.float32), tensor.how)
@@ -204,9 +205,9 @@ def _adapt(
     initialised = lambda: initial_value(name, parameter, seed)  # noqa: E731
     if name not in source.weights:
         how = "drawn anew: the given weights have none"
-        return AdaptedTensor(initialised(), how) if here.is_optional(name) else None
+        return AdaptedTensor(initialised(), how) if adapter_of(here).is_optional(name) else None
     tensor = SourceTensor(source.weights[name], source.predictor, parameter.shape, labels, initialised)
-    adapted = here.adapt_weight(name, tensor)
+    adapted = adapter_of(here).adapt_weight(here, name, tensor)
     return adapted if adapted is not None and adapted.value.shape == parameter.shape else None
 
 
@@ -240,8 +241,9 @@ def _differences(source: SourceWeights, here: PredictorConfig) -> dict[str, str]
 
 def settings_that_differ(there: PredictorConfig, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting, other than the number of heads, that differs and cannot be adapted, by its name."""
+    adaptable = (*_HEADS, *adapter_of(here).adaptable(here))
     return {
         name: f"{name} is {vars(there).get(name)} there and {value} here"
         for name, value in vars(here).items()
-        if vars(there).get(name) != value and name not in (*_HEADS, *here.adaptable)
+        if vars(there).get(name) != value and name not in adaptable
     }

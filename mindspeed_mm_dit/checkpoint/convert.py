@@ -29,6 +29,7 @@ from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.tuning import tuning_in
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 DIFFUSERS_CAVEAT = (
@@ -133,12 +134,10 @@ def _assumption_notes(state: State, target_format: str) -> list[str]:
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
     network = predictor_of(_shapes(state.weights), {})
-    settings = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in network.defaults_for_missing)
-    return (
-        [f"config.json: assumed, as in the published networks: {settings} (--model MODEL_JSON sets them)"]
-        if settings
-        else []
-    )
+    missing = adapter_of(network).defaults_for_missing(network)
+    settings = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in missing)
+    note = f"config.json: assumed, as in the published networks: {settings} (--model MODEL_JSON sets them)"
+    return [note] if settings else []
 
 
 def _with_config(state: State, target_format: str) -> tuple[State, list[str]]:

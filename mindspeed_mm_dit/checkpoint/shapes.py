@@ -10,13 +10,14 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, count_of, shape_of
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig, WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
 from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
+from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of, shape_of
 from mindspeed_mm_dit.planning.memory import GIB, host_bytes
 
 Shapes = dict[str, Shape]
@@ -58,7 +59,7 @@ def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfi
 def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
     """Return the settings of ``kind``, a class of ours, for those of diffusers in a config.json; raises as above."""
     try:
-        return from_mapping(kind, kind.of_diffusers(config), what)
+        return from_mapping(kind, adapter_of(kind).of_diffusers(config), what)
     except ConfigError as error:
         where = "" if error.what.startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
@@ -91,7 +92,7 @@ def predictor_of(
     if "model" not in facts:
         check_family(shapes, "SOURCE")
     for kind in PREDICTOR_CONFIGS.values():
-        if (inferred := kind.of_shapes(shapes)) is not None:
+        if (inferred := adapter_of(kind).of_shapes(shapes)) is not None:
             return inferred
     if "model" in facts:
         predictor: PredictorConfig = model_config_from_mapping(facts["model"], "model.json").predictor

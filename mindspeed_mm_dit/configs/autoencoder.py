@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.files import (
     read_safetensors_header,
     weight_file_in,
 )
-from mindspeed_mm_dit.configs.limits import check_between, check_path, require_positive, short_repr
+from mindspeed_mm_dit.configs.limits import Between, PathText, Positive, Section, check_path, short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
@@ -54,9 +54,10 @@ class LatentScale:
     """Divided by last. Published code divides too; multiplying by 1 / std would round differently."""
 
 
-class AutoencoderConfig(ABC):
+class AutoencoderConfig(Section, ABC):
     """Base of the config classes of section ``ae``: frozen dataclasses with a field ``model_id``."""
 
+    section = "ae"
     model_id: str
     """Kind of autoencoder."""
     channels: int = 3
@@ -81,16 +82,16 @@ class AutoencoderConfig(ABC):
     def samples_posterior(self) -> bool:
         """Whether training samples latents from the posterior, so that each sample needs noise for it."""
 
-    @abstractmethod
     def latent_shape(self, size: Shape) -> Shape:
         """Return (C, ...) of the latents of an image of (H, W) pixels or a video of (F, H, W).
 
         Raises ConfigError for a size that is not a multiple of its factor.
         """
+        return self.latent_channels, *divided(size, self.downsample_factor)
 
-    @abstractmethod
     def sample_size(self, latent: Shape) -> Shape:
         """Return the size (H, W) or (F, H, W), in pixels, that latents (C, ...) decode to."""
+        return tuple(side * self.downsample_factor for side in latent[1:])
 
     def scale(self) -> LatentScale:
         """Return how raw latents are scaled; raises ConfigError if the autoencoder's files are damaged."""
@@ -104,7 +105,7 @@ class AutoencoderConfig(ABC):
     def identity(self) -> str:
         """Return everything that decides its output, as text: its files, precision, tiles."""
 
-    def check_files(self) -> None:  # noqa: B027 (an autoencoder without files has nothing to check)
+    def check_files(self) -> None:
         """Raise a UserError if its files are missing, damaged or contradict model.json; reads no weights."""
 
     def weight_bytes(self) -> int:
@@ -138,10 +139,14 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         is_usual = self.latent_channels == type(self).latent_channels
         return f" such as {self.example}" if is_usual else f" with {self.latent_channels} latent channels"
 
+    facts: ClassVar[type[Any]]
+    """The keys of config.json that describe the latents: a dataclass with a method ``settings``."""
+
     @classmethod
-    @abstractmethod
     def settings_from_config(cls, path: Path, where: str) -> Mapping[str, ConfigValue]:
         """Return the settings found in the config.json ``path``; raises ConfigError if it is of another class."""
+        settings: Mapping[str, ConfigValue] = read_facts(cls.facts, path, where, cls.diffusers_class).settings()
+        return settings
 
     @classmethod
     def spelled_out(cls, section: Mapping[str, Any], where: str = "ae") -> dict[str, Any]:
@@ -159,11 +164,9 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             return settings
         for key, expected in cls.settings_from_config(config_file(path), where).items():
             if not _agree(settings.setdefault(key, expected), expected):
-                raise ConfigError(
-                    f"{where}.{key} = {short_repr(settings[key])}",
-                    f"contradicts the autoencoder, whose {config_file(path)} makes it {expected}",
-                    f'write "{key}": {expected}, or leave the key out',
-                )
+                reason = f"contradicts the autoencoder, whose {config_file(path)} makes it {expected}"
+                cure = f'write "{key}": {expected}, or leave the key out'
+                raise ConfigError(f"{where}.{key} = {short_repr(settings[key])}", reason, cure)
         return settings
 
     def digest(self) -> str:
@@ -187,11 +190,8 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         path = Path(self.from_pretrained)
         if not path.exists():
             command = how_to_fetch(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
-            raise CheckpointError(
-                f"ae.from_pretrained = {path}",
-                "no such file or folder; nothing is downloaded",
-                f"{command}, or correct the path",
-            )
+            reason = "no such file or folder; nothing is downloaded"
+            raise CheckpointError(f"ae.from_pretrained = {path}", reason, f"{command}, or correct the path")
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
@@ -204,18 +204,14 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         return file
 
     def _check_weights(self, file: Path) -> None:
+        what = f"ae.from_pretrained = {file}"
         try:
             names = read_safetensors_header(file).tensors
         except UnusableFile as problem:
-            raise CheckpointError(
-                f"ae.from_pretrained = {file}", str(problem), "copy or download the file again"
-            ) from None
+            raise CheckpointError(what, str(problem), "copy or download the file again") from None
         if not any(name.endswith(self.weight_name) for name in names):
-            raise CheckpointError(
-                f"ae.from_pretrained = {file}",
-                f"holds no {self.diffusers_class}: it has no weight {self.weight_name}",
-                f"name one{self.such_as}",
-            )
+            reason = f"holds no {self.diffusers_class}: it has no weight {self.weight_name}"
+            raise CheckpointError(what, reason, f"name one{self.such_as}")
 
 
 def config_file(from_pretrained: str) -> Path:
@@ -232,11 +228,8 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     content = read_json(path, f"{where}.from_pretrained")
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
-        raise ConfigError(
-            f"{where}.from_pretrained = {path}",
-            f"is of class {short_repr(kind)}, not {diffusers_class}",
-            f"name the folder of an {diffusers_class}",
-        )
+        reason = f"is of class {short_repr(kind)}, not {diffusers_class}"
+        raise ConfigError(f"{where}.from_pretrained = {path}", reason, f"name the folder of an {diffusers_class}")
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
@@ -247,17 +240,6 @@ def _agree(actual: Any, expected: ConfigValue) -> bool:
     return isinstance(actual, (int, float)) and math.isclose(actual, expected)
 
 
-def check_scale(scaling_factor: float, shift_factor: float) -> None:
-    """Raise ConfigError for a scale or shift that is out of range."""
-    if not 1e-6 <= abs(scaling_factor) <= 1e6:
-        raise ConfigError(
-            f"ae.scaling_factor = {scaling_factor}",
-            "must have a magnitude from 1e-6 to 1e6",
-            "use the value in the autoencoder's config.json; Stable Diffusion has 0.18215",
-        )
-    check_between("ae.shift_factor", shift_factor, -1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")
-
-
 def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, channels: int) -> None:
     """Raise ConfigError unless ``mean`` and ``std`` have one number per channel, and those of ``std`` are positive."""
     for name, values in (("latents_mean", mean), ("latents_std", std)):
@@ -266,10 +248,8 @@ def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
         if len(values) != channels:
             raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, but a latent has {channels} channels")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
-            raise ConfigError(
-                f"ae.{name} = {short_repr(list(values))}",
-                "must be finite numbers, and standard deviations must be positive",
-            )
+            reason = "must be finite numbers, and standard deviations must be positive"
+            raise ConfigError(f"ae.{name} = {short_repr(list(values))}", reason)
 
 
 def divided(size: Shape, factor: int) -> Shape:
@@ -279,11 +259,9 @@ def divided(size: Shape, factor: int) -> Shape:
         if side % factor:
             setting = "image_size" if size == (height, height) else _SETTINGS[name]
             lower = side - side % factor
-            raise ConfigError(
-                f"dataset_param.{setting} = {side}",
-                f"is not a multiple of the autoencoder's factor: {side} % {factor} = {side % factor}",
-                f"use {f'{lower} or ' if lower else ''}{lower + factor}",
-            )
+            reason = f"is not a multiple of the autoencoder's factor: {side} % {factor} = {side % factor}"
+            cure = f"use {f'{lower} or ' if lower else ''}{lower + factor}"
+            raise ConfigError(f"dataset_param.{setting} = {side}", reason, cure)
     return height // factor, width // factor
 
 
@@ -301,7 +279,7 @@ class PixelConfig(AutoencoderConfig):
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
-            raise ConfigError(f"ae.channels = {self.channels}", "images are grey (1) or RGB (3)")
+            raise self.error("channels", "images are grey (1) or RGB (3)")
 
     @property
     def latent_channels(self) -> int:  # type: ignore[override]
@@ -318,86 +296,169 @@ class PixelConfig(AutoencoderConfig):
         return f"{self.model_id}, {self.channels} channels"
 
 
+_Factor = Annotated[int, Between(1, 4096)]
+
+
+@dataclass(frozen=True)
+class TilingParam(Section):
+    """Section ``tiling_param``: how large frames are split into overlapping tiles, in pixels, multiples of 8."""
+
+    tile_sample_min_height: int = 256
+    """Height of a tile, in pixels; frames up to this height are not split."""
+    tile_sample_min_width: int = 256
+    """Width of a tile, in pixels; frames up to this width are not split."""
+    tile_sample_stride_height: int = 192
+    """Pixels from the top of one tile to the top of the next; where tiles overlap they are blended. At least 1, at most
+    the height of a tile."""
+    tile_sample_stride_width: int = 192
+    """Pixels from the left of one tile to the left of the next. At least 1, at most the width of a tile."""
+
+    section = "ae.tiling_param"
+
+    def __post_init__(self) -> None:
+        for side in ("height", "width"):
+            tile, stride = getattr(self, f"tile_sample_min_{side}"), f"tile_sample_stride_{side}"
+            if not 1 <= getattr(self, stride) <= tile:
+                reason = f"must be at least 1 and at most tile_sample_min_{side} = {tile}, or tiles leave gaps"
+                raise self.error(stride, reason, "MindSpeed-MM's examples have 192 of 256")
+
+
+@dataclass(frozen=True)
+class WanLatentFacts:
+    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
+
+    latents_mean: tuple[float, ...]
+    """Mean of each channel over the autoencoder's training data."""
+    latents_std: tuple[float, ...]
+    """Standard deviation of each channel."""
+    z_dim: int = 16
+    """Channels of a latent."""
+    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
+    """Width of each level; each level after the first halves height and width."""
+    temperal_downsample: tuple[bool, ...] = (False, True, True)
+    """For each level after the first, whether it halves the number of frames too."""
+    patch_size: int | None = None
+    """Height and width of the patches that become channels before the first level."""
+
+    def __post_init__(self) -> None:
+        if not len(self.latents_mean) == len(self.latents_std) == self.z_dim or min(self.latents_std, default=0) <= 0:
+            reason = f"must be {self.z_dim} numbers each, and the latter positive"
+            raise ConfigError("latents_mean, latents_std", reason, "copy the autoencoder again")
+
+    def settings(self) -> dict[str, int | float]:
+        """Return the settings of section ``ae`` in config.json. (diffusers ignores its ``scale_factor_*``.)"""
+        spatial = 2 ** (len(self.dim_mult) - 1) * (self.patch_size or 1)
+        temporal = 2 ** sum(self.temperal_downsample[: len(self.dim_mult) - 1])
+        return {"latent_channels": self.z_dim, "spatial_factor": spatial, "temporal_factor": temporal}
+
+
+@dataclass(frozen=True)
+class WanVAEConfig(PretrainedAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "wan_video_vae": diffusers' AutoencoderKLWan, frozen."""
+
+    from_pretrained: PathText
+    """Local diffusers folder: config.json and weights."""
+    latent_channels: _Factor = 16
+    spatial_factor: _Factor = 8
+    """Height of a frame divided by height of its latent."""
+    temporal_factor: _Factor = 4
+    """Frames per latent frame; the first latent frame encodes a single frame."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    do_sample: bool = False
+    """Train on a sample of the posterior or, if false, on its mean, as Wan does."""
+    enable_tiling: bool = False
+    """Encode and decode large frames in tiles. This needs less memory and changes the result slightly."""
+    tiling_param: dict | None = field(default=None, hash=False)
+    """Keys of :class:`TilingParam`; null for its defaults."""
+    norm_latents: Literal[True] = True
+    """Normalise the latents; MindSpeed-MM's key, which must be true here."""
+    norm_mode: Literal["channel_specified_shift_scale"] = "channel_specified_shift_scale"
+    """Normalise by the mean and standard deviation of each channel, from the autoencoder's config.json."""
+    model_id: Literal["wan_video_vae"] = "wan_video_vae"
+    """MindSpeed-MM's name for it."""
+
+    pixel_axes = (3,)
+    frameworks = ("pytorch",)
+    diffusers_class, weight_name, facts = "AutoencoderKLWan", "decoder.conv_in.weight", WanLatentFacts
+    looked_up = ("latent_channels", "spatial_factor", "temporal_factor")
+    example = "the vae/ of Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tiling()
+
+    @property
+    def samples_posterior(self) -> bool:
+        return self.do_sample
+
+    def tiling(self) -> TilingParam:
+        """Return the tiling settings; raises ConfigError for invalid ones."""
+        return from_mapping(TilingParam, self.tiling_param or {}, "ae: tiling_param")
+
+    def latent_shape(self, size: Shape) -> Shape:
+        """Return the shape (C, f, h, w) of the latents of a video (F, H, W): F frames of H x W pixels.
+
+        Raises:
+            ConfigError: the autoencoder would drop frames, or height or width is not a multiple of its factor.
+        """
+        frames = size[0]
+        if left := (frames - 1) % self.temporal_factor:
+            each = self.temporal_factor
+            reason = f"the autoencoder encodes one frame, then {each} at a time, and would drop the last {left}"
+            cure = f"use {frames - left} or {frames - left + each}"
+            raise ConfigError(f"dataset_param.num_frames = {frames}", reason, cure)
+        f = (frames - 1) // self.temporal_factor + 1
+        return self.latent_channels, f, *divided(size, self.spatial_factor)
+
+    def sample_size(self, latent: Shape) -> Shape:
+        _, frames, height, width = latent
+        return 1 + (frames - 1) * self.temporal_factor, height * self.spatial_factor, width * self.spatial_factor
+
+    @property
+    def downsample_factor(self) -> int:  # type: ignore[override]
+        """Height of a frame divided by height of its latent."""
+        return self.spatial_factor
+
+    def scale(self) -> LatentScale:
+        """Return the scaling by mean and standard deviation of each channel, from the autoencoder's config.json."""
+        facts = read_latent_facts(self)
+        return LatentScale(shift=facts.latents_mean, std=facts.latents_std)
+
+    def identity(self) -> str:
+        """Return the digest of its files, its precision and its tiles."""
+        tiles = f", tiles {tuple(dataclasses.asdict(self.tiling()).values())}" if self.enable_tiling else ""
+        return f"{super().identity()}{tiles}"
+
+
+@dataclass(frozen=True)
+class QwenImageVAEConfig(WanVAEConfig):
+    """Section ``ae`` with ``model_id`` "qwen_image_vae": diffusers' AutoencoderKLQwenImage, frozen; an image is a video
+    of one frame."""
+
+    model_id: Literal["qwen_image_vae"] = "qwen_image_vae"  # type: ignore[assignment]
+
+    pixel_axes = (2,)
+    diffusers_class = "AutoencoderKLQwenImage"
+    example = "the vae/ of Qwen/Qwen-Image"
+
+    latent_shape, sample_size = AutoencoderConfig.latent_shape, AutoencoderConfig.sample_size
+
+
+def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
+    """Read the autoencoder's config.json; no weights are read.
+
+    Raises:
+        ConfigError: it is missing, belongs to another autoencoder, or contradicts model.json.
+    """
+    facts = read_facts(WanLatentFacts, config_file(config.from_pretrained), "ae", config.diffusers_class)
+    config.spelled_out(dataclasses.asdict(config))
+    return facts
+
+
 _PARAMETERS = 83_653_863
 """Number of parameters of Stable Diffusion's autoencoder (8x, 4 channels)."""
 _WIDTH, _LIVE = 128, 4
 """Channels of its widest feature maps, which have the image's size, and how many of them are alive at once."""
-
-
-class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
-    """Base of the image autoencoders."""
-
-    scaling_factor: float
-    shift_factor: float
-
-    def __post_init__(self) -> None:
-        check_path("ae.from_pretrained", self.from_pretrained)
-        require_positive(self, "ae", "latent_channels", "downsample_factor")
-        check_scale(self.scaling_factor, self.shift_factor)
-
-    def latent_shape(self, size: Shape) -> Shape:
-        return self.latent_channels, *divided(size, self.downsample_factor)
-
-    def sample_size(self, latent: Shape) -> Shape:
-        return tuple(side * self.downsample_factor for side in latent[1:])
-
-
-@dataclass(frozen=True)
-class AutoencoderKLConfig(ImageAutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "autoencoder_kl": diffusers' AutoencoderKL, frozen."""
-
-    from_pretrained: str
-    """Local diffusers folder (config.json and weights), or one .safetensors/.bin/.pt/.ckpt file of it."""
-    scaling_factor: float = 0.18215
-    """Latents are multiplied by this before diffusion, to have about unit variance. If left out, it is read from the
-    autoencoder's config.json, like the two sizes below."""
-    latent_channels: int = 4
-    downsample_factor: int = 8
-    sample_posterior: bool = True
-    """Train on a sample of the posterior (as published) or, if false, on its mean."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    model_id: str = "autoencoder_kl"
-    shift_factor: float = 0.0
-    """Subtracted from the latents before they are multiplied, as in SD3 and FLUX. If left out, it is read from
-    config.json."""
-    latents_mean: tuple[float, ...] | None = None
-    """Mean of each channel, subtracted instead of ``shift_factor``, as in VA-VAE and Playground v2.5. If left out, it
-    is read from config.json."""
-    latents_std: tuple[float, ...] | None = None
-    """Standard deviation of each channel; latents are divided by it. If left out, it is read from config.json."""
-
-    diffusers_class, weight_name = "AutoencoderKL", "decoder.conv_in.weight"
-    looked_up = ("latent_channels", "downsample_factor", *SCALE)
-    example = "stabilityai/sd-vae-ft-ema"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
-        if self.latents_mean and self.shift_factor:
-            raise ConfigError("ae.latents_mean, shift_factor", "both would be subtracted", "keep one of the two")
-
-    @property
-    def samples_posterior(self) -> bool:
-        return self.sample_posterior
-
-    def scale(self) -> LatentScale:
-        return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
-
-    def weight_bytes(self) -> int:
-        """Return the bytes of Stable Diffusion's autoencoder."""
-        return _PARAMETERS * self._element_bytes
-
-    def workspace_bytes(self, size: Shape) -> int:
-        """Return the bytes of the widest feature maps of one image."""
-        return _LIVE * _WIDTH * math.prod(size) * self._element_bytes
-
-    @property
-    def _element_bytes(self) -> int:
-        return 2 if self.dtype == "bf16" else 4
-
-    @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
-        return read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
 
 
 @dataclass(frozen=True)
@@ -428,93 +489,92 @@ class LatentFacts:
 
 
 @dataclass(frozen=True)
-class Flux2VAEConfig(ImageAutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "flux2_vae": diffusers' AutoencoderKLFlux2, frozen.
+class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
+    """Base of the image autoencoders that have one scale and one shift."""
 
-    Latents are patches of 2 x 2, normalised by the mean and variance of each channel, which are among its weights.
+    from_pretrained: PathText
+    """Local diffusers folder (config.json and weights), or one .safetensors/.bin/.pt/.ckpt file of it. Settings below
+    that are left out are read from config.json, if it has them."""
+    scaling_factor: float = 1.0
+    """Latents are multiplied by this before diffusion, to have about unit variance."""
+    latent_channels: Positive = 4
+    downsample_factor: Positive = 8
+    shift_factor: Annotated[float, Between(-1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")] = 0.0
+    """Subtracted from the latents before they are multiplied, as in SD3 and FLUX."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+
+    facts = LatentFacts
+    looked_up: ClassVar[tuple[str, ...]] = ("scaling_factor", "latent_channels", "downsample_factor", "shift_factor")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1e-6 <= abs(self.scaling_factor) <= 1e6:
+            cure = "use the value in the autoencoder's config.json; Stable Diffusion has 0.18215"
+            raise self.error("scaling_factor", "must have a magnitude from 1e-6 to 1e6", cure)
+
+    def scale(self) -> LatentScale:
+        return LatentScale(self.shift_factor, self.scaling_factor)
+
+
+@dataclass(frozen=True)
+class AutoencoderKLConfig(ImageAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "autoencoder_kl": diffusers' AutoencoderKL, frozen.
+
+    It has a posterior that latents are sampled from; the others are deterministic: each image has one latent.
     """
 
-    from_pretrained: str
-    """Local diffusers folder (config.json and weights), or its .safetensors file."""
-    latent_channels: int = 128
-    """Channels of a latent: four times those of the autoencoder. If left out, read from config.json, as is the next."""
-    downsample_factor: int = 16
-    """Height of an image divided by height of its latent."""
-    sample_posterior: bool = False
-    """Train on a sample of the posterior or, if false, on its mean, as diffusers' script does."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which the autoencoder runs."""
-    model_id: Literal["flux2_vae"] = "flux2_vae"
-    """Kind of autoencoder."""
+    scaling_factor: float = 0.18215
+    """Latents are multiplied by this before diffusion, to have about unit variance."""
+    sample_posterior: bool = True
+    """Train on a sample of the posterior (as published) or, if false, on its mean."""
+    latents_mean: tuple[float, ...] | None = None
+    """Mean of each channel, subtracted instead of ``shift_factor``, as in VA-VAE and Playground v2.5. If left out, it
+    is read from config.json."""
+    latents_std: tuple[float, ...] | None = None
+    """Standard deviation of each channel; latents are divided by it. If left out, it is read from config.json."""
+    model_id: str = "autoencoder_kl"
 
-    scaling_factor, shift_factor = 1.0, 0.0
-    diffusers_class, weight_name = "AutoencoderKLFlux2", "bn.running_mean"
-    looked_up = ("latent_channels", "downsample_factor")
-    example = "the vae/ of black-forest-labs/FLUX.2-dev"
+    diffusers_class, weight_name = "AutoencoderKL", "decoder.conv_in.weight"
+    looked_up = (*ImageAutoencoderConfig.looked_up, "latents_mean", "latents_std")
+    example = "stabilityai/sd-vae-ft-ema"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
+        if self.latents_mean and self.shift_factor:
+            raise ConfigError("ae.latents_mean, shift_factor", "both would be subtracted", "keep one of the two")
 
     @property
     def samples_posterior(self) -> bool:
         return self.sample_posterior
 
-    @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
-        facts = read_facts(_Flux2Facts, path, where, cls.diffusers_class)
-        return {"latent_channels": 4 * facts.latent_channels, "downsample_factor": 2 ** len(facts.block_out_channels)}
-
     def scale(self) -> LatentScale:
-        """Return the scaling by the statistics among the weights; raises CheckpointError if they are damaged."""
-        file = self.weight_file()
-        facts = read_facts(_Flux2Facts, config_file(self.from_pretrained), "ae", self.diffusers_class)
-        try:
-            mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
-        except UnusableFile as problem:
-            raise CheckpointError(
-                f"ae.from_pretrained = {file}", str(problem), "copy or download the file again"
-            ) from None
-        std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
-        check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
-        return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))
+        return LatentScale(self.latents_mean or self.shift_factor, self.scaling_factor, self.latents_std or 1.0)
 
+    def weight_bytes(self) -> int:
+        """Return the bytes of Stable Diffusion's autoencoder."""
+        return _PARAMETERS * self._element_bytes
 
-@dataclass(frozen=True)
-class _Flux2Facts:
-    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
+    def workspace_bytes(self, size: Shape) -> int:
+        """Return the bytes of the widest feature maps of one image."""
+        return _LIVE * _WIDTH * math.prod(size) * self._element_bytes
 
-    block_out_channels: tuple[int, ...] = (128, 256, 512, 512)
-    """Width of each level; each level after the first halves height and width."""
-    latent_channels: int = 32
-    """Channels before latents are cut into patches."""
-    batch_norm_eps: float = 1e-4
-    """Added to the variance of each channel."""
-    patch_size: tuple[Literal[2], Literal[2]] = (2, 2)
-    """Height and width of a patch."""
+    @property
+    def _element_bytes(self) -> int:
+        return 2 if self.dtype == "bf16" else 4
 
 
 @dataclass(frozen=True)
 class DeterministicAutoencoderConfig(ImageAutoencoderConfig):
     """Base of the autoencoders without a posterior."""
 
-    from_pretrained: str
-    """Local diffusers folder: weights, and config.json, which supplies the settings below that are left out."""
-    scaling_factor: float = 1.0
-    """Latents are multiplied by this before diffusion."""
-    latent_channels: int = 4
-    downsample_factor: int = 8
-    shift_factor: float = 0.0
-    """Subtracted from the latents before they are multiplied."""
-    dtype: Literal["fp32", "bf16"] = "fp32"
-
     samples_posterior = False
     frameworks = ("pytorch",)
-    looked_up = ("scaling_factor", "latent_channels", "downsample_factor", "shift_factor")
-
-    def scale(self) -> LatentScale:
-        return LatentScale(self.shift_factor, self.scaling_factor)
 
     @classmethod
     def settings_from_config(cls, path: Path, where: str) -> dict[str, ConfigValue]:
         """Return the settings in config.json, with diffusers' defaults for those it does not have."""
-        settings = read_facts(LatentFacts, path, where, cls.diffusers_class).settings()
+        settings = super().settings_from_config(path, where)
         return {name: settings.get(name, getattr(cls, name)) for name in cls.looked_up}
 
 
@@ -534,8 +594,8 @@ class AutoencoderDCConfig(DeterministicAutoencoderConfig):
     Its latents are 32 times smaller in height and width.
     """
 
-    latent_channels: int = 32
-    downsample_factor: int = 32
+    latent_channels: Positive = 32
+    downsample_factor: Positive = 32
     model_id: Literal["autoencoder_dc"] = "autoencoder_dc"
 
     diffusers_class, weight_name = "AutoencoderDC", "encoder.conv_in.weight"
@@ -543,180 +603,60 @@ class AutoencoderDCConfig(DeterministicAutoencoderConfig):
 
 
 @dataclass(frozen=True)
-class TilingParam:
-    """Section ``tiling_param``: how large frames are split into overlapping tiles, in pixels, multiples of 8."""
+class _Flux2Facts:
+    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
 
-    tile_sample_min_height: int = 256
-    """Height of a tile, in pixels; frames up to this height are not split."""
-    tile_sample_min_width: int = 256
-    """Width of a tile, in pixels; frames up to this width are not split."""
-    tile_sample_stride_height: int = 192
-    """Pixels from the top of one tile to the top of the next; where tiles overlap they are blended. At least 1, at most
-    the height of a tile."""
-    tile_sample_stride_width: int = 192
-    """Pixels from the left of one tile to the left of the next. At least 1, at most the width of a tile."""
+    block_out_channels: tuple[int, ...] = (128, 256, 512, 512)
+    """Width of each level; each level after the first halves height and width."""
+    latent_channels: Positive = 32
+    """Channels before latents are cut into patches."""
+    batch_norm_eps: float = 1e-4
+    """Added to the variance of each channel."""
+    patch_size: tuple[Literal[2], Literal[2]] = (2, 2)
+    """Height and width of a patch."""
 
-    def __post_init__(self) -> None:
-        for side in ("height", "width"):
-            tile, stride = getattr(self, f"tile_sample_min_{side}"), getattr(self, f"tile_sample_stride_{side}")
-            if not 1 <= stride <= tile:
-                raise ConfigError(
-                    f"ae.tiling_param.tile_sample_stride_{side} = {stride}",
-                    f"must be at least 1 and at most tile_sample_min_{side} = {tile}, or tiles leave gaps",
-                    "MindSpeed-MM's examples have 192 of 256",
-                )
+    def settings(self) -> dict[str, ConfigValue]:
+        """Return the settings of section ``ae`` in config.json."""
+        return {"latent_channels": 4 * self.latent_channels, "downsample_factor": 2 ** len(self.block_out_channels)}
 
 
 @dataclass(frozen=True)
-class WanVAEConfig(PretrainedAutoencoderConfig):
-    """Section ``ae`` with ``model_id`` "wan_video_vae": diffusers' AutoencoderKLWan, frozen."""
+class Flux2VAEConfig(PretrainedAutoencoderConfig):
+    """Section ``ae`` with ``model_id`` "flux2_vae": diffusers' AutoencoderKLFlux2, frozen.
 
-    from_pretrained: str
-    """Local diffusers folder: config.json and weights."""
-    latent_channels: int = 16
-    spatial_factor: int = 8
-    """Height of a frame divided by height of its latent."""
-    temporal_factor: int = 4
-    """Frames per latent frame; the first latent frame encodes a single frame."""
+    Latents are patches of 2 x 2, normalised by the mean and variance of each channel, which are among its weights.
+    """
+
+    from_pretrained: PathText
+    """Local diffusers folder (config.json and weights), or its .safetensors file."""
+    latent_channels: Positive = 128
+    """Channels of a latent: four times those of the autoencoder. If left out, read from config.json, as is the next."""
+    downsample_factor: Positive = 16
+    """Height of an image divided by height of its latent."""
+    sample_posterior: bool = False
+    """Train on a sample of the posterior or, if false, on its mean, as diffusers' script does."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    do_sample: bool = False
-    """Train on a sample of the posterior or, if false, on its mean, as Wan does."""
-    enable_tiling: bool = False
-    """Encode and decode large frames in tiles. This needs less memory and changes the result slightly."""
-    tiling_param: dict | None = field(default=None, hash=False)
-    """Keys of :class:`TilingParam`; null for its defaults."""
-    norm_latents: Literal[True] = True
-    """Normalise the latents; MindSpeed-MM's key, which must be true here."""
-    norm_mode: Literal["channel_specified_shift_scale"] = "channel_specified_shift_scale"
-    """Normalise by the mean and standard deviation of each channel, from the autoencoder's config.json."""
-    model_id: Literal["wan_video_vae"] = "wan_video_vae"
-    """MindSpeed-MM's name for it."""
+    """Precision in which the autoencoder runs."""
+    model_id: Literal["flux2_vae"] = "flux2_vae"
+    """Kind of autoencoder."""
 
-    pixel_axes = (3,)
-    frameworks = ("pytorch",)
-    diffusers_class, weight_name = "AutoencoderKLWan", "decoder.conv_in.weight"
-    looked_up = ("latent_channels", "spatial_factor", "temporal_factor")
-    example = "the vae/ of Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
-
-    def __post_init__(self) -> None:
-        check_path("ae.from_pretrained", self.from_pretrained)
-        for name in ("latent_channels", "spatial_factor", "temporal_factor"):
-            check_between(f"ae.{name}", getattr(self, name), 1, 4096)
-        self.tiling()
+    diffusers_class, weight_name, facts = "AutoencoderKLFlux2", "bn.running_mean", _Flux2Facts
+    looked_up = ("latent_channels", "downsample_factor")
+    example = "the vae/ of black-forest-labs/FLUX.2-dev"
 
     @property
     def samples_posterior(self) -> bool:
-        return self.do_sample
-
-    def tiling(self) -> TilingParam:
-        """Return the tiling settings; raises ConfigError for invalid ones."""
-        return from_mapping(TilingParam, self.tiling_param or {}, "ae: tiling_param")
-
-    def latent_shape(self, size: Shape) -> Shape:
-        """Return the shape (C, f, h, w) of the latents of a video (F, H, W): F frames of H x W pixels.
-
-        Raises:
-            ConfigError: the autoencoder would drop frames, or height or width is not a multiple of its factor.
-        """
-        frames = size[0]
-        if left := (frames - 1) % self.temporal_factor:
-            raise ConfigError(
-                f"dataset_param.num_frames = {frames}",
-                f"the autoencoder encodes one frame, then {self.temporal_factor} at a time, and would drop the last "
-                f"{left}",
-                f"use {frames - left} or {frames - left + self.temporal_factor}",
-            )
-        f = (frames - 1) // self.temporal_factor + 1
-        return self.latent_channels, f, *divided(size, self.spatial_factor)
-
-    def sample_size(self, latent: Shape) -> Shape:
-        _, frames, height, width = latent
-        return 1 + (frames - 1) * self.temporal_factor, height * self.spatial_factor, width * self.spatial_factor
-
-    @property
-    def downsample_factor(self) -> int:  # type: ignore[override]
-        """Height of a frame divided by height of its latent."""
-        return self.spatial_factor
+        return self.sample_posterior
 
     def scale(self) -> LatentScale:
-        """Return the scaling by mean and standard deviation of each channel, from the autoencoder's config.json."""
-        facts = read_latent_facts(self)
-        return LatentScale(shift=facts.latents_mean, std=facts.latents_std)
-
-    def identity(self) -> str:
-        """Return the digest of its files, its precision and its tiles."""
-        tiles = f", tiles {tuple(dataclasses.asdict(self.tiling()).values())}" if self.enable_tiling else ""
-        return f"{super().identity()}{tiles}"
-
-    @classmethod
-    def settings_from_config(cls, path: Path, where: str) -> dict[str, int | float]:
-        """Return channels and factors from config.json; raises ConfigError if its statistics are damaged."""
-        return _read(path, where, cls.diffusers_class).settings()
-
-
-@dataclass(frozen=True)
-class QwenImageVAEConfig(WanVAEConfig):
-    """Section ``ae`` with ``model_id`` "qwen_image_vae": diffusers' AutoencoderKLQwenImage, frozen; an image is a video
-    of one frame."""
-
-    model_id: Literal["qwen_image_vae"] = "qwen_image_vae"  # type: ignore[assignment]
-
-    pixel_axes = (2,)
-    diffusers_class = "AutoencoderKLQwenImage"
-    example = "the vae/ of Qwen/Qwen-Image"
-
-    def latent_shape(self, size: Shape) -> Shape:
-        """Return the shape (C, h, w) of the latents of an image (H, W).
-
-        Raises ConfigError if height or width is not a multiple of its factor.
-        """
-        return self.latent_channels, *divided(size, self.spatial_factor)
-
-    def sample_size(self, latent: Shape) -> Shape:
-        return tuple(side * self.spatial_factor for side in latent[1:])
-
-
-@dataclass(frozen=True)
-class WanLatentFacts:
-    """The keys of diffusers' config.json that describe the latents, with diffusers' defaults."""
-
-    latents_mean: tuple[float, ...]
-    """Mean of each channel over the autoencoder's training data."""
-    latents_std: tuple[float, ...]
-    """Standard deviation of each channel."""
-    z_dim: int = 16
-    """Channels of a latent."""
-    dim_mult: tuple[int, ...] = (1, 2, 4, 4)
-    """Width of each level; each level after the first halves height and width."""
-    temperal_downsample: tuple[bool, ...] = (False, True, True)
-    """For each level after the first, whether it halves the number of frames too."""
-    patch_size: int | None = None
-    """Height and width of the patches that become channels before the first level."""
-
-    def settings(self) -> dict[str, int | float]:
-        """Return the settings of section ``ae`` in config.json. (diffusers ignores its ``scale_factor_*``.)"""
-        spatial = 2 ** (len(self.dim_mult) - 1) * (self.patch_size or 1)
-        temporal = 2 ** sum(self.temperal_downsample[: len(self.dim_mult) - 1])
-        return {"latent_channels": self.z_dim, "spatial_factor": spatial, "temporal_factor": temporal}
-
-
-def read_latent_facts(config: WanVAEConfig) -> WanLatentFacts:
-    """Read the autoencoder's config.json; no weights are read.
-
-    Raises:
-        ConfigError: it is missing, belongs to another autoencoder, or contradicts model.json.
-    """
-    facts = _read(config_file(config.from_pretrained), "ae", config.diffusers_class)
-    config.spelled_out(dataclasses.asdict(config))
-    return facts
-
-
-def _read(path: Path, where: str, diffusers_class: str) -> WanLatentFacts:
-    facts = read_facts(WanLatentFacts, path, where, diffusers_class)
-    if not len(facts.latents_mean) == len(facts.latents_std) == facts.z_dim or min(facts.latents_std) <= 0:
-        raise ConfigError(
-            f"{path}: latents_mean, latents_std",
-            f"must be {facts.z_dim} numbers each, and the latter positive",
-            "copy the autoencoder again",
-        )
-    return facts
+        """Return the scaling by the statistics among the weights; raises CheckpointError if they are damaged."""
+        file = self.weight_file()
+        facts = read_facts(_Flux2Facts, config_file(self.from_pretrained), "ae", self.diffusers_class)
+        try:
+            mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
+        except UnusableFile as problem:
+            cure = "copy or download the file again"
+            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), cure) from None
+        std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
+        check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
+        return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))

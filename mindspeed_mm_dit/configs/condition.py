@@ -58,10 +58,8 @@ class Condition(ABC):
     def dropped(self, arrays: Mapping[str, np.ndarray], drops: np.ndarray) -> Arrays:
         """Return the condition ``arrays``, with the unconditional value where ``drops`` (B,) is true."""
         unconditional = self.unconditional(len(drops))
-        return {
-            name: np.where(drops.reshape(-1, *(1 for _ in arrays[name].shape[1:])), unconditional[name], arrays[name])
-            for name in self.names
-        }
+        shaped = {name: drops.reshape(-1, *[1] * (arrays[name].ndim - 1)) for name in self.names}
+        return {name: np.where(shaped[name], unconditional[name], arrays[name]) for name in self.names}
 
 
 class FloatCondition(Condition):
@@ -133,14 +131,11 @@ class TextCondition(FloatCondition):
         """Raise ConfigError unless their output, by their config.json, has the widths that the predictor takes."""
         for setting, width in self.widths_of(encoders).items():
             if width != (expected := self._expected_widths[setting]):
-                pooled = "pooled" in setting
-                kind, has, are = ("pooled vector", "has", "is") if pooled else ("states", "have", "are")
+                kind, has, are = ("pooled vector", "has", "is") if "pooled" in setting else ("states", "have", "are")
                 problem = f"{has} width {width}" if width else f"{are} not available"
-                raise ConfigError(
-                    f"predictor.{setting} = {expected}",
-                    f"the text encoder's {kind} {problem} (by its config.json)",
-                    f"write {width}" if width else "use a text encoder that pools, such as clip or bert",
-                )
+                reason = f"the text encoder's {kind} {problem} (by its config.json)"
+                cure = f"write {width}" if width else "use a text encoder that pools, such as clip or bert"
+                raise ConfigError(f"predictor.{setting} = {expected}", reason, cure)
 
     @property
     @abstractmethod
@@ -149,9 +144,8 @@ class TextCondition(FloatCondition):
 
     def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
-        raise ConfigError(
-            f"predictor: its {self.name}", "has an unconditional value that only a text encoder can compute"
-        )
+        reason = "has an unconditional value that only a text encoder can compute"
+        raise ConfigError(f"predictor: its {self.name}", reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,9 +326,8 @@ class Conditions(tuple[Condition, ...]):
         names = [name for condition in conditions for name in condition.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(
-                f"predictor: the condition {twice[0]!r}", "is the name of two conditions", "give each its own name"
-            )
+            what = f"predictor: the condition {twice[0]!r}"
+            raise ConfigError(what, "is the name of two conditions", "give each its own name")
         return super().__new__(cls, conditions)
 
     def __getnewargs__(self) -> tuple[Condition, ...]:
@@ -405,12 +398,10 @@ class Conditions(tuple[Condition, ...]):
         """Return arrays like those of one sample that take no memory, for their shapes and dtypes."""
         return {name: array for condition in self for name, array in condition.meta_arrays().items()}
 
-    def coins(self) -> dict[str, int]:
+    def dropout_keys(self) -> dict[str, int]:
         """Return an index for each dropout key; conditions with the same key are dropped together."""
-        return {
-            dropout_key: number
-            for number, dropout_key in enumerate(dict.fromkeys(condition.dropout_key for condition in self))
-        }
+        keys = dict.fromkeys(condition.dropout_key for condition in self)
+        return {key: number for number, key in enumerate(keys)}
 
 
 ENCODERS = 3
@@ -461,8 +452,8 @@ class JoinedText(TextCondition):
         super().check_encoders(encoders)
         first, second = (encoders[number].max_length for number in POOLING)
         if first != second:
-            raise ConfigError(f"text_encoder[1].max_length = {second}",
-                              f"must be {first}, that of the first: their states are concatenated")  # fmt: skip
+            reason = f"must be {first}, that of the first: their states are concatenated"
+            raise ConfigError(f"text_encoder[1].max_length = {second}", reason)
 
     @property
     def _expected_widths(self) -> dict[str, int]:

@@ -1,19 +1,22 @@
-"""data.json: the samples that a run trains on, alone or as a weighted mix of data sets, and how they are batched."""
+"""data.json: the samples that a run trains on, and how they are batched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from mindspeed_mm_dit.configs.limits import check_between, short_repr
+from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, short_repr
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.registry import Configs, Registry
 
-MOST_WEIGHT = 1000
+SOURCE_CONFIGS = Configs("data_source")
+"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
+DIALECTS = Registry[Callable[[Mapping[str, Any], str], dict[str, Any]]]("data_dialect")
+"""(content of a data.json, its path) -> the same in our keys; raises ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,10 @@ class MixedParam(SourceParam):
 
     sources: tuple[Any, ...]
     """List of two or more sections ``dataset_param``, each with the keys of its own kind."""
-    weights: tuple[int, ...]
+    weights: tuple[Annotated[int, Between(1, 1000)], ...]
     """Weight of each source, a whole number from 1 to 1000. It counts groups of ``bucket_group`` samples: with [3, 1]
     the first source gives three of every four groups."""
-    valid_fraction: float = 0.0
+    valid_fraction: Fraction = 0.0
     """Fraction of all samples held out for --eval-interval, in [0, 1); the seed decides which."""
     dataset_type: Literal["mixed"] = "mixed"
     """Kind of data set."""
@@ -35,30 +38,24 @@ class MixedParam(SourceParam):
 
     def __post_init__(self) -> None:
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
-            raise ConfigError(
-                f"dataset_param.weights = {list(self.weights)}",
-                f"has {len(self.weights)} numbers for {len(self.sources)} sources",
-                "list two or more sources, and a weight for each",
-            )
-        self.check_common()
-        for number, (source, weight) in enumerate(zip(self.sources, self.weights)):
+            reason = f"has {len(self.weights)} numbers for {len(self.sources)} sources"
+            raise self.error("weights", reason, "list two or more sources, and a weight for each")
+        super().__post_init__()
+        for number, source in enumerate(self.sources):
             what = f"dataset_param.sources[{number}]"
-            check_between(f"dataset_param.weights[{number}]", weight, 1, MOST_WEIGHT)
             if source.cache is not None or isinstance(source, MixedParam):
-                raise ConfigError(
-                    what, "is a cache or a mix itself", "list data sets of files: a mix is encoded during training"
-                )
+                cure = "list data sets of files: a mix is encoded during training"
+                raise ConfigError(what, "is a cache or a mix itself", cure)
             if source.valid_fraction:
-                raise ConfigError(
-                    f"{what}.valid_fraction", "applies to one source only", "set dataset_param.valid_fraction"
+                cure = "set dataset_param.valid_fraction"
+                raise ConfigError(f"{what}.valid_fraction", "applies to one source only", cure)
+        for key in ("bucket_group", "caption_dropout_prob"):
+            values = [getattr(source, key) for source in self.sources]
+            if len(set(values)) > 1:
+                reason = (
+                    "must be equal: the samples of all sources are grouped, and lose their captions, in the same way"
                 )
-        self._check_same("bucket_group", "every source needs the same group size")
-        self._check_same("caption_dropout_prob", "captions of all sources are dropped with the same probability")
-
-    def _check_same(self, key: str, why: str) -> None:
-        values = [getattr(source, key) for source in self.sources]
-        if len(set(values)) > 1:
-            raise ConfigError(f"dataset_param.sources: {key} = {values}", f"must be equal: {why}", "write one number")
+                raise ConfigError(f"dataset_param.sources: {key} = {values}", reason, "write one number")
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -112,23 +109,16 @@ class MixedParam(SourceParam):
         raise ConfigError("dataset_param.sources", "cannot be cached together", "train without a cache")
 
 
-SOURCE_CONFIGS = Configs("data_source")
-"""Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
-DIALECTS = Registry[Callable[[Mapping[str, Any], str], dict[str, Any]]]("data_dialect")
-"""(content of a data.json, its path) -> the same in our keys; raises ConfigError."""
-
-
 @dataclass(frozen=True)
-class DataloaderParam:
+class DataloaderParam(Section):
     """Section ``dataloader_param``."""
 
     shuffle: bool = True
     """Reshuffle every epoch, from --seed; false keeps the order of the data set."""
-    prefetch_batches: int = 4
+    prefetch_batches: Annotated[int, Between(1, 1024, "the examples have 4 and 8")] = 4
     """Micro-batches that the threads of --num-workers prepare ahead, 1 to 1024; at least one a thread."""
 
-    def __post_init__(self) -> None:
-        check_between("dataloader_param.prefetch_batches", self.prefetch_batches, 1, 1024, "the examples have 4 and 8")
+    section = "dataloader_param"
 
 
 @dataclass(frozen=True)
@@ -150,10 +140,6 @@ def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
         content = in_our_words(content, str(path))
     if "dataset_param" in content:
         content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")
-    if "dataloader_param" in content:
-        content["dataloader_param"] = from_mapping(
-            DataloaderParam, content["dataloader_param"], f"{path}: dataloader_param"
-        )
     return from_mapping(DataConfig, content, str(path))
 
 
@@ -164,9 +150,6 @@ def _samples(section: Any, where: str) -> SourceParam:
         return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
-        raise ConfigError(
-            f"{where}.dataset_type = {short_repr(kind)}",
-            "unknown kind of data set",
-            f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}",
-        )
+        cure = f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}"
+        raise ConfigError(f"{where}.dataset_type = {short_repr(kind)}", "unknown kind of data set", cure)
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

@@ -322,11 +322,9 @@ def check_names_no_code(setting: str, folder: Path) -> None:
     for file in sorted(folder.glob("*config.json")):
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
-                raise ConfigError(
-                    f"{setting} = {file}: {key} = {short_repr(value)}",
-                    "names code, which is never run or fetched",
-                    "remove the key if the folder works without it, or name another folder",
-                )
+                cure = "remove the key if the folder works without it, or name another folder"
+                what = f"{setting} = {file}: {key} = {short_repr(value)}"
+                raise ConfigError(what, "names code, which is never run or fetched", cure)
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
@@ -373,10 +371,9 @@ def read_yaml(path: str | Path, flag: str) -> Any:
         raise ConfigError(what, f"holds a value that cannot be read: {error}") from None
 
 
-UNREADABLE = (
-    ValueError, OSError, EOFError, LookupError, TypeError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile,
-    lzma.LZMAError, tokenize.TokenError,
-)  # fmt: skip
+UNREADABLE: tuple[type[Exception], ...]
+UNREADABLE = (ValueError, OSError, EOFError, LookupError, TypeError, RuntimeError, MemoryError)
+UNREADABLE += (zlib.error, zipfile.BadZipFile, lzma.LZMAError, tokenize.TokenError)
 """Errors that reading a damaged or encrypted file raises."""
 
 

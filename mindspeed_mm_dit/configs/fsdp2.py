@@ -10,28 +10,29 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from mindspeed_mm_dit.configs.files import read_yaml
-from mindspeed_mm_dit.configs.limits import check_between, short_repr
+from mindspeed_mm_dit.configs.limits import Between, Positive, Section, short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 Dtype = Literal["bf16", "fp16", "fp32"]
+Units = Annotated[int, Between(0, 1024)]
 
 ENCODERS = ("ae", "text_encoder")
 """Frozen parts of a model."""
 
 
 @dataclass(frozen=True)
-class Fsdp2Config:
+class Fsdp2Config(Section):
     """All of fsdp2.yaml."""
 
-    sharding_size: int | Literal["auto"] | None = None
+    sharding_size: Positive | Literal["auto"] | None = None
     """Number of ranks that share one copy of the weights; null: 1 (every rank holds all weights), "auto": all ranks."""
     sub_modules_to_wrap: tuple[str, ...] = ()
     """Paths of the modules that become FSDP units of their own."""
-    reshard_after_forward: bool | int = True
+    reshard_after_forward: bool | Positive = True
     """Free the gathered weights after forward (true), keep them (false), or reshard them to this number of ranks."""
     param_dtype: Dtype | None = None
     """Precision of the gathered weights in forward and backward; null: that of the weights. fp16 is refused."""
@@ -47,9 +48,9 @@ class Fsdp2Config:
     """Keep weights, gradients and optimizer state in CPU memory."""
     pin_memory: bool = True
     """Pin that CPU memory; only with ``offload_to_cpu``."""
-    num_to_forward_prefetch: int | None = 0
+    num_to_forward_prefetch: Units | None = 0
     """Number of units whose weights are gathered ahead in forward, 0 to 1024."""
-    num_to_backward_prefetch: int | None = 0
+    num_to_backward_prefetch: Units | None = 0
     """Number of units whose weights are gathered ahead in backward, 0 to 1024."""
     ignored_modules: tuple[str, ...] | None = None
     """Paths of modules that are replicated, never sharded. "ae" and "text_encoder" are always among them, listed or
@@ -68,19 +69,10 @@ class Fsdp2Config:
     """MindSpeed-MM only: mixture of experts."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.sharding_size, int) and self.sharding_size < 1:
-            raise ConfigError(f"sharding_size = {self.sharding_size}", "must be null, 'auto' or a positive number")
-        if type(self.reshard_after_forward) is int and self.reshard_after_forward < 1:
-            raise ConfigError(f"reshard_after_forward = {self.reshard_after_forward}",
-                              "must be true, false or a positive number of ranks")  # fmt: skip
-        for name in ("num_to_forward_prefetch", "num_to_backward_prefetch"):
-            check_between(name, getattr(self, name) or 0, 0, 1024)
+        super().__post_init__()
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
-            raise ConfigError(
-                f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}",
-                "a DiT has no experts",
-                "drop both keys",
-            )
+            what = f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}"
+            raise ConfigError(what, "a DiT has no experts", "drop both keys")
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -91,18 +83,13 @@ class Fsdp2Config:
         """Return the number of ranks that share one copy of the weights; raises ConfigError if it does not divide."""
         size = world_size if self.sharding_size == "auto" else self.sharding_size or 1
         if world_size % size:
-            raise ConfigError(
-                f"fsdp2.yaml: sharding_size = {size}",
-                f"does not divide the ranks: sharding_size({size}) * replicas({world_size // size}) != "
-                f"WORLD_SIZE({world_size})",
-                "use null, 'auto' or a divisor of the number of ranks",
-            )
+            product = f"sharding_size({size}) * replicas({world_size // size}) != WORLD_SIZE({world_size})"
+            cure = "use null, 'auto' or a divisor of the number of ranks"
+            raise ConfigError(f"fsdp2.yaml: sharding_size = {size}", f"does not divide the ranks: {product}", cure)
         if type(self.reshard_after_forward) is int and size % self.reshard_after_forward:
-            raise ConfigError(
-                f"fsdp2.yaml: reshard_after_forward = {self.reshard_after_forward}",
-                f"does not divide the {size} ranks that share one copy of the weights",
-                "use true, false, or a divisor of them",
-            )
+            reason = f"does not divide the {size} ranks that share one copy of the weights"
+            what = f"fsdp2.yaml: reshard_after_forward = {self.reshard_after_forward}"
+            raise ConfigError(what, reason, "use true, false, or a divisor of them")
         return size
 
 
@@ -112,9 +99,8 @@ def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
         return Fsdp2Config()
     content = read_yaml(path, "--fsdp2-config-path")
     if content is None:
-        raise ConfigError(
-            f"--fsdp2-config-path = {path}", "is empty", "drop the flag to have every default, or write {}"
-        )
+        cure = "drop the flag to have every default, or write {}"
+        raise ConfigError(f"--fsdp2-config-path = {path}", "is empty", cure)
     return from_mapping(Fsdp2Config, content, str(path))
 
 
@@ -131,11 +117,8 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
         expanded = _expand(path, names, where)
         missing = [name for name in expanded if name not in names]
         if missing or not expanded:
-            raise ConfigError(
-                where,
-                "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}",
-                _known_modules(missing[0] if missing else path, names),
-            )
+            reason = "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}"
+            raise ConfigError(where, reason, _known_modules(missing[0] if missing else path, names))
         matches.update(dict.fromkeys(expanded))
     return list(matches)
 

@@ -1,13 +1,15 @@
-"""Section ``dataset_param`` for images (folders, Parquet, tar) and for videos with captions (an annotation)."""
+"""Section ``dataset_param`` for images and for videos with captions.
+
+Images are files in folders, or shards (Parquet as on the Hugging Face hub, or tar); videos are listed by an annotation.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, short_repr
-from mindspeed_mm_dit.configs.source import Budget, ColorProfiles, SourceParam, size_words
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, Between, PathText, Positive
+from mindspeed_mm_dit.configs.source import Budget, FilesParam, size_words
 
 CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
 """What ``data/transforms.load_pixels`` does. Change this text with it, so that old caches are refused."""
@@ -18,14 +20,12 @@ ImageFiles = Literal["image_folder", "parquet", "webdataset"]
 
 
 @dataclass(frozen=True)
-class DatasetParam(SourceParam):
+class DatasetParam(FilesParam):
     """Section ``dataset_param`` for images."""
 
-    data_folder: str
-    """Folder of the images; relative paths start at the working directory."""
-    image_size: int | None = None
+    image_size: Positive | None = None
     """Height and width in pixels that images are scaled and centre-cropped to; null: use ``buckets``."""
-    index: str | None = None
+    index: PathText | None = None
     """CSV in ``data_folder`` with columns image_path,label and paths relative to ``data_folder``, or a .jsonl with
     these keys; null: every sub-folder is a class."""
     single_class: bool = False
@@ -39,13 +39,11 @@ class DatasetParam(SourceParam):
     class, as in kohya's trainers. null: if all folders have such names and are not merely numbered (1_cat, 2_dog)."""
     random_flip: bool = False
     """Mirror a training image left-right with probability 1/2."""
-    valid_fraction: float = 0.0
-    """Fraction of the images held out for --eval-interval, in [0, 1); the seed decides which."""
     valid_by_class: bool = False
     """Hold out the same fraction of each class, instead of images at random."""
     skip_bad_images: bool = False
     """Skip and count missing or undecodable images, instead of stopping."""
-    latents: str | None = None
+    latents: PathText | None = None
     """Folder that mm-dit cache-latents filled from these images; training reads it instead of decoding and encoding
     the images."""
     dataset_type: ImageFiles = "image_folder"
@@ -59,57 +57,40 @@ class DatasetParam(SourceParam):
     """Where to find an image's captions: a column of ``index`` or of Parquet; or the ending of a file next to the image
     or in the tar, e.g. ".txt", or ".json:caption" for a key of a JSON file. With a list, an image has the captions from
     all of them."""
-    caption_dropout_prob: float = 0.1
-    """Probability that a training image loses its caption; in [0, 1]."""
-    buckets: tuple[tuple[int, ...], ...] | Budget | None = None
-    """Shapes [height, width] in pixels; each image is scaled and cropped to the shape that keeps most of it. Or a
-    budget from which the shapes are made."""
-    bucket_group: int = 16
-    """Number of images of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
-
-    color_profiles: ColorProfiles = "convert"
-    """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
 
     noun, cache_key, built_in = "image", "dataset_param.latents", "builtin_images"
     skip_key = "dataset_param.skip_bad_images"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_captions()
-        self.check_common("data_folder", *(("index",) if self.index is not None else ()))
         if self.single_class and self.index is not None:
-            raise ConfigError(
-                "dataset_param.single_class = true",
-                f"contradicts index = {self.index}, which names classes",
-                "drop one",
-            )
+            raise self.error("single_class", f"contradicts index = {self.index}, which names classes", "drop one")
         if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
-            raise ConfigError(
-                f"dataset_param.dataset_type = {self.dataset_type!r}",
-                "shards contain the class of each image",
-                "drop index, single_class and source",
-            )
+            cure = "drop index, single_class and source"
+            raise self.error("dataset_type", "shards contain the class of each image", cure)
         self.check_buckets(2, "image_size")
-        if self.image_size is not None and self.image_size < 1:
-            raise ConfigError(f"dataset_param.image_size = {self.image_size}", "must be positive")
 
     def _check_captions(self) -> None:
-        endings = [entry.startswith(".") for entry in self.caption_places]
-        what = f"dataset_param.captions = {short_repr(self.captions)}"
-        if self.captions is not None and not all(self.caption_places or [""]):
-            raise ConfigError(what, "names nothing", 'write a column, or an ending such as ".txt"')
-        bare = [entry for entry in self.caption_places if entry.partition(":")[0] == ".json" and entry[5:] in ("", ":")]
-        if bare:
-            raise ConfigError(what, "does not name a key of the JSON object", 'write ".json:caption"')
-        if any("/" in entry for entry in self.caption_places if entry.startswith(".")):
-            raise ConfigError(what, "is a path, not the ending of a file next to the image", 'write ".txt" or the like')
-        if any(endings) and (self.dataset_type == "parquet" or not all(endings)):
-            reason = (
-                "mixes columns with file endings" if not all(endings) else "is a file ending, but Parquet has columns"
-            )
-            raise ConfigError(what, reason, "name only columns")
-        if self.captions is not None and not any(endings) and not self.index and self.dataset_type != "parquet":
-            where = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
-            raise ConfigError(what, f"names a column, and {where} none", 'write the ending of a file, such as ".txt"')
+        """Raise ConfigError unless each of ``captions`` names something that this kind of data set has."""
+        names = self.caption_places
+        endings, parquet = [name.startswith(".") for name in names], self.dataset_type == "parquet"
+        reason, cure = "", 'write the ending of a file, such as ".txt"'
+        if self.captions is not None and not all(names or [""]):
+            reason, cure = "names nothing", 'write a column, or an ending such as ".txt"'
+        elif any(name.partition(":")[0] == ".json" and name[5:] in ("", ":") for name in names):
+            reason, cure = "does not name a key of the JSON object", 'write ".json:caption"'
+        elif any("/" in name for name in names if name.startswith(".")):
+            reason, cure = "is a path, not the ending of a file next to the image", 'write ".txt" or the like'
+        elif any(endings) and not all(endings):
+            reason, cure = "mixes columns with file endings", "name only columns"
+        elif any(endings) and parquet:
+            reason, cure = "is a file ending, but Parquet has columns", "name only columns"
+        elif names and not any(endings) and not self.index and not parquet:
+            has = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
+            reason = f"names a column, and {has} none"
+        if reason:
+            raise self.error("captions", reason, cure)
 
     @property
     def caption_places(self) -> tuple[str, ...]:
@@ -147,21 +128,19 @@ Display = Literal["shown", "mindspeed_mm"]
 
 
 @dataclass(frozen=True)
-class ClipsParam(SourceParam):
+class ClipsParam(FilesParam):
     """Section ``dataset_param`` with ``dataset_type`` "clips"; keys have MindSpeed-MM's names if it has them."""
 
-    data_folder: str
-    """Folder that the paths in the annotation are relative to; relative paths start at the working directory."""
-    json_path: str
+    json_path: PathText
     """The annotation: a .json with one list, or a .jsonl with one object per line. Each clip has path and cap and, if
     known, num_frames, fps and resolution."""
-    num_frames: int | None = None
+    num_frames: Annotated[int, Between(1, MOST_FRAMES)] | None = None
     """Frames of every clip, 1 to 100,000; null, together with height and width: use ``buckets``."""
-    max_height: int | None = None
+    max_height: Annotated[int, Between(1, MOST_PIXELS)] | None = None
     """Height of every clip, in pixels, 1 to 32,768."""
-    max_width: int | None = None
+    max_width: Annotated[int, Between(1, MOST_PIXELS)] | None = None
     """Width of every clip, in pixels, 1 to 32,768."""
-    train_fps: float | None = None
+    train_fps: Annotated[float, Between(0.01, 1000, "null takes every frame")] | None = None
     """Frames per second of every clip, 0.01 to 1000; frames of the video are dropped to reach it. null keeps every
     frame."""
     clip_start: Literal["first", "random"] = "first"
@@ -176,11 +155,7 @@ class ClipsParam(SourceParam):
     first frame; null: the clip's first frame itself."""
     last_frame_key: str | None = None
     """The same for the last frame, for a network conditioned on it."""
-    caption_dropout_prob: float = 0.1
-    """Probability that a training clip loses its caption; in [0, 1]."""
-    valid_fraction: float = 0.0
-    """Fraction of the clips held out for --eval-interval, in [0, 1); the seed decides which."""
-    features: str | None = None
+    features: PathText | None = None
     """Folder that mm-dit cache-latents filled from these clips; training reads it instead of encoding clips and
     captions, and the clips themselves are not needed."""
     skip_bad_clips: bool = False
@@ -188,16 +163,9 @@ class ClipsParam(SourceParam):
     source: str | None = None
     """Built-in clips: "moving_digits", of one shape, or "moving_digits_buckets", of several. They are written to
     ``data_folder``, whose path must end in this name."""
-    buckets: tuple[tuple[int, ...], ...] | Budget | None = None
-    """Shapes [frames, height, width]; each clip is scaled and cropped to the shape that keeps most of it, among those
-    it is long enough for. An image goes to a shape of one frame. Or a budget from which the shapes are made."""
-    bucket_group: int = 16
-    """Number of clips of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
     display: Display = "shown"
     """How frames become pixels: as a player shows them; or as decord, with which MindSpeed-MM reads: BT.601 if a file
     names no matrix, pixels as stored if they are not square, frames rotated but not mirrored, and chosen by index."""
-    color_profiles: ColorProfiles = "convert"
-    """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""
     dataset_type: Literal["clips"] = "clips"
     """Kind of data set."""
 
@@ -205,21 +173,14 @@ class ClipsParam(SourceParam):
     skip_key = "dataset_param.skip_bad_clips"
 
     def __post_init__(self) -> None:
-        self.check_common("data_folder", "json_path")
+        super().__post_init__()
         if not self.json_path.endswith((".json", ".jsonl")):
-            raise ConfigError(
-                f"dataset_param.json_path = {self.json_path}", "is neither .json nor .jsonl", "name the annotation"
-            )
+            raise self.error("json_path", "is neither .json nor .jsonl", "name the annotation")
         self.check_buckets(3, "num_frames", "max_height", "max_width")
-        for name, most in (("num_frames", MOST_FRAMES), ("max_height", MOST_PIXELS), ("max_width", MOST_PIXELS)):
-            if getattr(self, name) is not None:
-                check_between(f"dataset_param.{name}", getattr(self, name), 1, most)
         if self.extra_images and self.clip_start != "first":
-            what = f"dataset_param.{next(iter(self.extra_images)).replace('image', 'frame')}_key"
-            raise ConfigError(what, 'names one image, but with clip_start "random" a clip can begin at any frame',
-                              'set clip_start to "first", or drop the key')  # fmt: skip
-        if self.train_fps is not None:
-            check_between("dataset_param.train_fps", self.train_fps, 0.01, 1000, "null takes every frame")
+            reason = 'names one image, but with clip_start "random" a clip can begin at any frame'
+            name = f"{next(iter(self.extra_images)).replace('image', 'frame')}_key"
+            raise self.error(name, reason, 'set clip_start to "first", or drop the key')
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -252,11 +213,8 @@ class ClipsParam(SourceParam):
     def pixel_cache_key(self) -> str:
         """Return frames, size, rate and crop, as text; raises ConfigError for clips with a random start."""
         if self.clip_start != "first":
-            raise ConfigError(
-                f"dataset_param.clip_start = {self.clip_start!r}",
-                "clips that start at random frames cannot be cached",
-                'set it to "first", or train without a cache',
-            )
+            reason = "clips that start at random frames cannot be cached"
+            raise self.error("clip_start", reason, 'set it to "first", or train without a cache')
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
         display = "" if self.display == "shown" else f", display {self.display}"

@@ -1,6 +1,7 @@
-"""Section ``predictor`` for transformers with joint attention, where text and image attend to each other.
+"""Sections ``predictor`` of the transformers with joint attention, in which text and image attend to each other.
 
-"qwen_image" is one.
+Keys and defaults are those of each family's published ``transformer/config.json``, except that ``in_channels`` counts
+channels of latents. :mod:`models.weight_adapters` translates from and to diffusers' files.
 """
 
 from __future__ import annotations
@@ -9,77 +10,61 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from mindspeed_mm_dit.configs.condition import Conditions, TextStates
-from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between, require_positive, short_repr
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, check_shareable, count_of, shape_of
+from mindspeed_mm_dit.configs.condition import Conditions, JoinedText, PooledText, TextStates
+from mindspeed_mm_dit.configs.limits import Between, NumLayers, Positive, check_between
+from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
 
-
-def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has another value than those."""
-    for key, values in fixed.items():
-        if key in section and section[key] not in values:
-            words = " or ".join(map(short_repr, values))
-            raise ConfigError(f"{key} = {short_repr(section[key])}", f"is not supported, only {words}")
-    return {key: value for key, value in section.items() if key not in fixed}
+GUIDANCE, MOST_EMBEDDED_GUIDANCE = 3.5, 100.0
+"""Guidance scale that diffusers trains and samples distilled networks with, and the largest."""
+UNIT = 32
+"""Z-Image pads texts and images to multiples of this many tokens."""
+_EmbeddedGuidance = Annotated[float, Between(0.0, MOST_EMBEDDED_GUIDANCE)]
+_RopeTheta = Annotated[float, Between(1.0, 1e9)]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class JointConfig(PredictorConfig):
-    """Base of the model families, with the keys of a published ``transformer/config.json``; each has its own defaults.
+    """Base of the model families; each has its own defaults."""
 
-    ``in_channels`` counts channels of latents; a token has four times as many.
-    """
-
-    num_layers: int = 19
+    num_layers: NumLayers = 19
     """Number of blocks with separate weights for image and text."""
-    num_attention_heads: int = 24
+    num_attention_heads: Positive = 24
     """Number of attention heads."""
-    attention_head_dim: int = 128
+    attention_head_dim: Positive = 128
     """Width of a head; times ``num_attention_heads`` it is the width D of a token."""
-    joint_attention_dim: int = 4096
+    joint_attention_dim: Positive = 4096
     """Width of the text encoder's states."""
-    in_channels: int = 16
+    in_channels: Positive = 16
     """Channels of the latents."""
-    text_length: int = 512
+    text_length: Positive = 512
     """Tokens of a text with its padding. Only estimates of arithmetic and memory use it; no weight depends on it."""
     latent_size: tuple[int, int] = (128, 128)
     """[height, width] of the latents in latent pixels; no weight depends on it."""
 
-    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Further keys of diffusers' config.json -> the values that are supported."""
     published_texts: ClassVar[Mapping[str, Any]] = {}
     """Published settings of the first text encoder."""
-    token_channels: ClassVar[int] = 4
-    """Channels of a token in diffusers' config.json for each channel of the latents."""
     data_time = 0
     published_sampler = ("euler", 28)
     patch_size = 2
-    adaptable = ("text_length", "latent_size")
     rope_theta = 10000.0  # a key of some model families
     num_classes = 0  # only texts are conditions
     class_dropout_prob = 0.0
     z_dims = ()
 
     def __post_init__(self) -> None:
-        counts = ("num_attention_heads", "attention_head_dim", "joint_attention_dim", "in_channels", "text_length")
-        require_positive(self, "predictor", *counts)
-        check_between("predictor.num_layers", self.num_layers, 1, MOST_LAYERS)
+        super().__post_init__()
         self._check_latents(self.latent_size, f"predictor.latent_size = {list(self.latent_size)}")
+        axes = self.axes_dims_rope
+        if axes and (min(axes) < 2 or any(width % 2 for width in axes) or sum(axes) != self.head_dim):
+            reason = f"must be even numbers whose sum is the width of a head, {self.head_dim}"
+            raise self.error("axes_dims_rope", reason)
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
             raise ConfigError(what, f"height and width of latents must be positive multiples of {self.patch_size}")
-
-    def check_rotary_axes(self, key: str, widths: tuple[int, ...]) -> None:
-        """Raise ConfigError unless ``widths``, the rotary channels of each axis, are even and add up to a head."""
-        if min(widths, default=0) < 2 or any(width % 2 for width in widths) or sum(widths) != self.head_dim:
-            raise ConfigError(
-                f"predictor.{key} = {list(widths)}",
-                f"must be even numbers whose sum is the width of a head, {self.head_dim}",
-            )
 
     def resized(self, shape: Shape) -> JointConfig:
         if len(shape) != 3 or shape[0] != self.in_channels:
@@ -89,18 +74,18 @@ class JointConfig(PredictorConfig):
 
     def reduced_width(self) -> JointConfig:
         """Return the same network with at most 4 heads of the same width, and at most 4 blocks of each kind."""
-        layers = {name: min(getattr(self, name), 4) for name in self._counts_of_blocks()}
+        names = [field.name for field in dataclasses.fields(self)]
+        layers = {n: min(getattr(self, n), 4) for n in names if n.startswith("num_") and n.endswith("_layers")}
         return dataclasses.replace(self, num_attention_heads=min(self.num_attention_heads, 4), **layers)  # type: ignore[arg-type]
 
     def check_context_parallel(self, ranks: int) -> None:
-        check_shareable(
-            ranks, {"predictor.num_attention_heads": self.num_attention_heads, "tokens of an image": self.num_tokens}
-        )
+        heads = {"predictor.num_attention_heads": self.num_attention_heads}
+        check_shareable(ranks, {**heads, "tokens of an image": self.num_tokens})
 
-    @classmethod
-    def _counts_of_blocks(cls) -> list[str]:
-        names = [field.name for field in dataclasses.fields(cls)]
-        return [name for name in names if name.startswith("num_") and name.endswith("_layers")]
+    @property
+    def axes_dims_rope(self) -> tuple[int, ...]:
+        """Rotary channels of a head for each axis of positions; () if a family has none."""
+        return ()
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]
@@ -111,11 +96,6 @@ class JointConfig(PredictorConfig):
     def head_dim(self) -> int:
         """Width of a head."""
         return self.attention_head_dim
-
-    @property
-    def defaults_for_missing(self) -> tuple[str, ...]:
-        is_unpublished_width = hasattr(self, "axes_dims_rope") and self.head_dim != type(self).attention_head_dim
-        return ("axes_dims_rope",) if is_unpublished_width else ()
 
     @property
     def hidden_size(self) -> int:
@@ -138,84 +118,206 @@ class JointConfig(PredictorConfig):
     @property
     def texts(self) -> TextStates:
         """The states of the text, from the first text encoder."""
-        return TextStates(
-            self.text_length, self.joint_attention_dim, setting="joint_attention_dim", as_published=self.published_texts
-        )
+        width, published = self.joint_attention_dim, self.published_texts
+        return TextStates(self.text_length, width, setting="joint_attention_dim", as_published=published)
 
     @property
     def conditions(self) -> Conditions:
         return Conditions(self.texts)
 
-    @classmethod
-    def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Return section ``predictor`` for the config.json of a diffusers folder.
 
-        There ``in_channels`` counts channels of a token. Unknown keys stay, so that reading the section refuses them.
-        Raises ConfigError for an unsupported value of a key in ``fixed``.
-        """
-        settings = without_fixed({key: value for key, value in section.items() if not key.startswith("_")}, cls.fixed)
-        return {**settings, "in_channels": settings["in_channels"] // cls.token_channels}
+@dataclass(frozen=True)
+class FluxConfig(JointConfig):
+    """FLUX.1 (Black Forest Labs 2024); the defaults are those of FLUX.1-schnell."""
 
-    def to_diffusers(self) -> dict[str, Any]:
-        """Return the config.json of a diffusers folder (the inverse of :meth:`of_diffusers`)."""
-        ours = (*self.adaptable, "model_id")
-        settings = {key: value for key, value in dataclasses.asdict(self).items() if key not in ours}
-        # (where the first value is None, diffusers' default applies)
-        fixed = {key: values[0] for key, values in self.fixed.items() if values[0]}
-        return {
-            "_class_name": self.diffusers_class, **settings, **fixed,
-            "in_channels": self.in_channels * self.token_channels,
-        }  # fmt: skip
+    num_single_layers: NumLayers = 38
+    """Number of blocks after them in which image and text share one set of weights."""
+    pooled_projection_dim: Positive = 768
+    """Width of the pooled vector of the text."""
+    pooled_encoder: Literal[0, 1] = 1
+    """Index of the text encoder in model.json that makes that vector: the second, or 0 if the first makes both."""
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)  # type: ignore[assignment]
+    """Rotary channels of a head for a constant 0, the row and column of a patch; even."""
+    guidance_embeds: bool = False
+    """Take the guidance scale as an input, as guidance-distilled networks do (FLUX.1-dev)."""
+    guidance: _EmbeddedGuidance = GUIDANCE
+    """With ``guidance_embeds``: that scale, in training and sampling, 0 to 100."""
+    model_id: str = "flux"
 
-    @classmethod
-    def published_rotary_axes(cls, head_dim: int) -> tuple[int, ...]:
-        """Return ``axes_dims_rope`` for heads of another width, in the published proportions."""
-        published: tuple[int, ...] = cls.axes_dims_rope  # type: ignore[attr-defined]
-        first = [max(2, head_dim * width // sum(published) // 2 * 2) for width in published[:-1]]
-        return (*first, head_dim - sum(first))
+    network = "mindspeed_mm_dit.models.flux:Flux"
+    adapter = "mindspeed_mm_dit.models.weight_adapters:FluxAdapter"
+    diffusers_class = "FluxTransformer2DModel"
+    published_texts: ClassVar[Mapping[str, Any]] = {"attend_padding": True}
+
+    @property
+    def conditions(self) -> Conditions:
+        """The states of the text, and its pooled vector, dropped together."""
+        width, number, dropout_key = self.pooled_projection_dim, self.pooled_encoder, self.texts.dropout_key
+        pooled = PooledText(width, encoder=number, setting="pooled_projection_dim", shared_dropout_key=dropout_key)
+        return Conditions(self.texts, pooled)
+
+
+@dataclass(frozen=True)
+class Flux2Config(JointConfig):
+    """FLUX.2 (Black Forest Labs 2025); the defaults are those of FLUX.2-dev."""
+
+    num_layers: NumLayers = 8
+    num_single_layers: NumLayers = 48
+    """Number of blocks after them in which image and text share one set of weights."""
+    num_attention_heads: Positive = 48
+    joint_attention_dim: Positive = 15360
+    in_channels: Positive = 128
+    """Channels of the latents: the autoencoder's, in patches of 2 x 2. The network's own patches are 1 x 1."""
+    latent_size: tuple[int, int] = (64, 64)
+    """[height, width] of these latents; no weight depends on it."""
+    axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)  # type: ignore[assignment]
+    """Rotary channels of a head for the image's time, a patch's row and column, and the text position; even."""
+    rope_theta: _RopeTheta = 2000.0
+    """Base of the frequencies of the positions."""
+    mlp_ratio: float = 3.0
+    """Width of an MLP's hidden layer, as a multiple of D."""
+    timestep_guidance_channels: Positive = 256
+    """Width of the sinusoids of time and guidance; even."""
+    guidance_embeds: bool = True
+    """Take the guidance scale as an input, as guidance-distilled networks do."""
+    guidance: _EmbeddedGuidance = GUIDANCE
+    """With ``guidance_embeds``: that scale, in training and sampling, 0 to 100."""
+    model_id: str = "flux2"
+
+    network = "mindspeed_mm_dit.models.flux2:Flux2"
+    adapter = "mindspeed_mm_dit.models.weight_adapters:Flux2Adapter"
+    published_sampler = ("euler", 50)
+    diffusers_class = "Flux2Transformer2DModel"
+    patch_size = 1
+    published_texts: ClassVar[Mapping[str, Any]] = {
+        "zero_padding": False,
+        "cut_padding": False,
+        "layers": (9, 18, 27),
+        "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    }
+    """For Qwen3, the text encoder of FLUX.2-klein; the defaults of Mistral3Config are those of FLUX.2-dev."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_between("predictor.mlp_ratio", self.mlp_ratio, 1 / self.hidden_size, 1000.0)
+        if self.timestep_guidance_channels % 2:
+            raise self.error("timestep_guidance_channels", "must be even: half of it is cosines, half sines")
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of an MLP's hidden layer."""
+        return int(self.hidden_size * self.mlp_ratio)
 
 
 @dataclass(frozen=True)
 class QwenImageConfig(JointConfig):
     """Qwen-Image (Qwen Team 2025); the defaults are the published ones."""
 
-    num_layers: int = 60
+    num_layers: NumLayers = 60
     """Number of blocks."""
-    joint_attention_dim: int = 3584
+    joint_attention_dim: Positive = 3584
     """Width of the text encoder's states; a state that is all zeros is padding, which nothing attends to."""
-    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
+    axes_dims_rope: tuple[int, int, int] = (16, 56, 56)  # type: ignore[assignment]
     """Rotary channels of a head for the image index, and the row and column of a patch; even."""
     model_id: str = "qwen_image"
 
     network = "mindspeed_mm_dit.models.qwen_image:QwenImage"
+    adapter = "mindspeed_mm_dit.models.weight_adapters:QwenImageAdapter"
     published_sampler = ("euler", 50)
     diffusers_class = "QwenImageTransformer2DModel"
-    fixed: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "patch_size": (2,), "guidance_embeds": (False,), "zero_cond_t": (False,), "use_layer3d_rope": (False,),
-        "use_additional_t_cond": (False,), "pooled_projection_dim": (None, 768),
-    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ZImageConfig(JointConfig):
+    """Z-Image (Z-Image Team 2025); the defaults are the published ones."""
+
+    num_layers: NumLayers = 30
+    """Number of blocks of image and text as one sequence."""
+    num_refiner_layers: NumLayers = 2
+    """Number of blocks of the image alone, and of the text alone, before them."""
+    num_attention_heads: Positive = 30
+    joint_attention_dim: Positive = 2560
+    """Width of the text encoder's states; states at the end that are all zeros are padding."""
+    axes_dims_rope: tuple[int, int, int] = (32, 48, 48)  # type: ignore[assignment]
+    """Rotary channels of a head for the text position, and the row and column of a patch; even."""
+    rope_theta: _RopeTheta = 256.0
+    """Base of the frequencies of the positions."""
+    model_id: str = "z_image"
+
+    network = "mindspeed_mm_dit.models.z_image:ZImage"
+    adapter = "mindspeed_mm_dit.models.weight_adapters:ZImageAdapter"
+    published_sampler = ("euler", 50)
+    diffusers_class = "ZImageTransformer2DModel"
+    data_time = 1
+
+    @property
+    def time_width(self) -> int:
+        """Width of an embedded time."""
+        return min(self.hidden_size, 256)
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of an MLP's hidden layer."""
+        return int(self.hidden_size / 3 * 8)
+
+    def check_context_parallel(self, ranks: int) -> None:
+        heads = {"predictor.num_attention_heads": self.num_attention_heads}
+        check_shareable(ranks, {**heads, "the padding multiple of texts and images": UNIT})
+
+
+@dataclass(frozen=True)
+class SD3Config(JointConfig):
+    """Stable Diffusion 3 and 3.5 (Esser et al. 2024); the defaults are those of SD3-medium."""
+
+    num_layers: NumLayers = 24
+    """Number of blocks; in the last, the text is not updated (``context_pre_only``)."""
+    num_attention_heads: Positive = 24
+    attention_head_dim: Positive = 64
+    """Width of a head; times ``num_attention_heads`` it is the width D of a token, a multiple of 4."""
+    text_length: Positive = 333
+    pooled_projection_dim: Positive = 2048
+    """Width of the pooled vectors of the first two text encoders, concatenated."""
+    encoder_dropout_prob: Annotated[float, Between(0.0, 0.999)] = 0.0
+    """Probability that a training sample loses a text encoder, whose output becomes zeros; separately for each.
+    SD3 was trained with 0.464 and works with any of them alone. 0 to below 1."""
+    qk_norm: Literal["rms_norm"] | None = None
+    """Normalise queries and keys per head, as SD3.5 does; null: not at all."""
+    dual_attention_layers: tuple[int, ...] = ()
+    """Blocks, counted from 0, in which the image also attends to itself alone (SD3.5-medium)."""
+    pos_embed_max_size: Positive = 192
+    """Side of the positional table, in patches; latents get a centre crop of it, and cannot be larger."""
+    sample_size: Positive = 128
+    """Side of the latents at which positions are one apart, in latent pixels; on a larger table they are closer."""
+    model_id: str = "sd3"
+
+    network = "mindspeed_mm_dit.models.sd3:SD3"
+    adapter = "mindspeed_mm_dit.models.weight_adapters:SD3Adapter"
+    diffusers_class = "SD3Transformer2DModel"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_rotary_axes("axes_dims_rope", self.axes_dims_rope)
+        if self.hidden_size % 4:
+            reason = f"times {self.num_attention_heads} heads must be a multiple of 4, for positions"
+            raise self.error("attention_head_dim", reason)
+        for number in self.dual_attention_layers:
+            if not 0 <= number < self.num_layers:
+                reason = f"names block {number}, but the {self.num_layers} blocks are counted from 0"
+                raise self.error("dual_attention_layers", reason)
 
-    @classmethod
-    def of_diffusers(cls, section: Mapping[str, Any]) -> dict[str, Any]:
-        settings = super().of_diffusers(section)
-        return without_fixed(settings, {"out_channels": (settings["in_channels"],)})
+    def _check_latents(self, size: tuple[int, ...], what: str) -> None:
+        super()._check_latents(size, what)
+        if max(size) > self.patch_size * self.pos_embed_max_size:
+            limit = f"predictor.pos_embed_max_size = {self.pos_embed_max_size}"
+            raise ConfigError(what, f"exceed {limit} patches on a side")
 
-    def to_diffusers(self) -> dict[str, Any]:
-        return super().to_diffusers() | {"out_channels": self.in_channels}
+    def reduced_width(self) -> SD3Config:
+        """Return the same network with at most 4 heads and blocks; the same fraction of blocks has dual attention."""
+        layers = min(self.num_layers, 4)
+        dual = tuple(sorted({number * layers // self.num_layers for number in self.dual_attention_layers}))
+        return JointConfig.reduced_width(dataclasses.replace(self, dual_attention_layers=dual))  # type: ignore[return-value]
 
-    @classmethod
-    def of_shapes(cls, shapes: Mapping[str, Shape]) -> QwenImageConfig | None:
-        """Return the architecture that ``shapes`` imply, with the published proportions of rotary axes."""
-        if "transformer_blocks.0.txt_mod.1.weight" not in shapes:
-            return None
-        D, channels = shape_of(shapes, "img_in.weight", 2)
-        (head_dim,) = shape_of(shapes, "transformer_blocks.0.attn.norm_q.weight", 1)
-        return cls(
-            num_layers=count_of(shapes, "transformer_blocks"), num_attention_heads=D // head_dim,
-            attention_head_dim=head_dim, joint_attention_dim=shape_of(shapes, "txt_in.weight", 2)[1],
-            in_channels=channels // 4, axes_dims_rope=cls.published_rotary_axes(head_dim),  # type: ignore[arg-type]
-        )  # fmt: skip
+    @property
+    def conditions(self) -> Conditions:
+        """The outputs of CLIP, a larger CLIP and T5 as one condition."""
+        widths = self.joint_attention_dim, self.pooled_projection_dim
+        return Conditions(JoinedText(self.text_length, *widths, self.encoder_dropout_prob))

@@ -1,13 +1,16 @@
-"""Bounds that do not depend on the machine, for settings and environment variables. Also shortens values for errors."""
+"""Bounds of settings, and the base of the sections of config files, which check them; values as shown in errors."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import os
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -15,8 +18,8 @@ LARGEST = 2**63 - 1
 """Largest whole number that tensors, sample indices and NumPy's generators can hold."""
 BYTES = (bytes, bytearray, memoryview)
 """Types that Python treats as sequences of whole numbers, but that no setting takes as a list."""
-MOST_LAYERS, DEEP = 1000, "published networks have up to 60"
-"""Most blocks of a network, and a hint for errors about more."""
+MOST_LAYERS = 1000
+"""Most blocks of a network."""
 MOST_SAMPLES = 2**62
 """Most samples that a run can consume; sample indices from here on are for validation."""
 MOST_THREADS = 1024
@@ -120,14 +123,6 @@ def path_of(what: str, path: Any) -> str:
     return expanded
 
 
-def require_positive(config: Any, section: str, *names: str) -> None:
-    """Raise ConfigError unless each of the fields ``names`` of a section's config is a positive whole number."""
-    for name in names:
-        value = getattr(config, name)
-        if value < 1 or isinstance(value, bool):
-            raise ConfigError(f"{section}.{name} = {value}", "must be a positive whole number")
-
-
 def divisors(number: int) -> str:
     """Return the divisors of ``number`` up to 64, as text for the cure of an error."""
     return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)
@@ -148,3 +143,93 @@ def integer_variable(
         return int(text)
     allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
     raise ConfigError(f"{name} = {text}", f"must be a whole number {allowed}{why}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Between:
+    """The bounds of a number, in the type of a section's field: ``Annotated[int, Between(1, 1000)]``."""
+
+    low: float
+    high: float = LARGEST
+    cure: str = ""
+    below: bool = False
+    """Whether ``high`` itself is excluded."""
+
+    def check(self, what: str, value: float) -> None:
+        """Raise ConfigError, naming the setting ``what``, unless ``value`` is within the bounds."""
+        if isinstance(value, bool):
+            raise ConfigError(f"{what} = {value}", "must be a number")
+        if self.below and not self.low <= value < self.high:
+            raise ConfigError(f"{what} = {short_repr(value)}", f"must lie in [{self.low:g}, {self.high:g})", self.cure)
+        check_between(what, value, self.low, self.high, self.cure)
+
+
+class ValidPath:
+    """Marks a string that is a path: ``Annotated[str, ValidPath]``."""
+
+    check = staticmethod(check_path)
+
+
+Positive = Annotated[int, Between(1)]
+Count = Annotated[int, Between(0)]
+NumLayers = Annotated[int, Between(1, MOST_LAYERS, "published networks have up to 60")]
+Probability = Annotated[float, Between(0, 1)]
+Fraction = Annotated[float, Between(0, 1, below=True)]
+PathText = Annotated[str, ValidPath]
+
+
+class Section:
+    """Base of the classes of sections of config files: frozen dataclasses, which check the bounds of their fields."""
+
+    section: ClassVar[str] = ""
+    """Name of the section, as shown in errors."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in _types_of_fields(type(self)).items():  # type: ignore[arg-type]
+            _check_bounds(self.full_key(name), getattr(self, name), annotation)
+
+    def full_key(self, name: str) -> str:
+        """Return the name of a setting as shown in errors: "predictor.num_heads"."""
+        return f"{self.section}.{name}" if self.section else name
+
+    def error(self, name: str, reason: str, cure: str = "") -> ConfigError:
+        """Return the error of the setting ``name``, with its value."""
+        value, annotation = getattr(self, name), _types_of_fields(type(self)).get(name)  # type: ignore[arg-type]
+        shown = value if annotation == PathText else _shown(value)
+        return ConfigError(f"{self.full_key(name)} = {shown}", reason, cure)
+
+    def check_divides(self, name: str, whole: str, more: str = "") -> None:
+        """Raise ConfigError unless the setting ``name`` divides the setting ``whole``; ``more`` is a second cure."""
+        divisor, number = getattr(self, name), getattr(self, whole)
+        if number % divisor:
+            reason = f"does not divide {whole}: {number} % {divisor} = {number % divisor}"
+            raise self.error(name, reason, f"use one of {divisors(number)}{more}")
+
+
+def _shown(value: Any) -> str:
+    """Return ``value`` as in a config file, shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return short_repr(list(value) if isinstance(value, tuple) else value)
+
+
+@cache
+def _types_of_fields(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+
+def _check_bounds(what: str, value: Any, annotation: Any) -> None:
+    """Raise ConfigError if ``value``, or an entry of a list, is not within the bounds in its type ``annotation``."""
+    origin, kinds = get_origin(annotation), get_args(annotation)
+    if origin is Annotated and isinstance(value, str) == (kinds[0] is str):
+        for bound in annotation.__metadata__:
+            bound.check(what, value)
+    elif origin is tuple and isinstance(value, tuple):
+        if Ellipsis not in kinds and len(value) != len(kinds):
+            raise ConfigError(f"{what} = {_shown(value)}", f"must be a list of {len(kinds)} numbers")
+        for position, entry in enumerate(value):
+            _check_bounds(f"{what}[{position}]", entry, kinds[0])
+    elif origin in (Union, UnionType) and value is not None and not isinstance(value, bool):
+        for kind in kinds:
+            _check_bounds(what, value, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mindspeed_mm_dit.configs.autoencoder import (
     AutoencoderConfig,
@@ -14,9 +14,9 @@ from mindspeed_mm_dit.configs.autoencoder import (
     config_file,
 )
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, MeanFlowConfig, WanFlowConfig
 from mindspeed_mm_dit.configs.dit import PRESETS
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig, MeanFlowConfig, WanFlowConfig
-from mindspeed_mm_dit.configs.limits import check_between, short_repr
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import ImageEncoderConfig, TeacherConfig, feature_names
@@ -49,104 +49,89 @@ class ModelConfig:
     """Free text, e.g. the purpose of the configuration and its cost."""
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        channels = self.predictor.latent_channels
-        if channels != self.ae.latent_channels:
-            raise ConfigError(
-                f"predictor.in_channels = {self.predictor.in_channels}",
-                f"does not match the latents of autoencoder '{self.ae.model_id}': {self.ae.latent_channels} channels",
-                f"set predictor.in_channels to {self.predictor.in_channels - channels + self.ae.latent_channels}",
-            )
-        self.diffusion.check_output(channels, self.predictor.out_channels)
-        frames = self.predictor.conditions.frames
-        if frames is not None and not isinstance(self.diffusion, WanFlowConfig):
-            raise ConfigError(
-                f"diffusion.model_id = {self.diffusion.model_id!r}",
-                "does not support conditioning on frames",
-                f"set it to {WanFlowConfig.model_id}",
-            )
-        if isinstance(self.diffusion, MeanFlowConfig):
-            self.diffusion.check_predictor(self.predictor)
-        elif self.predictor.num_time_inputs != 1:
-            raise ConfigError(
-                f"diffusion.model_id = {self.diffusion.model_id!r}",
-                f"passes one timestep, but predictor {self.predictor.model_id!r} needs two",
-                "set predictor.h_embedder to false, or model_id to mean_flow",
-            )
-        self._check_direction()
-
-    def _check_direction(self) -> None:
-        """Raise ConfigError unless times and velocities have the direction of the predictor's published weights."""
-        flow, expected = isinstance(self.diffusion, FlowMatchingConfig), self.predictor.data_time
-        actual = self.diffusion.data_time if flow else None
-        if expected is not None and expected != actual:
-            raise ConfigError(
-                f"diffusion.model_id = {self.diffusion.model_id!r}"
-                + ("" if actual is None else f", data_time = {actual}"),
-                f"predictor {self.predictor.model_id!r} learns a velocity with data at time {expected}",
-                f"set model_id to flow_matching and data_time to {expected}",
-            )
-        if flow and self.diffusion.dynamic_shift is not None and self.predictor.patch_size == 1:
-            raise ConfigError(f"diffusion.dynamic_shift = {self.diffusion.dynamic_shift!r}",
-                              f"needs patches of 2x2, but predictor {self.predictor.model_id!r} has patches of 1x1",
-                              "set it to null")  # fmt: skip
-
-    def _check_kinds(self) -> None:
-        """Raise ConfigError unless autoencoder, text encoders and teachers fit the predictor."""
-        axes = len(self.predictor.latent_shape) - 1
-        if axes not in self.ae.pixel_axes:
-            fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
-            raise ConfigError(
-                f"ae.model_id = {self.ae.model_id!r}",
-                f"does not encode {'images' if axes == 2 else 'videos'}, which predictor "
-                f"{self.predictor.model_id!r} needs",
-                f"use {' or '.join(fitting)}",
-            )
+        self._check_autoencoder()
         self._check_text_encoders()
         self._check_teachers()
-        needs_image_encoder = self.predictor.conditions.image_tokens is not None
-        if needs_image_encoder != (self.image_encoder is not None):
-            raise ConfigError(
-                "image_encoder",
-                "this section is missing: predictor.image_dim needs CLIP's features of the first frame"
-                if needs_image_encoder
-                else "is not used: predictor.image_dim is null",
-                'add {"from_pretrained": "folder"}' if needs_image_encoder else "drop the section",
-            )
+        self._check_frames()
+        self._check_diffusion()
+
+    @property
+    def _name(self) -> str:
+        return f"predictor {self.predictor.model_id!r}"
+
+    def _check_autoencoder(self) -> None:
+        """Raise ConfigError unless the autoencoder encodes what the predictor learns, with as many channels."""
+        ae, predictor, axes = self.ae, self.predictor, len(self.predictor.latent_shape) - 1
+        if axes not in ae.pixel_axes:
+            fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
+            reason = f"does not encode {'images' if axes == 2 else 'videos'}, which {self._name} needs"
+            raise ConfigError(f"ae.model_id = {ae.model_id!r}", reason, f"use {' or '.join(fitting)}")
+        if predictor.latent_channels != ae.latent_channels:
+            reason = f"does not match the latents of autoencoder '{ae.model_id}': {ae.latent_channels} channels"
+            channels = predictor.in_channels - predictor.latent_channels + ae.latent_channels
+            what, cure = f"predictor.in_channels = {predictor.in_channels}", f"set predictor.in_channels to {channels}"
+            raise ConfigError(what, reason, cure)
+
+    def _check_text_encoders(self) -> None:
+        """Raise ConfigError unless the text encoders are exactly those that the conditions refer to."""
+        encoders = [part.encoder for condition in self._texts for part in condition.parts]
+        count, reason, cure = len(self.text_encoders), "", ""
+        if encoders and not count:
+            reason = f"this section is missing: {self._name} is conditioned on text"
+            cure = 'add {"model_id": "umt5", "from_pretrained": "folder"}'
+        elif count and not encoders:
+            reason, cure = f"{self._name} is not conditioned on text", "drop the section"
+        elif set(encoders) != set(range(count)):
+            reason = f"has {count} encoders, but {self._name} needs {max(encoders) + 1}"
+            cure = "give one for each, in the order of the predictor's settings"
+        if reason:
+            raise ConfigError("text_encoder", reason, cure)
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
-            raise ConfigError(
-                f"predictor.z_dims = {widths}",
-                f"needs {len(widths)} teachers, but section teacher lists {count}",
-                "list the width of each teacher's features, or drop both: weights load without projectors",
-            )
-        if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.predictor.latent_shape) != 3):
-            raise ConfigError(
-                "teacher", f"only works for images and a single timestep, not for {self.diffusion.model_id} "
-                f"with latents {self.predictor.latent_shape}", "drop the section and predictor.z_dims",
-            )  # fmt: skip
+            reason = f"needs {len(widths)} teachers, but section teacher lists {count}"
+            cure = "list the width of each teacher's features, or drop both: weights load without projectors"
+            raise ConfigError(f"predictor.z_dims = {widths}", reason, cure)
+        if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.latent_shape) != 3):
+            model_id = self.diffusion.model_id
+            reason = f"only works for images and a single timestep, not for {model_id} with latents {self.latent_shape}"
+            raise ConfigError("teacher", reason, "drop the section and predictor.z_dims")
 
-    def _check_text_encoders(self) -> None:
-        """Raise ConfigError unless the text encoders are exactly those that the conditions refer to."""
-        encoders = [part.encoder for condition in self._texts for part in condition.parts]
-        what, predictor = "text_encoder", f"predictor {self.predictor.model_id!r}"
-        if encoders and not self.text_encoders:
-            raise ConfigError(
-                what,
-                f"this section is missing: {predictor} is conditioned on text",
-                'add {"model_id": "umt5", "from_pretrained": "folder"}',
-            )
-        if self.text_encoders and not encoders:
-            raise ConfigError(what, f"{predictor} is not conditioned on text", "drop the section")
-        if encoders and set(encoders) != set(range(len(self.text_encoders))):
-            raise ConfigError(
-                what,
-                f"has {len(self.text_encoders)} encoders, but {predictor} needs {max(encoders) + 1}",
-                "give one for each, in the order of the predictor's settings",
-            )
+    def _check_frames(self) -> None:
+        """Raise ConfigError unless conditioning frames have their encoder, and diffusion supports them."""
+        conditions = self.predictor.conditions
+        if conditions.image_tokens is not None and self.image_encoder is None:
+            reason = "this section is missing: predictor.image_dim needs CLIP's features of the first frame"
+            raise ConfigError("image_encoder", reason, 'add {"from_pretrained": "folder"}')
+        if conditions.image_tokens is None and self.image_encoder is not None:
+            raise ConfigError("image_encoder", "is not used: predictor.image_dim is null", "drop the section")
+        if conditions.frames is not None and not isinstance(self.diffusion, WanFlowConfig):
+            cure = f"set it to {WanFlowConfig.model_id}"
+            raise self._diffusion_error("does not support conditioning on frames", cure)
+
+    def _check_diffusion(self) -> None:
+        """Raise ConfigError unless the predictor takes the times of ``diffusion``, in the direction of its weights."""
+        diffusion, predictor = self.diffusion, self.predictor
+        diffusion.check_output(predictor.latent_channels, predictor.out_channels)
+        if isinstance(diffusion, MeanFlowConfig):
+            diffusion.check_predictor(predictor)
+        elif predictor.num_time_inputs != 1:
+            cure = "set predictor.h_embedder to false, or model_id to mean_flow"
+            raise self._diffusion_error(f"passes one timestep, but {self._name} needs two", cure)
+        flow, expected = isinstance(diffusion, FlowMatchingConfig), predictor.data_time
+        actual = diffusion.data_time if flow else None
+        if expected is not None and expected != actual:
+            reason = f"{self._name} learns a velocity with data at time {expected}"
+            cure = f"set model_id to flow_matching and data_time to {expected}"
+            raise self._diffusion_error(reason, cure, "" if actual is None else f", data_time = {actual}")
+        if flow and diffusion.dynamic_shift is not None and predictor.patch_size == 1:
+            reason = f"needs patches of 2x2, but {self._name} has patches of 1x1"
+            raise diffusion.error("dynamic_shift", reason, "set it to null")
+
+    def _diffusion_error(self, reason: str, cure: str, more: str = "") -> ConfigError:
+        return ConfigError(f"diffusion.model_id = {self.diffusion.model_id!r}{more}", reason, cure)
 
     def tuned_by(self) -> dict[str, Any]:
         """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
@@ -189,11 +174,8 @@ class ModelConfig:
         conditions = self.predictor.conditions
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
             learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
-            raise ConfigError(
-                what,
-                f"predictor {self.predictor.model_id!r} learns {learns}, but this command is for images with labels",
-                "generate samples with mm-dit sample",
-            )
+            reason = f"{self._name} learns {learns}, but this command is for images with labels"
+            raise ConfigError(what, reason, "generate samples with mm-dit sample")
         label: ClassLabel = conditions.label
         return label
 
@@ -216,13 +198,16 @@ def load_model_config(path: str | Path) -> ModelConfig:
 def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelConfig:
     """Build a :class:`ModelConfig` from the parsed JSON of ``where``; plugins are loaded first."""
     content = spelled_out(content, where)
-    sections = {
-        name: _section(content, name, kinds, where)
-        for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS))
-    }
-    sections["text_encoder"] = _text_encoders(content.get("text_encoder"), f"{where}: text_encoder")
-    sections["teacher"] = _teachers(content.get("teacher"), f"{where}: teacher")
-    return from_mapping(ModelConfig, {**content, **sections}, where)
+    for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS)):
+        if name not in content:
+            raise ConfigError(f"{where}: {name}", "this section is required and missing")
+        content[name] = _section(content[name], kinds, f"{where}: {name}")
+    for name, kinds, usual in (
+        ("text_encoder", TEXT_ENCODER_CONFIGS, UMT5Config.model_id),
+        ("teacher", TEACHER_CONFIGS, None),
+    ):
+        content[name] = _sections(content.get(name), kinds, f"{where}: {name}", usual)
+    return from_mapping(ModelConfig, content, where)
 
 
 def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
@@ -237,18 +222,15 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
     if config_file(path).is_file():
         class_name = read_json(config_file(path), where).get("_class_name")
         if class_name not in [*kinds]:
-            raise ConfigError(
-                f"{where} = {path}",
-                f"is not a known autoencoder: _class_name is {short_repr(class_name)}",
-                f"name one of {', '.join(kinds)}",
-            )
+            reason = f"is not a known autoencoder: _class_name is {short_repr(class_name)}"
+            raise ConfigError(f"{where} = {path}", reason, f"name one of {', '.join(kinds)}")
         kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
     try:
         config.check_files()
         if not config_file(path).is_file():
-            raise CheckpointError(f"{where} = {path}", "has no config.json, which names the kind of autoencoder",
-                                  "copy diffusers' config.json next to the weights")  # fmt: skip
+            reason = "has no config.json, which names the kind of autoencoder"
+            raise CheckpointError(f"{where} = {path}", reason, "copy diffusers' config.json next to the weights")
     except CheckpointError as error:
         raise CheckpointError(error.what.replace("ae.from_pretrained", where), error.reason, error.cure) from None
     return config
@@ -265,54 +247,31 @@ def spelled_out(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     return content
 
 
-def _section(content: Mapping[str, Any], name: str, kinds: Mapping[str, type], where: str) -> Any:
-    if name not in content:
-        raise ConfigError(f"{where}: {name}", "this section is required and missing")
-    section = content[name]
-    model_id = section.get("model_id") if isinstance(section, dict) else None
-    return _from_registry(section, model_id, kinds, f"{where}: {name}")
-
-
-def _from_registry(section: Any, model_id: Any, kinds: Mapping[str, type], where: str) -> Any:
+def _section(section: Any, kinds: Mapping[str, type], where: str, usual: str | None = None) -> Any:
+    """Return a section as an instance of the class that its model_id, by default ``usual``, names."""
+    model_id = section.get("model_id", usual) if isinstance(section, dict) else usual
     if not isinstance(model_id, str) or model_id not in kinds:
-        raise ConfigError(
-            f"{where}.model_id = {short_repr(model_id)}",
-            "unknown model_id",
-            f"{nearest(str(model_id), kinds)}Known: {', '.join(kinds)}",
-        )
-    _check_class(kinds[model_id], f"{where}.model_id = {model_id!r}")
-    return from_mapping(kinds[model_id], section, where)
-
-
-def _check_class(kind: type, setting: str) -> None:
-    """Raise PlatformError if a plugin's config class is not a frozen dataclass, or has abstract methods."""
+        cure = f"{nearest(str(model_id), kinds)}Known: {', '.join(kinds)}"
+        raise ConfigError(f"{where}.model_id = {short_repr(model_id)}", "unknown model_id", cure)
+    kind = kinds[model_id]
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
-    missing = [] if is_frozen else ["@dataclass(frozen=True)"]
-    missing += sorted(getattr(kind, "__abstractmethods__", ()))
-    if missing:
-        raise PlatformError(f"{setting}, {kind.__module__}.{kind.__qualname__}", f"lacks {', '.join(missing)}",
-                            "complete it, or uninstall its package")  # fmt: skip
+    missing = [*([] if is_frozen else ["@dataclass(frozen=True)"]), *sorted(getattr(kind, "__abstractmethods__", ()))]
+    if missing:  # (a plugin's class)
+        what = f"{where}.model_id = {model_id!r}, {kind.__module__}.{kind.__qualname__}"
+        raise PlatformError(what, f"lacks {', '.join(missing)}", "complete it, or uninstall its package")
+    return from_mapping(kind, section, where)
+
+
+def _sections(section: Any, kinds: Mapping[str, type], where: str, usual: str | None) -> Any:
+    """Return one such section, a tuple of them for a list, or None."""
+    if isinstance(section, list):
+        entries = enumerate(section)
+        return tuple(_section(entry, kinds, f"{where}[{number}]", usual) for number, entry in entries) or None
+    return None if section is None else _section(section, kinds, where, usual)
 
 
 def _several(section: Any) -> tuple[Any, ...]:
     return section if isinstance(section, tuple) else () if section is None else (section,)
-
-
-def _teachers(section: Any, where: str) -> Any:
-    """Return the parsed section ``teacher``: one teacher, or a tuple of them."""
-    if isinstance(section, list):
-        return tuple(_teachers(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
-    model_id = section.get("model_id") if isinstance(section, dict) else None
-    return None if section is None else _from_registry(section, model_id, TEACHER_CONFIGS, where)
-
-
-def _text_encoders(section: Any, where: str) -> Any:
-    """Return the parsed section ``text_encoder``: one encoder, or a tuple of them; without model_id it is a UMT5."""
-    if isinstance(section, list):
-        return tuple(_text_encoders(entry, f"{where}[{number}]") for number, entry in enumerate(section)) or None
-    if not isinstance(section, dict):
-        return None if section is None else from_mapping(UMT5Config, section, where)
-    return _from_registry(section, section.get("model_id", UMT5Config.model_id), TEXT_ENCODER_CONFIGS, where)
 
 
 def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -323,64 +282,10 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings = dict(predictor)
     name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(
-            f"{where}: predictor.preset = {short_repr(name)}",
-            "unknown preset",
-            f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}",
-        )
+        cure = f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}"
+        raise ConfigError(f"{where}: predictor.preset = {short_repr(name)}", "unknown preset", cure)
     for key, value in PRESETS[name].items():
         if settings.setdefault(key, value) != value:
-            raise ConfigError(
-                f"{where}: predictor.{key} = {short_repr(settings[key])}",
-                f"contradicts preset {name}, which has {value}",
-                f"drop either the preset or {key}",
-            )
+            what = f"{where}: predictor.{key} = {short_repr(settings[key])}"
+            raise ConfigError(what, f"contradicts preset {name}, which has {value}", f"drop either the preset or {key}")
     return {**content, "predictor": settings}
-
-
-MOST_TIMESTEPS = 1_000_000
-"""Most steps of a diffusion chain: float64 tables of this length take 0.1 GB, and seconds to make."""
-
-
-@dataclass(frozen=True)
-class GaussianDiffusionConfig:
-    """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
-
-    num_train_timesteps: int = 1000
-    """Number T of diffusion steps that the network is trained on, 2 to 1,000,000; more than 20 with "linear"."""
-    noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
-    """Noise schedule: linear betas (Ho et al. 2020) or squared cosine (Nichol & Dhariwal 2021)."""
-    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
-    """What the network predicts: the noise, x_0, or v (Salimans & Ho 2022)."""
-    variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
-    """Variance of p(x_{t-1} | x_t): interpolated by the network (needs the predictor's ``learn_sigma``), or one of Ho
-    et al.'s two constants."""
-    model_id: str = "gaussian_diffusion"
-    """Kind of objective."""
-
-    def __post_init__(self) -> None:
-        cure = "the published DiT has 1000"
-        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 2, MOST_TIMESTEPS, cure)
-        if self.noise_schedule == "linear" and self.num_train_timesteps <= 20:
-            raise ConfigError(
-                f"diffusion.num_train_timesteps = {self.num_train_timesteps}",
-                f"the linear schedule would end at beta = 20 / {self.num_train_timesteps}, which must be below 1",
-                "use more than 20, or noise_schedule squaredcos_cap_v2",
-            )
-
-    def check_output(self, in_channels: int, out_channels: int) -> None:
-        """Raise ConfigError unless ``out_channels`` is ``in_channels``, or twice as many if the variance is learned."""
-        learned = self.variance_type == "learned_range"
-        needed = in_channels * (2 if learned else 1)
-        if out_channels != needed:
-            raise ConfigError(
-                f"diffusion.variance_type = {self.variance_type}",
-                f"does not fit a network of {out_channels} output channels: it needs {needed}, {in_channels} for noise"
-                + (" and as many for variances" if learned else ""),
-                "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false",
-            )
-
-    @property
-    def saved_tensors(self) -> int:
-        """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
-        return 24 if self.variance_type == "learned_range" else 4

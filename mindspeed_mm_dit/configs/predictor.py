@@ -1,7 +1,8 @@
 """The interface of a predictor's config: its settings, and what follows from them without building the network.
 
 A predictor is a config class with this interface, which needs no framework, and the network that it names. Plans,
-checkpoints and initial weights build the network on the meta backend, which has shapes only (``models/meta.py``).
+checkpoints and initial weights build the network on the meta backend, which has shapes only (``models/meta.py``). The
+network declares its parameters with its layers (``framework/contract.py``); others read them as :class:`Parameters`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.configs.limits import Section
+from mindspeed_mm_dit.errors import ConfigError
 
 Shape = tuple[int, ...]
 
 
 class Initial(Enum):
-    """How a parameter is initialised; ``models/layers.py`` does it."""
+    """How a parameter is initialised; ``models/init.py`` does it."""
 
     ZEROS = "zeros"
     ONES = "ones"
@@ -110,37 +112,16 @@ def count(parameters: Iterable[Parameter], shards: int = 1) -> int:
     return sum(-(-p.shape[0] // shards) * math.prod(p.shape[1:]) for p in parameters)
 
 
-@dataclass(frozen=True)
-class SourceTensor:
-    """A tensor of another network of the same kind, to initialise the parameter of the same name in this one."""
-
-    value: np.ndarray
-    there: PredictorConfig
-    """Config of the other network."""
-    shape: Shape
-    """Shape of the parameter here."""
-    labels: Mapping[int, int]
-    """Label here -> label there, for the classes that both have, including the unconditional class."""
-    draw: Callable[[], np.ndarray]
-    """Returns a random initial value, float32."""
-
-
-@dataclass(frozen=True)
-class AdaptedTensor:
-    """The initial value of a parameter when fine-tuning from another network's weights."""
-
-    value: np.ndarray
-    how: str = ""
-    """How the other network's tensor was changed, or why the value is new; empty: it was copied."""
-
-
-class PredictorConfig(ABC):
+class PredictorConfig(Section, ABC):
     """Base of the config classes of section ``predictor``: frozen dataclasses with a field ``model_id``."""
 
+    section = "predictor"
     model_id: str
     """Kind of network."""
     network: ClassVar[str]
     """Class of the network, "package.module:Class", a module of ``framework.nn``; imported when it is built."""
+    adapter: ClassVar[str] = "mindspeed_mm_dit.models.weight_adapters:WeightAdapter"
+    """Class that makes weights of other sizes and forms fit the network, likewise."""
     diffusers_class: ClassVar[str] = ""
     """Name of the network's class in diffusers, if settings and tensors have the same names there."""
     in_channels: int
@@ -153,7 +134,6 @@ class PredictorConfig(ABC):
     published_sampler: tuple[str, int] | None = None  # sampler and steps that it was published with
     frame_rate: float | None = None  # frames per second of its videos, if it was published with a rate
     guidance_embeds: bool = False  # whether the guidance scale is an input, ``guidance``
-    adaptable: tuple[str, ...] = ("class_dropout_prob",)  # settings that may differ in ``adapt_weight``
 
     @property
     @abstractmethod
@@ -180,19 +160,11 @@ class PredictorConfig(ABC):
     def num_tokens(self) -> int:
         """Sequence length N."""
 
-    @property
-    def defaults_for_missing(self) -> tuple[str, ...]:
-        """Settings of diffusers' config.json that change no shape; :meth:`of_shapes` assumes the published values."""
-        return ()
-
     def resized(self, shape: Shape) -> PredictorConfig:
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only one shape."""
         if shape != self.latent_shape:
-            raise ConfigError(
-                f"latents of shape {shape}",
-                f"predictor {self.model_id!r} takes only {self.latent_shape}",
-                "use the size in its model.json",
-            )
+            reason = f"predictor {self.model_id!r} takes only {self.latent_shape}"
+            raise ConfigError(f"latents of shape {shape}", reason, "use the size in its model.json")
         return self
 
     def with_guidance(self, guidance: float | None) -> PredictorConfig:
@@ -200,11 +172,8 @@ class PredictorConfig(ABC):
         if guidance is None:
             return self
         if not self.guidance_embeds:
-            raise ConfigError(
-                f"--guidance = {guidance:g}",
-                f"predictor {self.model_id!r} has no guidance scale as an input",
-                "leave it out, and use --cfg-scale",
-            )
+            reason = f"predictor {self.model_id!r} has no guidance scale as an input"
+            raise ConfigError(f"--guidance = {guidance:g}", reason, "leave it out, and use --cfg-scale")
         return replace(self, guidance=guidance)  # type: ignore[type-var]
 
     def cfg_scale(self, usual: float) -> float:
@@ -218,33 +187,12 @@ class PredictorConfig(ABC):
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless ``ranks`` ranks can split the tokens of a sample."""
         if ranks > 1:
-            raise ConfigError(
-                f"--context-parallel-size = {ranks}", "this predictor cannot split a sample over ranks", "use 1"
-            )
-
-    def adapt_weight(self, name: str, source: SourceTensor) -> AdaptedTensor | None:
-        """Return the initial value of parameter ``name``, adapted from another network's; None if impossible."""
-        return AdaptedTensor(source.value) if source.value.shape == source.shape else None
-
-    def is_optional(self, name: str) -> bool:
-        """Return whether another network of this kind may lack the parameter ``name``.
-
-        It is then randomly initialised here, or dropped.
-        """
-        return False
+            reason = "this predictor cannot split a sample over ranks"
+            raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that decide the size of a network, each with the values of an ordinary network."""
         return {}
-
-    @classmethod
-    def of_shapes(cls, shapes: Mapping[str, Shape]) -> PredictorConfig | None:
-        """Return the architecture that the tensors of a file imply, or None if they are another predictor's.
-
-        Settings that change no shape, such as the number of heads, get a value that fits. A file without a description
-        (run.json, model.json) can be converted only if this returns an architecture.
-        """
-        return None
 
 
 def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
@@ -253,23 +201,5 @@ def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
     cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or another sample size"
     for what, number in numbers.items():
         if number % ranks:
-            raise ConfigError(
-                f"--context-parallel-size = {ranks}",
-                f"does not divide {what}: {number} % {ranks} = {number % ranks}",
-                cure,
-            )
-
-
-def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
-    """Return the shape of ``name``; raises CheckpointError if it is missing or does not have ``ndim`` axes."""
-    if name not in shapes:
-        raise CheckpointError("SOURCE", f"{name} is missing, so the architecture is unknown")
-    if len(shapes[name]) != ndim:
-        raise CheckpointError("SOURCE", f"{name} is {tuple(shapes[name])}, expected {ndim} dimensions")
-    return tuple(shapes[name])
-
-
-def count_of(shapes: Mapping[str, Shape], prefix: str) -> int:
-    """Return how many of ``prefix.0``, ``prefix.1``, ... there are, whatever the largest number is."""
-    numbers = {name[len(prefix) + 1 :].split(".")[0] for name in shapes if name.startswith(f"{prefix}.")}
-    return sum(number.isdecimal() for number in numbers)
+            reason = f"does not divide {what}: {number} % {ranks} = {number % ranks}"
+            raise ConfigError(f"--context-parallel-size = {ranks}", reason, cure)

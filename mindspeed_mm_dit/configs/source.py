@@ -1,6 +1,6 @@
-"""The interface that all kinds of section ``dataset_param`` share.
+"""The interface that all kinds of section ``dataset_param`` share, and their buckets.
 
-The buckets of shapes that samples are brought to.
+Buckets are the several shapes that samples are brought to, either listed or made from a budget of pixels.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.limits import (
     MOST_FRAMES,
     MOST_PIXELS,
     MOST_SAMPLES,
+    Between,
+    Fraction,
+    PathText,
+    Probability,
+    Section,
     check_between,
-    check_path,
     short_repr,
 )
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -27,14 +31,105 @@ from mindspeed_mm_dit.registry import Registry
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-
+Size = tuple[int, int]
+"""(H, W) in pixels."""
+Shape = tuple[int, ...]
+"""(H, W) of an image, (F, H, W) of a video."""
+MOST_GRAPHS = 16
+"""Most shapes that --torch-compile compiles one by one."""
+AXES = {2: "[height, width]", 3: "[frames, height, width]"}
+MOST_SHAPES = 4096
+"""Most shapes of a data set: each is checked with autoencoder and network before a run."""
 ColorProfiles = Literal["convert", "ignore"]
 """How the colour profile in an image file is used: see ``SourceParam.color_profiles``."""
 
 
-class SourceParam(ABC):
+@dataclass(frozen=True)
+class Budget(Section):
+    """``dataset_param.buckets`` as a budget: the largest rectangles that it allows."""
+
+    area: Annotated[int, Between(1, MOST_PIXELS**2)]
+    """Most pixels of a shape; at least ``multiple_of`` squared."""
+    multiple_of: Annotated[int, Between(1, MOST_PIXELS)]
+    """Height and width are multiples of this, in pixels: the autoencoder's factor times the patch size, or a multiple
+    of that. 1 to 32,768."""
+    max_aspect_ratio: Annotated[float, Between(1, 16)] = 2.0
+    """Largest ratio of longer to shorter side, 1 to 16."""
+    frames: tuple[Annotated[int, Between(1, MOST_FRAMES)], ...] = ()
+    """For videos: numbers of frames, each combined with every rectangle. Leave it out for images."""
+
+    section = "dataset_param.buckets"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.area < self.multiple_of**2:
+            smallest = f"{self.multiple_of} x {self.multiple_of}, has {self.multiple_of**2} pixels"
+            reason = f"is too small for any shape: the smallest, {smallest}"
+            raise self.error("area", reason, "raise area, or lower multiple_of")
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every rectangle of the budget; for videos, with each number of frames."""
+        rectangles = self.rectangles
+        return tuple((f, *size) for f in self.frames for size in rectangles) if self.frames else rectangles
+
+    @property
+    def rectangles(self) -> tuple[Size, ...]:
+        """Rectangles within the budget that no other one contains, and the largest square; tallest first."""
+        candidates: list[Size] = []
+        units = self.area // self.multiple_of**2  # (all sides in units of multiple_of)
+        for height in range(math.isqrt(units * math.ceil(self.max_aspect_ratio)), 0, -1):
+            width = min(units // height, int(height * self.max_aspect_ratio))
+            if height <= width * self.max_aspect_ratio and (not candidates or width > candidates[-1][1]):
+                candidates.append((height, width))
+        ordered = sorted({*candidates, (math.isqrt(units),) * 2}, reverse=True)
+        return tuple((height * self.multiple_of, width * self.multiple_of) for height, width in ordered)
+
+    def check(self, axes: int) -> None:
+        """Raise ConfigError unless the numbers of frames are those of samples with ``axes`` axes."""
+        count = len(self.rectangles) * max(1, len(self.frames))
+        if count > MOST_SHAPES:
+            reason, cure = _too_many(count), "use a larger multiple_of, or fewer numbers of frames"
+            raise ConfigError("dataset_param.buckets", reason, cure)
+        if axes == 2 and self.frames:
+            raise self.error("frames", "images have no frames", "drop it")
+        if axes == 3 and (not self.frames or len(set(self.frames)) < len(self.frames)):
+            raise self.error("frames", "must list different numbers of frames", "write e.g. [1, 17, 49]")
+
+
+Buckets = tuple[Shape, ...] | Budget
+
+
+def _too_many(count: int) -> str:
+    return f"makes {count:,} shapes, more than {MOST_SHAPES:,}"
+
+
+def size_words(shapes: Sequence[Shape]) -> str:
+    """Return shapes as text, e.g. "256 x 256 or 320 x 192"."""
+    return " or ".join(" x ".join(map(str, shape)) for shape in shapes)
+
+
+def check_listed(shapes: Sequence[Shape], axes: int) -> None:
+    """Raise ConfigError unless ``dataset_param.buckets`` lists different shapes of ``axes`` axes."""
+    if not 0 < len(shapes) <= MOST_SHAPES:
+        reason, cure = (
+            (_too_many(len(shapes)), "list fewer") if shapes else ("lists no shape", f"write [{AXES[axes]}, ...]")
+        )
+        raise ConfigError("dataset_param.buckets" if shapes else "dataset_param.buckets = []", reason, cure)
+    for number, shape in enumerate(shapes):
+        what = f"dataset_param.buckets[{number}]"
+        if len(shape) != axes:
+            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
+        for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
+            check_between(what, side, 1, most)
+        if shape in shapes[:number]:
+            raise ConfigError(f"{what} = {list(shape)}", "is listed twice", "drop one of them")
+
+
+class SourceParam(Section, ABC):
     """Base of the classes of section ``dataset_param``: frozen dataclasses with a field ``dataset_type``."""
 
+    section = "dataset_param"
     dataset_type: str
     noun: ClassVar[str] = "image"
     """Word for a sample in messages."""
@@ -144,146 +239,51 @@ class SourceParam(ABC):
 
     def check_buckets(self, axes: int, *size_keys: str) -> None:
         """Raise ConfigError unless there are either buckets with ``axes`` axes, or all the settings ``size_keys``."""
-        check_between("dataset_param.bucket_group", self.bucket_group, 1, MOST_SAMPLES)
         for name in size_keys:
             value = getattr(self, name)
             if value is None and self.buckets is None:
                 raise ConfigError(f"dataset_param.{name}", "this key is required and missing", "or name buckets")
             if value is not None and self.buckets is not None:
-                raise ConfigError(
-                    f"dataset_param.{name} = {value}", "contradicts buckets, which name shapes", "drop one"
-                )
-        if self.buckets is not None:
-            check_buckets(self.buckets, axes)
+                raise self.error(name, "contradicts buckets, which name shapes", "drop one")
+        if isinstance(self.buckets, Budget):
+            self.buckets.check(axes)
+        elif self.buckets is not None:
+            check_listed(self.buckets, axes)
 
-    def check_common(self, *paths: str) -> None:
-        """Raise ConfigError for fractions out of range, unknown built-in data, and invalid paths under the keys."""
-        for name in paths:
-            check_path(f"dataset_param.{name}", getattr(self, name))
-        if self.cache is not None:
-            check_path(self.cache_key, self.cache)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
             cure = f"{nearest(self.source, known)}Known: {', '.join(known) or 'none'}"
-            raise ConfigError(f"dataset_param.source = {short_repr(self.source)}", "is not a built-in data set", cure)
-        if not 0.0 <= self.valid_fraction < 1.0:
-            raise ConfigError(f"dataset_param.valid_fraction = {self.valid_fraction}", "must lie in [0, 1)")
-        check_between("dataset_param.caption_dropout_prob", self.caption_dropout_prob, 0, 1)
+            raise self.error("source", "is not a built-in data set", cure)
 
     def check_gives(self, required: Iterable[str]) -> None:
         """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""
         for item in required:
             if item not in self.items:
-                raise ConfigError(
-                    f"data.json: dataset_param.dataset_type = {self.dataset_type!r}",
-                    f"its samples have {' and '.join(self.items) or 'no label or caption'}, but the predictor is "
-                    f"conditioned on the {item}",
-                    "use a data set whose samples have one, or a predictor with other conditions",
-                )
-
-
-Size = tuple[int, int]
-"""(H, W) in pixels."""
-Shape = tuple[int, ...]
-"""(H, W) of an image, (F, H, W) of a video."""
-MOST_GRAPHS = 16
-"""Most shapes that --torch-compile compiles one by one."""
-AXES = {2: "[height, width]", 3: "[frames, height, width]"}
-MOST_SHAPES = 4096
-"""Most shapes of a data set: each is checked with autoencoder and network before a run."""
-MOST_ASPECT = 16.0
-"""Largest ratio of longer to shorter side; images beyond it are not worth training on."""
+                items = " and ".join(self.items) or "no label or caption"
+                reason = f"its samples have {items}, but the predictor is conditioned on the {item}"
+                cure = "use a data set whose samples have one, or a predictor with other conditions"
+                raise ConfigError(f"data.json: dataset_param.dataset_type = {self.dataset_type!r}", reason, cure)
 
 
 @dataclass(frozen=True)
-class Budget:
-    """``dataset_param.buckets`` as a budget: the largest rectangles that it allows."""
+class FilesParam(SourceParam):
+    """Base of the sections for images and for clips in files: the keys that both have."""
 
-    area: int
-    """Most pixels of a shape; at least ``multiple_of`` squared."""
-    multiple_of: int
-    """Height and width are multiples of this, in pixels: the autoencoder's factor times the patch size, or a multiple
-    of that. 1 to 32,768."""
-    max_aspect_ratio: float = 2.0
-    """Largest ratio of longer to shorter side, 1 to 16."""
-    frames: tuple[int, ...] = ()
-    """For videos: numbers of frames, each combined with every rectangle. Leave it out for images."""
-
-    def __post_init__(self) -> None:
-        check_between("buckets.multiple_of", self.multiple_of, 1, MOST_PIXELS)
-        check_between("buckets.max_aspect_ratio", self.max_aspect_ratio, 1, MOST_ASPECT)
-        check_between("buckets.area", self.area, 1, MOST_PIXELS**2)
-        if self.area < self.multiple_of**2:
-            raise ConfigError(
-                f"buckets.area = {self.area}", f"is too small for any shape: the smallest, {self.multiple_of} x "
-                f"{self.multiple_of}, has {self.multiple_of**2} pixels", "raise area, or lower multiple_of",
-            )  # fmt: skip
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        """Every rectangle of the budget; for videos, with each number of frames."""
-        rectangles = self.rectangles
-        return tuple((f, *size) for f in self.frames for size in rectangles) if self.frames else rectangles
-
-    @property
-    def rectangles(self) -> tuple[Size, ...]:
-        """Rectangles within the budget that no other one contains, and the largest square; tallest first."""
-        candidates: list[Size] = []
-        for height in range(math.isqrt(self._units * self._most), 0, -1):
-            width = self._widest(height)
-            if height <= width * self.max_aspect_ratio and (not candidates or width > candidates[-1][1]):
-                candidates.append((height, width))
-        square = math.isqrt(self._units)
-        ordered = sorted({*candidates, (square, square)}, reverse=True)
-        return tuple((height * self.multiple_of, width * self.multiple_of) for height, width in ordered)
-
-    @property
-    def _units(self) -> int:
-        return self.area // self.multiple_of**2
-
-    @property
-    def _most(self) -> int:
-        return math.ceil(self.max_aspect_ratio)
-
-    def _widest(self, height: int) -> int:
-        """Return the largest width for a height, both in units of ``multiple_of``."""
-        return min(self._units // height, int(height * self.max_aspect_ratio))
-
-
-Buckets = tuple[Shape, ...] | Budget
-
-
-def size_words(shapes: Sequence[Shape]) -> str:
-    """Return shapes as text, e.g. "256 x 256 or 320 x 192"."""
-    return " or ".join(" x ".join(map(str, shape)) for shape in shapes)
-
-
-def check_buckets(buckets: Buckets, axes: int) -> None:
-    """Raise ConfigError unless ``dataset_param.buckets`` is a budget, or lists different shapes of ``axes`` axes."""
-    count = len(buckets.rectangles) * max(1, len(buckets.frames)) if isinstance(buckets, Budget) else len(buckets)
-    if count > MOST_SHAPES:
-        cure = "use a larger multiple_of, or fewer numbers of frames" if isinstance(buckets, Budget) else "list fewer"
-        raise ConfigError("dataset_param.buckets", f"makes {count:,} shapes, more than {MOST_SHAPES:,}", cure)
-    if isinstance(buckets, Budget):
-        _check_frames(buckets.frames, axes)
-        return
-    if not buckets:
-        raise ConfigError("dataset_param.buckets = []", "lists no shape", f"write [{AXES[axes]}, ...]")
-    for number, shape in enumerate(buckets):
-        what = f"dataset_param.buckets[{number}]"
-        if len(shape) != axes:
-            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
-        for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
-            check_between(what, side, 1, most)
-        if shape in buckets[:number]:
-            raise ConfigError(f"{what} = {list(shape)}", "is listed twice", "drop one of them")
-
-
-def _check_frames(frames: Sequence[int], axes: int) -> None:
-    what = f"dataset_param.buckets.frames = {short_repr(list(frames))}"
-    if axes == 2 and frames:
-        raise ConfigError(what, "images have no frames", "drop it")
-    if axes == 3 and (not frames or len(set(frames)) < len(frames)):
-        raise ConfigError(what, "must list different numbers of frames", "write e.g. [1, 17, 49]")
-    for number in frames:
-        check_between("dataset_param.buckets.frames", number, 1, MOST_FRAMES)
+    data_folder: PathText
+    """Folder of the files; the paths in a table or an annotation start there. A relative one starts at the working
+    directory."""
+    _: KW_ONLY
+    caption_dropout_prob: Probability = 0.1
+    """Probability that a training sample loses its caption; in [0, 1]."""
+    valid_fraction: Fraction = 0.0
+    """Fraction of the samples held out for --eval-interval, in [0, 1); the seed decides which."""
+    buckets: tuple[tuple[int, ...], ...] | Budget | None = None
+    """Shapes in pixels, [height, width] of images or [frames, height, width] of clips. Each sample is scaled and
+    cropped to the shape that keeps most of it; a clip only to one that it is long enough for, and an image among clips
+    to a shape of one frame. Or a budget from which the shapes are made."""
+    bucket_group: Annotated[int, Between(1, MOST_SAMPLES)] = 16
+    """Number of samples of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
+    color_profiles: ColorProfiles = "convert"
+    """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""

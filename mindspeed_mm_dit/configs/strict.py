@@ -18,13 +18,8 @@ from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
 
-_WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    type(None): "null",
-}
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+_WORDS[type(None)] = "null"
 """Words for Python types in errors about config files."""
 
 MOST_DEPTH = 64
@@ -46,11 +41,8 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     known = [field.name for field in fields]
     for key in mapping:
         if key not in known:
-            raise ConfigError(
-                f"{where}: {_key(key)} = {short_repr(mapping[key])}",
-                "unknown key",
-                f"{nearest(str(key), known)}Known keys are: {', '.join(known)}",
-            )
+            cure = f"{nearest(str(key), known)}Known keys are: {', '.join(known)}"
+            raise ConfigError(f"{where}: {_key(key)} = {short_repr(mapping[key])}", "unknown key", cure)
     hints, values = get_type_hints(cls), {}
     for field in fields:
         if field.name in mapping:
@@ -150,9 +142,8 @@ def read_text(path: str | Path, flag: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(what, "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
         if status.st_size > MOST_BYTES:
-            raise ConfigError(
-                what, f"is too large for a config file: {status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
-            )
+            size = f"{status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
+            raise ConfigError(what, f"is too large for a config file: {size}")
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(what, f"cannot be read: {error.strerror}") from None

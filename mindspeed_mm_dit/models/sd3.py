@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.joint import SD3Config
 from mindspeed_mm_dit.configs.predictor import ZEROS
-from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, pad_to_multiple, padding_mask
 from mindspeed_mm_dit.models.layers import as_tokens, unpatchify

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.joint import UNIT, ZImageConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
-from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, nonzero_mask, plain_norm, prefix_mask
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify

@@ -21,8 +21,8 @@ from mindspeed_mm_dit.checkpoint.shapes import check_family, described_by
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
 from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.files import content_of
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
 from mindspeed_mm_dit.configs.limits import check_path, number, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError

@@ -344,7 +344,7 @@ class Pipeline:
             self.config.predictor.conditions,
             [encoder.tokenizer for encoder in self.model.text_encoders],
         )
-        arrays, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.coins()
+        arrays, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.dropout_keys()
         for condition in conditions.guided:  # (the frames of a clip are among its pixels)
             dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
             drops = coins(seed, Stream.LABEL_DROP, sample_indices, dropout, numbers[condition.dropout_key])

@@ -167,9 +167,9 @@ def test_another_patch_is_resampled_and_back_again_is_the_same(adapted_starter):
 
 def test_twice_the_size_in_twice_the_patches_answers_alike(adapted_starter, framework):
     """Of an image made of grown patches the whole network says the grown answer."""
-    from mindspeed_mm_dit.configs.dit import resize_matrix
     from mindspeed_mm_dit.framework import ops, runtime
     from mindspeed_mm_dit.models.dit import DiT
+    from mindspeed_mm_dit.models.dit_adapter import resize_matrix
 
     def answer(config, values, x):
         network = DiT(config)

@@ -184,7 +184,7 @@ def test_times_shifted_by_tokens_are_those_of_the_pipeline(name):
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
     from mindspeed_mm_dit.checkpoint.formats.image_pipeline import _scheduler
-    from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+    from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
     from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 
     flow = FlowMatchingConfig(dynamic_shift=name, data_time=0)

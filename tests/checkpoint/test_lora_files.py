@@ -14,12 +14,9 @@ from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, cut, join
 from mindspeed_mm_dit.checkpoint.lora.source import parse, read_all
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
-from mindspeed_mm_dit.configs.joint import QwenImageConfig
-from mindspeed_mm_dit.configs.sd3 import SD3Config
+from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
-from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file

@@ -11,6 +11,7 @@ from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from tests.checkpoint_fixtures import (
     MODEL_JSON,
     TINY,
@@ -32,11 +33,11 @@ def test_the_rules_use_every_tensor_once_and_undo_themselves():
 
 
 def test_shapes_tell_the_architecture():
-    assert dataclasses.replace(DiTConfig.of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
+    assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
     assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
-    assert parameters_of(DiTConfig.of_shapes(shapes)).shapes() == shapes
+    assert parameters_of(adapter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes
 
 
 @needs_diffusers

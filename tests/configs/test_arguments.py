@@ -10,8 +10,8 @@ from mindspeed_mm_dit.cli.main import main, parser_of
 from mindspeed_mm_dit.configs.arguments import checked, read_train_args
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.synonyms import SYNONYMS, synonym

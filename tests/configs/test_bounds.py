@@ -6,11 +6,11 @@ import shlex
 import pytest
 
 from mindspeed_mm_dit.configs.arguments import checked
-from mindspeed_mm_dit.configs.autoencoder import PixelConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig, PixelConfig
 from mindspeed_mm_dit.configs.data import DataloaderParam
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings

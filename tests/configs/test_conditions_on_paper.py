@@ -9,8 +9,9 @@ import pytest
 
 from mindspeed_mm_dit.configs import run
 from mindspeed_mm_dit.configs.condition import TextStates, Vector
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, shape_of
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.weight_adapters import WeightAdapter, shape_of
 
 
 def test_last_example_of_a_vector_is_its_null_if_dropped():
@@ -29,7 +30,7 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     PredictorConfig.check_context_parallel(plain, 1)
     with pytest.raises(ConfigError, match="--context-parallel-size = 2: this predictor cannot split a sample"):
         PredictorConfig.check_context_parallel(plain, 2)
-    assert not PredictorConfig.is_optional(plain, "a.weight") and PredictorConfig.settings_of_size(plain) == {}
+    assert not WeightAdapter(None).is_optional("a.weight") and PredictorConfig.settings_of_size(plain) == {}
 
 
 def test_missing_tensor_and_other_dimensions_are_refused():

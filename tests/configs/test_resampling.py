@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.dit import resize_matrix, resized_input, resized_output
+from mindspeed_mm_dit.models.dit_adapter import resize_matrix, resized_input, resized_output
 
 SIZES = [(1, 2), (1, 3), (2, 3), (2, 4), (2, 8), (3, 4), (4, 7)]
 DRAW = np.random.default_rng(0)

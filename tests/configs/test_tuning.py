@@ -9,11 +9,10 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flag import rows_of
-from mindspeed_mm_dit.configs.flux import FluxConfig
+from mindspeed_mm_dit.configs.joint import FluxConfig, ZImageConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.tuning import FineTuning, Tuning, tuning_of
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
-from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
 

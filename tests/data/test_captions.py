@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.configs.flux import Flux2Config
+from mindspeed_mm_dit.configs.joint import Flux2Config
 from mindspeed_mm_dit.configs.text_encoder import (
     CLIPTextConfig,
     Mistral3Config,

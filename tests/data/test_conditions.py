@@ -35,7 +35,7 @@ def rows(vectors=None):
 
 
 def batch(conditions, given=None):
-    coins, numbers = conditions.coins(), SAMPLE_INDICES % ROWS
+    coins, numbers = conditions.dropout_keys(), SAMPLE_INDICES % ROWS
     arrays = {}
     for condition in conditions:
         fed = ConditionBatch(given or rows(), 7, coins[condition.dropout_key], 0.3, TOKENIZERS)

@@ -14,10 +14,11 @@ from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt
 from mindspeed_mm_dit.configs.data import DataloaderParam
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, GaussianDiffusionConfig, load_model_config
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, load_model_config
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.preflight import preflight

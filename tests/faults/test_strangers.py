@@ -22,7 +22,7 @@ from mindspeed_mm_dit.checkpoint import checksums, torch_dcp, torch_pickles
 from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.torch_pickles import INDEX, check_pickles, read_metadata
 from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 from mindspeed_mm_dit.tools.evaluate.inception import _read_weights

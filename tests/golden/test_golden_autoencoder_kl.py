@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 
 @pytest.mark.extended  # 335 MB; tests/models/test_autoencoder_kl.py compares small ones of each variant
 def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compiled, tmp_path):
-    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+    from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
     from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
 
     golden, shapes = np.load(GOLDEN), our_shapes(SD_VAE)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mindspeed_mm_dit.configs.autoencoder import Flux2VAEConfig
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig, Flux2VAEConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from tests.autoencoder_kl_fixtures import (

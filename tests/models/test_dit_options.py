@@ -14,6 +14,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 
 PLAIN = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=3, num_heads=4)
 ALL = dataclasses.replace(
@@ -30,7 +31,7 @@ SIX_RATIOS = [
 @pytest.mark.parametrize("sizes", [{}, {"wo_shift": False}, {"rms_norm": False}, {"learn_sigma": False}, *SIX_RATIOS])
 def test_shapes_tell_every_option_but_rope_and_where_tokens_join(sizes):
     config = dataclasses.replace(ALL, **sizes)
-    found = DiTConfig.of_shapes(parameters_of(config).shapes())
+    found = adapter_of(DiTConfig).of_shapes(parameters_of(config).shapes())
     assert parameters_of(found).shapes() == parameters_of(config).shapes()
     shown = dataclasses.replace(found, rope=True, in_context_start=1)
     assert shown == dataclasses.replace(config, mlp_ratio=shown.mlp_ratio)  # (several give the same whole width)

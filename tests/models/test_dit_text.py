@@ -14,6 +14,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 
 LABELS = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=2, num_heads=4)
 TEXT = dataclasses.replace(LABELS, num_classes=0, text_dim=10, text_length=5, pooled_dim=6)
@@ -77,14 +78,14 @@ def test_what_steers_it_is_said_in_the_order_of_its_arguments():
     assert pooled == PooledText(6, encoder=1, shared_dropout_key="text") and both.conditions.names == (
         "labels", "text", "pooled",
     )  # fmt: skip
-    assert both.conditions.coins() == {"labels": 0, "text": 1} and TEXT.conditions.items == ("caption",)
-    assert dataclasses.replace(TEXT, **POOLED).conditions.coins() == {"pooled": 0}
+    assert both.conditions.dropout_keys() == {"labels": 0, "text": 1} and TEXT.conditions.items == ("caption",)
+    assert dataclasses.replace(TEXT, **POOLED).conditions.dropout_keys() == {"pooled": 0}
 
 
 @pytest.mark.parametrize("settings", [{}, STATES, POOLED, {"num_classes": 3}])
 def test_shapes_tell_what_steers_it(settings):
     config = dataclasses.replace(TEXT, **settings)
-    found = DiTConfig.of_shapes(parameters_of(config).shapes())
+    found = adapter_of(DiTConfig).of_shapes(parameters_of(config).shapes())
     assert (found.num_classes, found.text_dim, found.pooled_dim) == (
         config.num_classes, config.text_dim, config.pooled_dim,
     )  # fmt: skip

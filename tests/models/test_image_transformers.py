@@ -5,16 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.dit import JOINT
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
-from mindspeed_mm_dit.configs.joint import QwenImageConfig
+from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.tools.verify.against import diffusers_inputs, tensor_of
 
 on_pytorch = pytest.mark.pytorch  # compares with diffusers, or the same on every framework
@@ -44,7 +42,8 @@ OURS = {
 
 def config_of(name):
     kind = PREDICTOR_CONFIGS[name.split()[0]]
-    return from_mapping(kind, kind.of_diffusers(THEIRS[name] | {"_class_name": kind.diffusers_class}), "config.json")
+    theirs = THEIRS[name] | {"_class_name": kind.diffusers_class}
+    return from_mapping(kind, adapter_of(kind).of_diffusers(theirs), "config.json")
 
 
 def filled(framework, config, seed=0):
@@ -111,8 +110,8 @@ def test_presets_have_the_published_numbers_of_parameters(preset, count):
 @pytest.mark.parametrize("preset", ["FLUX.1-dev", "FLUX.1-schnell"])
 def test_the_shapes_of_a_file_tell_the_network(preset):
     config = from_mapping(FluxConfig, JOINT[preset], "predictor")
-    assert FluxConfig.of_shapes(parameters_of(config).shapes()) == config
-    assert FluxConfig.of_shapes({"x_embedder.weight": (4, 4)}) is None
+    assert adapter_of(FluxConfig).of_shapes(parameters_of(config).shapes()) == config
+    assert adapter_of(FluxConfig).of_shapes({"x_embedder.weight": (4, 4)}) is None
 
 
 @pytest.mark.parametrize("name", ["qwen_image", "z_image"])

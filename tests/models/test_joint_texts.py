@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.flux import Flux2Config
+from mindspeed_mm_dit.configs.joint import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
 from mindspeed_mm_dit.data.conditions import encoded

@@ -5,11 +5,8 @@ import importlib
 import pytest
 
 from mindspeed_mm_dit.configs.dit import PRESETS, DiTConfig
-from mindspeed_mm_dit.configs.flux import Flux2Config, FluxConfig
-from mindspeed_mm_dit.configs.joint import QwenImageConfig
-from mindspeed_mm_dit.configs.sd3 import SD3Config
+from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
-from mindspeed_mm_dit.configs.z_image import ZImageConfig
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from tests.framework.test_paper import keep_as_a_gpu_does
 

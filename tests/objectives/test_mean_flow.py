@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
+from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import nn, ops

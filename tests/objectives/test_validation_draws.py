@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL, draw_of, validation_draw_of
 from mindspeed_mm_dit.training.validation import sums_by_quarter

@@ -21,12 +21,13 @@ from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.limits import check_between, short_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of
 
 WEIGHTS = "diffusion_pytorch_model"
 _FILES = (
@@ -219,7 +220,8 @@ def write(path: Path, state: State) -> None:
     else:
         network = predictor_of(shapes, state.facts, state.config)
         if isinstance(network, (JointConfig, WanConfig)):  # (their names are diffusers')
-            arrays, config = state.weights, state.config or joint_of(state, network).to_diffusers()
+            network = joint_of(state, network)
+            arrays, config = state.weights, state.config or adapter_of(network).to_diffusers(network)
         else:
             dit = _published(network, state)
             arrays, config = dit_names.to_diffusers(state.weights, dit), state.config or _dit_json(dit)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.autoencoder import config_file
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError

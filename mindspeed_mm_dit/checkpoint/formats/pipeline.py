@@ -20,9 +20,10 @@ from mindspeed_mm_dit.checkpoint import frequencies
 from mindspeed_mm_dit.checkpoint.formats import diffusers, image_pipeline
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.autoencoder import config_file
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl

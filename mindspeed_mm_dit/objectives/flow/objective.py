@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient

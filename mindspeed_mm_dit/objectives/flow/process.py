@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.objectives.flow.path import point_at
 from mindspeed_mm_dit.objectives.flow.timesteps import coefficients, least_rest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig, mu_of
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, mu_of
 from mindspeed_mm_dit.data.order import Stream, generator, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, PathPoint, point_at

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.order import Stream, normals, timesteps
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.contract import later

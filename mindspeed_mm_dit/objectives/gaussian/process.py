@@ -16,7 +16,7 @@ from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+    from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 
 
 Tensor = Any  # a tensor of the active framework

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
+from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.data.order import Stream, generator, normals
 from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.objectives.registry import Arrays, ModelFn, Objective, Tensor, without_noise

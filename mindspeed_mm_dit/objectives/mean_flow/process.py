@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
+from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import nn, ops
 

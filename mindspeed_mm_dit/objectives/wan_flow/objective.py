@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig, shifted, table_sigmas
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, shifted, table_sigmas
 from mindspeed_mm_dit.data.order import Stream, generator, normals
 from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.objectives.registry import Arrays, Objective, without_noise

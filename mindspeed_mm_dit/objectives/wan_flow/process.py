@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.process import column

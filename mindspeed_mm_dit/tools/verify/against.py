@@ -13,12 +13,10 @@ import numpy as np
 from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.formats import diffusers as files
 from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
-from mindspeed_mm_dit.configs.flux import FluxConfig
-from mindspeed_mm_dit.configs.joint import QwenImageConfig
+from mindspeed_mm_dit.configs.joint import FluxConfig, QwenImageConfig, SD3Config
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.video_transformer import OURS, WanConfig
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
@@ -122,7 +120,7 @@ def _fitted_to_memory(config: Any, source: str) -> tuple[Any, str]:
 def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the diffusers network that has the sizes of ours."""
     ours = dataclasses.asdict(config)
-    same = {key: ours[key] for key in section if key in ours and key not in (*OURS, "in_channels")}
+    same = {key: ours[key] for key in section if key in ours and key != "in_channels"}
     wide = {"caption_projection_dim": config.hidden_size} if "caption_projection_dim" in section else {}
     return {**section, **same, **wide}
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, load_model_config
+from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features import open_samples, video, write_features
 from tests.training.launch import Configs

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.data.order import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient

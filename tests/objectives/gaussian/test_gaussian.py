@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.objectives.gaussian.process import (
     GaussianDiffusion,
     discretized_gaussian_log_likelihood,

@@ -8,7 +8,7 @@ the grid below, its gradients up to 90 %. Measured of ours, on either framework:
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from mindspeed_mm_dit.tools.verify.table import relative_error
 from tests.conftest import gradient

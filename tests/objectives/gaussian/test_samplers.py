@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm, dpm_solver_pp
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mindspeed_mm_dit.configs.arguments import Parser, read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of, std
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST

@@ -7,8 +7,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.flow import ode

@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
 from mindspeed_mm_dit.checkpoint.shapes import predictor_of
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig, mu_of
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, mu_of
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops

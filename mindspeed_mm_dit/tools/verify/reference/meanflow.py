@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
+from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate, interval, with_equal

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow import ode

@@ -15,7 +15,7 @@ from einops import rearrange
 from mindspeed_mm_dit.checkpoint.published import trees_of
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.checkpoint.weights import preferred, read_weights
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig, table_sigmas
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, table_sigmas
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.data.clips import covering_size_of_mindspeed_mm, fit_frames, resize_levels

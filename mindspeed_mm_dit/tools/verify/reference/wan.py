@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.configs.condition import FirstFrame
-from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig, shifted
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, shifted
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError

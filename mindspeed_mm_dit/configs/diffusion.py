@@ -1,42 +1,82 @@
-"""Section ``diffusion`` of model.json for flow matching.
-
-"flow_matching", "mean_flow" and Wan's "wan_flow_match_scheduler".
-"""
+"""Section ``diffusion`` of model.json: Gaussian diffusion, flow matching, MeanFlow, and flow matching as trains Wan."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import check_between, require_positive
+from mindspeed_mm_dit.configs.limits import Between, Positive, Probability, Section
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 SCHEDULES = ("flux", "flux2", "qwen_image", "sd3", "sd3_dynamic")
-"""The published tables of sampling times (``objectives/flow/timesteps.py``)."""
+"""The published tables of sampling times (``objectives/flow/published_times.py``)."""
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood", "sigma_sqrt", "cosmap", "data"]
+SIT_WEIGHTS = ("velocity", "likelihood")
 _WEIGHTS = {"velocity": ("sigma_sqrt", "cosmap", "data"), "data": ()}
 """Loss weights that each prediction allows; noise and score allow the two of SiT."""
 _MU = {"flux": (4096, 1.15), "qwen_image": (8192, 0.9)}
 """Name -> tokens of an image, and the logarithm of its shift; it is 0.5 at 256 tokens, on a line."""
-
-
-SIT_WEIGHTS = ("velocity", "likelihood")
+MOST_TIMESTEPS = 1_000_000
+"""Most steps of a chain, and rows of a table of times: float64 tables of this length take 0.1 GB and seconds."""
 _LEAST_EPS = 1e-6
 """Smallest distance from the ends of the times; float32 resolves it with some margin."""
-_BOUNDS = {"logit_mean": (-20.0, 20.0), "logit_std": (1e-6, 20.0), "shift": (1e-4, 1e4), "sample_shift": (1e-4, 1e4)}
-"""Beyond these bounds float32 rounds all times to the ends."""
-_NOISE_SCALES = (1e-3, 1e3)
-"""Beyond these bounds noise or data is negligible next to the other."""
+
+# Beyond these bounds float32 rounds all times to the ends, or noise or data is negligible next to the other.
+_ENDS = "all times would be at one end"
+LogitMean = Annotated[float, Between(-20.0, 20.0, _ENDS)]
+LogitStd = Annotated[float, Between(1e-6, 20.0, _ENDS)]
+Shift = Annotated[float, Between(1e-4, 1e4, _ENDS)]
+_Eps = Annotated[float, Between(0, 0.5, "null is the published value", below=True)]
 
 
 @dataclass(frozen=True)
-class FlowMatchingConfig:
+class GaussianDiffusionConfig(Section):
+    """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
+
+    num_train_timesteps: Annotated[int, Between(2, MOST_TIMESTEPS, "the published DiT has 1000")] = 1000
+    """Number T of diffusion steps that the network is trained on, 2 to 1,000,000; more than 20 with "linear"."""
+    noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
+    """Noise schedule: linear betas (Ho et al. 2020) or squared cosine (Nichol & Dhariwal 2021)."""
+    prediction_type: Literal["epsilon", "sample", "v_prediction"] = "epsilon"
+    """What the network predicts: the noise, x_0, or v (Salimans & Ho 2022)."""
+    variance_type: Literal["learned_range", "fixed_small", "fixed_large"] = "learned_range"
+    """Variance of p(x_{t-1} | x_t): interpolated by the network (needs the predictor's ``learn_sigma``), or one of Ho
+    et al.'s two constants."""
+    model_id: str = "gaussian_diffusion"
+    """Kind of objective."""
+
+    section = "diffusion"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_schedule == "linear" and (steps := self.num_train_timesteps) <= 20:
+            reason = f"the linear schedule would end at beta = 20 / {steps}, which must be below 1"
+            raise self.error("num_train_timesteps", reason, "use more than 20, or noise_schedule squaredcos_cap_v2")
+
+    def check_output(self, in_channels: int, out_channels: int) -> None:
+        """Raise ConfigError unless ``out_channels`` is ``in_channels``, or twice as many if the variance is learned."""
+        learned = self.variance_type == "learned_range"
+        needed = in_channels * (2 if learned else 1)
+        if out_channels != needed:
+            parts = f"{in_channels} for noise" + (" and as many for variances" if learned else "")
+            reason = f"does not fit a network of {out_channels} output channels: it needs {needed}, {parts}"
+            cure = "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false"
+            raise self.error("variance_type", reason, cure)
+
+    @property
+    def saved_tensors(self) -> int:
+        """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
+        return 24 if self.variance_type == "learned_range" else 4
+
+
+@dataclass(frozen=True)
+class FlowMatchingConfig(Section):
     """Section ``diffusion`` with ``model_id`` "flow_matching" (Ma et al. 2024).
 
     t = 0 is noise and t = 1 is data. Only the time that the network sees is reversed with ``data_time`` 0.
@@ -54,10 +94,10 @@ class FlowMatchingConfig:
     data_time: Literal[0, 1] = 1
     """Time of clean data as the network sees it. 1: its velocity points from noise at 0 to data at 1. 0: it points from
     data at 0 to noise at 1 (REPA; Yu et al. 2024)."""
-    t_eps: float = 0.05
+    t_eps: Annotated[float, Between(_LEAST_EPS, 1.0)] = 0.05
     """With prediction_type "data": lower bound of 1 - t, by which the prediction is divided to get a velocity, in
     training and in sampling. 1e-6 to 1."""
-    noise_scale: float = 1.0
+    noise_scale: Annotated[float, Between(1e-3, 1e3)] = 1.0
     """Standard deviation of the noise, in training and in sampling; above 1 for large images (JiT). 0.001 to 1000."""
     cosine_loss: bool = False
     """Add 1 - cos of the angle between predicted and true velocity, over channels, to the squared error (LightningDiT;
@@ -65,102 +105,70 @@ class FlowMatchingConfig:
     timestep_sampling: Literal["uniform", "logit_normal", "mode"] = "uniform"
     """Distribution of the training times: uniform as published, logit-normal, or with heavy tails ("mode"; Esser et
     al. 2024, eqs. 19 and 20)."""
-    logit_mean: float = 0.0
+    logit_mean: LogitMean = 0.0
     """Mean of the logit of t with "logit_normal", -20 to 20; above 0 times are nearer to the data."""
-    logit_std: float = 1.0
+    logit_std: LogitStd = 1.0
     """Standard deviation of the logit of t with "logit_normal", 1e-6 to 20."""
-    mode_scale: float = 1.29
+    mode_scale: Annotated[float, Between(-1.0, 1.75)] = 1.29
     """With "mode": from -1 to 1.75; above 0 times are nearer to the middle, below to the ends."""
-    shift: float = 1.0
+    shift: Shift = 1.0
     """Shift of training and sampling times; above 1 moves them towards noise (Esser et al. 2024, eq. 23). 0.0001 to
     10000."""
-    shift_base: int | None = None
+    shift_base: Positive | None = None
     """Elements C H W of a latent for which the shift is 1. The shift is then sqrt(C H W / shift_base), so it grows with
     the number of tokens (Esser et al. 2024, section 5.3.2; RAE has 4096). null: use ``shift``."""
     dynamic_shift: Literal["flux", "qwen_image"] | None = None
     """Shift by the number of tokens (2 x 2 latent pixels) of each image, as FLUX.1 and SD3 ("flux") or Qwen-Image are
     sampled: e^mu, with mu on a line from 0.5 at 256 tokens to 1.15 at 4,096, or 0.9 at 8,192. null: use ``shift``."""
-    sample_shift: float | None = None
+    sample_shift: Shift | None = None
     """Shift of the sampling times, 0.0001 to 10000; null: that of training. LightningDiT trains with 1 and samples with
     1 / 0.3."""
     sample_schedule: str | None = None
     """Published sampling times: "flux", "flux2", "qwen_image", "sd3" or "sd3_dynamic" (for shapes that differ); "sd3"
     uses the shift, the others have their own. null: even times, shifted."""
-    train_eps: float | None = None
+    train_eps: _Eps | None = None
     """Distance of the training times from the singular ends of the path, in [0, 0.5); null: as published."""
-    sample_eps: float | None = None
+    sample_eps: _Eps | None = None
     """Distance of the sampling times from the singular ends of the path, in [0, 0.5); null: as published."""
     model_id: str = "flow_matching"
     """Kind of objective."""
 
+    section = "diffusion"
+    saved_tensors = 6
+    """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
+
     def __post_init__(self) -> None:
-        for name in ("logit_std", "shift"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"diffusion.{name} = {getattr(self, name)}", "must be a positive number")
-        for name, (low, high) in _BOUNDS.items():
-            if getattr(self, name) is not None:
-                check_between(f"diffusion.{name}", getattr(self, name), low, high, "all times would be at one end")
-        for name in ("train_eps", "sample_eps"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 0.5:
-                raise ConfigError(f"diffusion.{name} = {value}", "must lie in [0, 0.5), or be null")
+        super().__post_init__()
         self._check_weight()
-        self._check_recipes()
+        if self.prediction_type == "data" and self.path != "linear":
+            raise self.error("prediction_type", f"needs path 'linear', not {self.path!r}", "set path to 'linear'")
+        if self.cosine_loss and self.prediction_type != "velocity":
+            reason = f"compares velocities, but prediction_type is {self.prediction_type!r}"
+            raise self.error("cosine_loss", reason, "predict 'velocity', or drop it")
+        if (name := self.sample_schedule) is not None:
+            if name not in SCHEDULES:
+                cure = f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}"
+                raise self.error("sample_schedule", "is not a published table of times", cure)
+            if (self.path, self.prediction_type) != ("linear", "velocity"):
+                raise self.error("sample_schedule", "needs path 'linear' and prediction_type 'velocity'", "drop it")
+        shifts = {"shift": self.shift != 1, "shift_base": self.shift_base, "dynamic_shift": self.dynamic_shift}
+        first, *others = [name for name, is_set in shifts.items() if is_set] or [""]
+        if others:
+            raise self.error(first, f"contradicts {others[0]} = {getattr(self, others[0])}", "drop one of them")
         self._check_ends()
 
     def _check_weight(self) -> None:
         """Raise ConfigError for a weight of the loss that the prediction does not have."""
-        what, known = f"diffusion.loss_weight = {self.loss_weight!r}", _WEIGHTS.get(self.prediction_type, SIT_WEIGHTS)
+        known = _WEIGHTS.get(self.prediction_type, SIT_WEIGHTS)
         if self.loss_weight in (None, *known):
             if self.loss_weight is not None and known is not SIT_WEIGHTS and self.path != "linear":
-                raise ConfigError(what, f"needs path 'linear', not {self.path!r}", "set it to null")
-            return
-        if self.loss_weight in SIT_WEIGHTS or not known:
-            raise ConfigError(
-                what,
-                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity",
-                "set it to null, or predict 'noise' or 'score'",
-            )
-        reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
-        raise ConfigError(what, reason, f"use {' or '.join(known)}, or null")
-
-    def _check_recipes(self) -> None:
-        """Raise ConfigError for settings of later recipes that contradict the others."""
-        if self.prediction_type == "data" and self.path != "linear":
-            raise ConfigError(
-                "diffusion.prediction_type = 'data'",
-                f"needs path 'linear', not {self.path!r}",
-                "set path to 'linear'",
-            )
-        if self.cosine_loss and self.prediction_type != "velocity":
-            raise ConfigError(
-                "diffusion.cosine_loss = true",
-                f"compares velocities, but prediction_type is {self.prediction_type!r}",
-                "predict 'velocity', or drop it",
-            )
-        self._check_schedule()
-        check_between("diffusion.t_eps", self.t_eps, _LEAST_EPS, 1.0)
-        check_between("diffusion.noise_scale", self.noise_scale, *_NOISE_SCALES)
-        check_between("diffusion.mode_scale", self.mode_scale, -1.0, 1.75)
-        if self.shift_base is not None:
-            require_positive(self, "diffusion", "shift_base")
-        shifts = {"shift": self.shift if self.shift != 1 else None, "shift_base": self.shift_base,
-                  "dynamic_shift": self.dynamic_shift}  # fmt: skip
-        (first, *others) = [f"{name} = {value}" for name, value in shifts.items() if value is not None] or [""]
-        if others:
-            raise ConfigError(f"diffusion.{first}", f"contradicts {others[0]}", "drop one of them")
-
-    def _check_schedule(self) -> None:
-        """Raise ConfigError for a table of times that does not exist, or is for another kind of flow."""
-        name, what = self.sample_schedule, f"diffusion.sample_schedule = {self.sample_schedule!r}"
-        if name is not None and name not in SCHEDULES:
-            raise ConfigError(
-                what,
-                "is not a published table of times",
-                f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}",
-            )
-        if name is not None and (self.path, self.prediction_type) != ("linear", "velocity"):
-            raise ConfigError(what, "needs path 'linear' and prediction_type 'velocity'", "drop it")
+                raise self.error("loss_weight", f"needs path 'linear', not {self.path!r}", "set it to null")
+        elif self.loss_weight in SIT_WEIGHTS or not known:
+            reason = f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity"
+            raise self.error("loss_weight", reason, "set it to null, or predict 'noise' or 'score'")
+        else:
+            reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
+            raise self.error("loss_weight", reason, f"use {' or '.join(known)}, or null")
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
@@ -181,12 +189,12 @@ class FlowMatchingConfig:
             ("sample_eps", sample, infinite_velocity, "the velocity computed from the network's output"),
         ):
             if is_infinite and eps < _LEAST_EPS:
-                raise ConfigError(
-                    f"diffusion.{name} = {eps:g}",
+                reason = (
                     f"{what} is infinite at an end of the times, with path {self.path!r}, prediction_type "
-                    f"{self.prediction_type!r} and loss_weight {self.loss_weight!r}",
-                    f"set it to null, which is as published, or to {_LEAST_EPS:g} or more",
+                    f"{self.prediction_type!r} and loss_weight {self.loss_weight!r}"
                 )
+                cure = f"set it to null, which is as published, or to {_LEAST_EPS:g} or more"
+                raise ConfigError(f"diffusion.{name} = {eps:g}", reason, cure)
 
     @property
     def eps(self) -> tuple[float, float]:
@@ -197,14 +205,9 @@ class FlowMatchingConfig:
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError if the network has too few output channels; extra channels are ignored (SiT)."""
         if out_channels < in_channels:
-            raise ConfigError(
-                f"predictor: {out_channels} channels of output",
-                f"flow matching predicts each of the {in_channels} channels of a latent",
-                f"give the predictor {in_channels} output channels",
-            )
-
-    saved_tensors = 6
-    """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
+            reason = f"flow matching predicts each of the {in_channels} channels of a latent"
+            cure = f"give the predictor {in_channels} output channels"
+            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
 
     def train_interval(self) -> tuple[float, float]:
         """Return the first and last time of training."""
@@ -242,47 +245,43 @@ def mu_of(name: str, tokens: float) -> float:
 
 
 @dataclass(frozen=True)
-class MeanFlowConfig:
+class MeanFlowConfig(Section):
     """MeanFlow: learn the average velocity from time t down to r, to sample in one to four steps (Geng et al. 2025).
 
     t = 1 is noise. ``omega`` and ``kappa`` build guidance of scale omega / (1 - kappa) into what is learned, so sample
     without guidance.
     """
 
-    logit_mean: float = -0.4
+    logit_mean: LogitMean = -0.4
     """Mean of the logit of the times, -20 to 20; published as P_mean."""
-    logit_std: float = 1.0
+    logit_std: LogitStd = 1.0
     """Standard deviation of the logit of the times, 1e-6 to 20; published as P_std."""
-    data_proportion: float = 0.75
+    data_proportion: Probability = 0.75
     """Probability that r = t, where the target is the velocity at a single time."""
-    omega: float = 1.0
+    omega: Annotated[float, Between(0.0, 100.0)] = 1.0
     """Weight of the sample's own velocity in the target, 0 to 100."""
-    kappa: float = 0.5
+    kappa: Annotated[float, Between(0.0, 0.999)] = 0.5
     """Weight in the target of the network's prediction with the label, 0 to 0.999. The prediction without a label gets
     the rest, up to a total of 1."""
     t_start: float = 0.0
     """Times before this have no guidance; 0 to 1."""
     t_end: float = 1.0
     """Times after this have no guidance; 0 to 1."""
-    norm_p: float = 1.0
+    norm_p: Annotated[float, Between(0.0, 4.0)] = 1.0
     """Power p of a sample's weight 1 / (error + c)^p, 0 to 4; 0 for no weighting."""
-    norm_eps: float = 0.01
+    norm_eps: Annotated[float, Between(1e-12, 1e6)] = 0.01
     """Constant c of that weight, added to the squared error summed over a latent; 1e-12 to 1e6."""
     model_id: str = "mean_flow"
     """Kind of objective."""
 
+    section = "diffusion"
     saved_tensors = 8
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("logit_mean", -20.0, 20.0), ("logit_std", 1e-6, 20.0), ("data_proportion", 0.0, 1.0),
-            ("omega", 0.0, 100.0), ("kappa", 0.0, 0.999), ("norm_p", 0.0, 4.0), ("norm_eps", 1e-12, 1e6),
-        ):  # fmt: skip
-            check_between(f"diffusion.{name}", getattr(self, name), low, high)
+        super().__post_init__()
         if not 0.0 <= self.t_start <= self.t_end <= 1.0:
-            raise ConfigError(
-                f"diffusion.t_start = {self.t_start}, t_end = {self.t_end}", "must satisfy 0 <= t_start <= t_end <= 1"
-            )
+            what = f"diffusion.t_start = {self.t_start}, t_end = {self.t_end}"
+            raise ConfigError(what, "must satisfy 0 <= t_start <= t_end <= 1")
 
     @property
     def is_guided(self) -> bool:
@@ -292,47 +291,33 @@ class MeanFlowConfig:
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError unless the network outputs a velocity and no variance."""
         if out_channels != in_channels:
-            raise ConfigError(
-                f"predictor: {out_channels} channels of output",
-                f"MeanFlow learns only a velocity for each of the {in_channels} channels of a latent",
-                "set predictor.learn_sigma to false",
-            )
+            reason = f"MeanFlow learns only a velocity for each of the {in_channels} channels of a latent"
+            cure = "set predictor.learn_sigma to false"
+            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
 
     def check_predictor(self, predictor: Any) -> None:
         """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
+        name, conditions = f"predictor {predictor.model_id!r}", predictor.conditions
         if predictor.num_time_inputs != 2:
-            raise ConfigError(
-                f"predictor {predictor.model_id!r}",
-                "takes one timestep; MeanFlow needs two, r and t",
-                "set predictor.h_embedder to true",
-            )
-        if predictor.conditions.items != ("label",):
-            raise ConfigError(
-                "diffusion.model_id = 'mean_flow'",
-                f"only supports labels, but predictor {predictor.model_id!r} is conditioned on "
-                f"{' and '.join(predictor.conditions.items)}",
-                "use flow_matching",
-            )
-        if self.is_guided and not predictor.conditions.has_unconditional:
-            raise ConfigError(
-                f"diffusion.omega = {self.omega}, kappa = {self.kappa}",
-                "need the prediction for the unconditional class, which this network does not learn",
-                "set predictor.class_dropout_prob to 0.1, or omega to 1 and kappa to 0",
-            )
-
-
-MOST_TIMESTEPS = 1_000_000
-"""Most rows of the table of training times."""
+            reason = "takes one timestep; MeanFlow needs two, r and t"
+            raise ConfigError(name, reason, "set predictor.h_embedder to true")
+        if conditions.items != ("label",):
+            reason = f"only supports labels, but {name} is conditioned on {' and '.join(conditions.items)}"
+            raise self.error("model_id", reason, "use flow_matching")
+        if self.is_guided and not conditions.has_unconditional:
+            reason = "need the prediction for the unconditional class, which this network does not learn"
+            cure = "set predictor.class_dropout_prob to 0.1, or omega to 1 and kappa to 0"
+            raise ConfigError(f"diffusion.omega = {self.omega}, kappa = {self.kappa}", reason, cure)
 
 
 @dataclass(frozen=True)
-class WanFlowConfig:
+class WanFlowConfig(Section):
     """Flow matching as MindSpeed-MM trains Wan, with its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
 
-    num_train_timesteps: int = 1000
+    num_train_timesteps: Annotated[int, Between(3, MOST_TIMESTEPS)] = 1000
     """T, the rows of the table that training times are sampled from, 3 to 1,000,000; the network gets the time
     T sigma."""
-    shift: float = 3.0
+    shift: Annotated[float, Between(1e-3, 1e3)] = 3.0
     """Shift of training and sampling times, 0.001 to 1000; above 1 moves them towards noise (Esser et al. 2024,
     eq. 23). The tutorial has 5."""
     sigma_max: float = 1.0
@@ -354,40 +339,30 @@ class WanFlowConfig:
     model_id: str = "wan_flow_match_scheduler"
     """Kind of objective."""
 
+    section = "diffusion"
     saved_tensors = 4
     """Number of float32 tensors of the size of a latent that the loss keeps for backward."""
 
     def __post_init__(self) -> None:
-        check_between("diffusion.num_train_timesteps", self.num_train_timesteps, 3, MOST_TIMESTEPS)
-        check_between("diffusion.shift", self.shift, 1e-3, 1e3)
+        super().__post_init__()
         if not 0 <= self.sigma_min < self.sigma_max <= 1:
-            raise ConfigError(
-                f"diffusion.sigma_min = {self.sigma_min}, sigma_max = {self.sigma_max}",
-                "must satisfy 0 <= sigma_min < sigma_max <= 1",
-                "the tutorial has 0 and 1",
-            )
+            what = f"diffusion.sigma_min = {self.sigma_min}, sigma_max = {self.sigma_max}"
+            raise ConfigError(what, "must satisfy 0 <= sigma_min < sigma_max <= 1", "the tutorial has 0 and 1")
         low, high = self.window
         if not 0 <= low < high <= 1:
-            raise ConfigError(
-                f"diffusion.timestep_window = {list(self.timestep_window)}",
-                f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}",
-                "Wan 2.2's experts have [0.875, 1] and [0, 0.875]",
-            )
+            reason = f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}"
+            raise self.error("timestep_window", reason, "Wan 2.2's experts have [0.875, 1] and [0, 0.875]")
         low, high = self.min_timestep_boundary, self.max_timestep_boundary
-        first, end = self.trained_rows
-        if 0 <= low < high <= 1 and first >= end and self.window != (0, 1):
-            raise ConfigError(
-                f"diffusion.timestep_window = {list(self.timestep_window)}",
-                f"leaves none of {self.num_train_timesteps} timesteps to train on, between min_timestep_boundary = "
-                f"{low} and max_timestep_boundary = {high}",
-                "widen it",
-            )
-        if not (0 <= low < high <= 1 and first < end):
-            raise ConfigError(
-                f"diffusion.min_timestep_boundary = {low}, max_timestep_boundary = {high}",
-                f"leave none of {self.num_train_timesteps} timesteps to train on: must satisfy 0 <= min < max <= 1",
-                "leave both out to train on all",
-            )
+        is_range = 0 <= low < high <= 1
+        first, end = self.trained_rows if is_range else (0, 0)
+        if first < end:
+            return
+        limits = f"min_timestep_boundary = {low}, max_timestep_boundary = {high}"
+        reason = f"none of {self.num_train_timesteps} timesteps to train on"
+        if is_range and self.window != (0, 1):
+            raise self.error("timestep_window", f"leaves {reason}, with {limits}", "widen it")
+        cure = "leave both out to train on all"
+        raise ConfigError(f"diffusion.{limits}", f"leave {reason}: must satisfy 0 <= min < max <= 1", cure)
 
     @property
     def window(self) -> tuple[float, float]:
@@ -403,11 +378,9 @@ class WanFlowConfig:
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError unless the network outputs exactly one velocity per channel of a latent."""
         if out_channels != in_channels:
-            raise ConfigError(
-                f"predictor: {out_channels} channels of output",
-                f"the velocity has the {in_channels} channels of a latent",
-                f"give the predictor {in_channels} output channels",
-            )
+            reason = f"the velocity has the {in_channels} channels of a latent"
+            cure = f"give the predictor {in_channels} output channels"
+            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
 
 
 def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:
