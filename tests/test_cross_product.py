@@ -152,14 +152,14 @@ def as_wide(predictor, text):
     for condition in predictor.conditions:
         if isinstance(condition, TextCondition):
             found = condition.widths_of((text,) * (1 + max(part.encoder for part in condition.parts)))
-            predictor = dataclasses.replace(predictor, **{key: width for key, width in found.items() if width})
+            predictor = dataclasses.replace(predictor, **{key: width for key, (width, _) in found.items() if width})
     return predictor
 
 
 def pools(model):
     """Whether the text encoders have a pooled vector, if it is asked for."""
     texts = [condition for condition in model.predictor.conditions if isinstance(condition, TextCondition)]
-    return all(width for text in texts for width in text.widths_of(model.text_encoders).values())
+    return all(width for text in texts for width, _ in text.widths_of(model.text_encoders).values())
 
 
 class Combination(NamedTuple):

@@ -124,23 +124,21 @@ class TextCondition(FloatCondition):
         return {}
 
     @abstractmethod
-    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
-        """Return the output widths of the ``encoders`` by the predictor's settings; None for outputs they lack."""
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, tuple[int | None, int]]:
+        """Return the widths that the ``encoders`` have and the network takes, by the predictor's settings.
+
+        The first is None for an output that they lack.
+        """
 
     def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
         """Raise ConfigError unless their output, by their config.json, has the widths that the predictor takes."""
-        for setting, width in self.widths_of(encoders).items():
-            if width != (expected := self._expected_widths[setting]):
+        for setting, (width, expected) in self.widths_of(encoders).items():
+            if width != expected:
                 kind, has, are = ("pooled vector", "has", "is") if "pooled" in setting else ("states", "have", "are")
                 problem = f"{has} width {width}" if width else f"{are} not available"
                 reason = f"the text encoder's {kind} {problem} (by its config.json)"
                 cure = f"write {width}" if width else "use a text encoder that pools, such as clip or bert"
                 raise ConfigError(f"predictor.{setting} = {expected}", reason, cure)
-
-    @property
-    @abstractmethod
-    def _expected_widths(self) -> dict[str, int]:
-        """Widths that the network takes, by the predictor's settings."""
 
     def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
@@ -179,16 +177,12 @@ class OneText(TextCondition):
     def published(self) -> dict[int, dict[str, Any]]:
         return {self.encoder: dict(self.as_published)}
 
-    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
-        return {self.setting: self.width_of(encoders[self.encoder])}
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, tuple[int | None, int]]:
+        return {self.setting: (self.width_of(encoders[self.encoder]), self.shapes[0][-1])}
 
     @abstractmethod
     def width_of(self, encoder: TextEncoderConfig) -> int | None:
         """Return the width of its output of ``encoder``, by config.json; None if the encoder has no such output."""
-
-    @property
-    def _expected_widths(self) -> dict[str, int]:
-        return {self.setting: self.shapes[0][-1]}
 
 
 @dataclass(frozen=True)
@@ -430,7 +424,6 @@ class JoinedText(TextCondition):
     """Name of the states, and the dropout key of the whole caption."""
 
     names = ("text", "pooled")
-    settings = ("joint_attention_dim", "pooled_projection_dim")
 
     @property
     def parts(self) -> tuple[TextStates | PooledText, ...]:
@@ -442,10 +435,12 @@ class JoinedText(TextCondition):
     def published(self) -> dict[int, dict[str, Any]]:
         return {**{number: {"states": "penultimate"} for number in POOLING}, ENCODERS - 1: {"attend_padding": True}}
 
-    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, int | None]:
+    def widths_of(self, encoders: Sequence[TextEncoderConfig]) -> dict[str, tuple[int | None, int]]:
         *clips, t5 = (encoder.states_width() for encoder in encoders)
         pooled = [encoders[number].pooled_width() for number in POOLING]
-        return dict(zip(self.settings, (max(sum(clips), t5), None if None in pooled else sum(filter(None, pooled)))))
+        total = None if None in pooled else sum(filter(None, pooled))
+        states = max(sum(clips), t5)
+        return {"joint_attention_dim": (states, self.width), "pooled_projection_dim": (total, self.pooled)}
 
     def check_encoders(self, encoders: Sequence[TextEncoderConfig]) -> None:
         """Raise ConfigError unless the widths fit the predictor, and both CLIPs have the same number of tokens."""
@@ -454,10 +449,6 @@ class JoinedText(TextCondition):
         if first != second:
             reason = f"must be {first}, that of the first: their states are concatenated"
             raise ConfigError(f"text_encoder[1].max_length = {second}", reason)
-
-    @property
-    def _expected_widths(self) -> dict[str, int]:
-        return dict(zip(self.settings, (self.width, self.pooled)))
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
