@@ -129,7 +129,7 @@ def _autoencoder(ae: Any) -> State:
 
 def _ddim(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
     """Return scheduler_config.json for the trajectory of ``--sampler ddim``."""
-    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian.py: make_betas)
+    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
     return {
         "_class_name": _PARTS["scheduler"],
         "num_train_timesteps": diffusion.num_train_timesteps,
