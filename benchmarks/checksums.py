@@ -22,7 +22,7 @@ from common import CLOCKS, Report, timed
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.mindspore_ckpt import write as write_with_sums
-from mindspeed_mm_dit.checkpoint.torch_checksums import SummingWriter
+from mindspeed_mm_dit.checkpoint.torch_folder import SummingWriter
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 
 TENSORS = 64

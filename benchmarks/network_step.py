@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from common import CLOCKS, Apart, Report, interleave, order, ratio
 
-from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.tools.verify.against import (

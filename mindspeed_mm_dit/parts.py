@@ -5,7 +5,11 @@ from __future__ import annotations
 ENTRIES = {
     "command": {
         name: f"mindspeed_mm_dit.cli.commands:{name.upper().replace('-', '_')}"
-        for name in ("train", "sample", "cache-latents", "convert", "ema")
+        for name in ("train", "sample", "cache-latents", "ema")
+    },
+    "checkpoint_format": {
+        "mindspore": "mindspeed_mm_dit.checkpoint.formats:MINDSPORE",
+        "pytorch": "mindspeed_mm_dit.checkpoint.formats:PYTORCH",
     },
     "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
     "metrics_logger": {
@@ -85,8 +89,8 @@ ENTRIES = {
         "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoder:JOINED",
     },
     **{kind: {} for kind in (
-        "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips", "score_test",
-        "report_judge", "report_picture",
+        "adapter_format", "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips",
+        "score_test", "report_judge", "report_picture",
     )},
 }  # fmt: skip
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its

@@ -41,7 +41,7 @@ FAULTS = {
         "tests/data/test_video_display.py -k colours_are_those",
     ),
     "strength of adapters": Fault(
-        "checkpoint/lora/settings.py", "rank if alpha is None else alpha", "rank",
+        "integrations/formats/lora_settings.py", "rank if alpha is None else alpha", "rank",
         "tests/checkpoint/test_lora_files.py -k alpha_and_rank",
     ),
     "base of adapters": Fault(
@@ -84,7 +84,8 @@ FAULTS = {
         "tests/tools/planning/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
-        "checkpoint/rules.py", "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
+        "integrations/formats/rules.py",
+        "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
         "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
@@ -105,8 +106,8 @@ FAULTS = {
         "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
-        "checkpoint/frequencies.py", "weight.astype(np.float64) @ map_for(timesteps).T",
-        "weight.astype(np.float64) @ map_for(timesteps)", "tests/checkpoint/test_pipeline.py -k answers_alike",
+        "integrations/formats/diffusers_dit.py", "@ map_for(np.array(changes.right_at)).T",
+        "@ map_for(np.array(changes.right_at))", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
         "sampling/generate.py", "request.at(numbers)", "SampleRequest(request.at(numbers).values)",

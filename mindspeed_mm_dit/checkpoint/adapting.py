@@ -10,15 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
-from mindspeed_mm_dit.checkpoint.formats.contract import StorageSupport
-from mindspeed_mm_dit.checkpoint.lora.source import is_adapter
-from mindspeed_mm_dit.checkpoint.published import without_projectors
-from mindspeed_mm_dit.checkpoint.shapes import Shapes, described_by, predictor_of
-from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, read_weights
+from mindspeed_mm_dit.checkpoint.lora import is_adapter
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, predictor_of, shapes_of, without_projectors
 from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import Parameter, PredictorConfig
@@ -99,7 +95,7 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
             f"{here.model_id!r}",
             f"name weights of a {here.model_id!r}",
         )
-    shapes = {name: array.shape for name, array in source.weights.items()}
+    shapes = shapes_of(source.weights)
     reason = f"is not a whole network of kind {here.model_id!r}"
     check_names(parameters_of(source.predictor).shapes(), shapes, source.what, reason, "copy or download it again")
     return source
@@ -107,7 +103,8 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
 
 def _model_path(path: Path) -> Path:
     """Return ``path``, or the diffusers folder that contains it as its file of weights."""
-    is_part = path.is_file() and path.name.partition(".")[0] == diffusers.WEIGHTS and diffusers.fits(path.parent)
+    is_weight_file = path.is_file() and path.name.partition(".")[0] == WEIGHT_FILES[0].partition(".")[0]
+    is_part = is_weight_file and FORMATS["diffusers"].fits(path.parent)
     return path.parent if is_part else path
 
 
@@ -122,11 +119,10 @@ def _read(path: Path, kind: str) -> State:
 def _described_source(path: Path, kind: str, state: State, here: PredictorConfig) -> SourceWeights:
     if state.is_autoencoder:
         raise CheckpointError("SOURCE", "is an autoencoder, not a predictor", f"name weights of a {here.model_id!r}")
-    shapes = {name: array.shape for name, array in state.weights.items()}
-    described: PredictorConfig | None = described_by(state.config, f"{path}: its config.json")
+    described: PredictorConfig | None = state.predictor
     if "model" in state.facts:
         described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
-    predictor = described or _infer_predictor(shapes, here)
+    predictor = described or _infer_predictor(state, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
     names = _labels_by_name(path, kind, state.facts)
     return SourceWeights(
@@ -134,11 +130,13 @@ def _described_source(path: Path, kind: str, state: State, here: PredictorConfig
     )
 
 
-def _infer_predictor(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
+def _infer_predictor(state: State, here: PredictorConfig) -> PredictorConfig:
     """Infer the network from the shapes in a file."""
+    shapes = shapes_of(state.weights)
     if shapes == parameters_of(here).shapes():
         return here
     try:
+        state.check_family("SOURCE")
         return predictor_of(shapes, {})
     except CheckpointError as error:
         raise CheckpointError(error.what, error.reason, f"name weights of a {here.model_id!r}") from None
@@ -146,7 +144,7 @@ def _infer_predictor(shapes: Shapes, here: PredictorConfig) -> PredictorConfig:
 
 def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the label of each class by its name; empty if names are not known."""
-    return diffusers.labels_of(path) if kind == "pipeline" else by_name(facts.get("classes") or ())
+    return FORMATS[kind].labels(path) or by_name(facts.get("classes") or ())
 
 
 def by_name(classes: Sequence[str]) -> dict[str, int]:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, BinaryIO, NamedTuple
 
 FILE = "checksums.json"
@@ -40,13 +38,11 @@ class SummedFile:
         """Write ``data``, any buffer, in pieces that are summed and written while they are in the cache."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _CHUNK_BYTES):
-            self._add(view[start : start + _CHUNK_BYTES])
-            self._file.write(view[start : start + _CHUNK_BYTES])
+            part = view[start : start + _CHUNK_BYTES]
+            self._crc = zlib.crc32(part, self._crc)
+            self._file.write(part)
+        self._bytes += len(view)
         return len(view)
-
-    def _add(self, data: Any) -> None:
-        self._bytes += memoryview(data).nbytes
-        self._crc = zlib.crc32(data, self._crc)
 
     def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close
         return getattr(self._file, name)
@@ -57,43 +53,14 @@ class SummedFile:
         return Checksum(self._bytes, f"{self._crc:08x}")
 
 
-class BackgroundSummedFile(SummedFile):
-    """A :class:`SummedFile` that sums in a thread while the disk works; data must not change before :meth:`join`."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__(file)
-        self._waiting: SimpleQueue[Any] = SimpleQueue()
-        self._thread = threading.Thread(target=self._add_waiting)
-        self._thread.start()
-
-    def write(self, data: Any) -> int:
-        self._waiting.put(data)
-        return self._file.write(data)
-
-    def _add_waiting(self) -> None:
-        for data in iter(self._waiting.get, None):
-            self._add(data)
-
-    def join(self) -> None:
-        """Wait until everything is summed."""
-        self._waiting.put(None)
-        self._thread.join()
-
-
 @contextmanager
 def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
-    """Open ``path`` for writing; when its last byte is on the disk, put its checksum into ``sums``.
-
-    Data passed to ``write`` must not change until then.
-    """
+    """Open ``path`` for writing; when its last byte is on the disk, put its checksum into ``sums``."""
     with open(path, "wb") as file:
-        summed = BackgroundSummedFile(file)
-        try:
-            yield summed
-            file.flush()
-            os.fsync(file.fileno())
-        finally:
-            summed.join()
+        summed = SummedFile(file)
+        yield summed
+        file.flush()
+        os.fsync(file.fileno())
     sums[path.name] = summed.checksum
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.checksums import Checksum, summed_file
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, without_optimizer
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import (
@@ -27,8 +27,6 @@ from mindspeed_mm_dit.framework.mindspore_file import (
 Arrays = dict[str, np.ndarray]
 
 FILE = "state.ckpt"
-SIZE = "state.ckpt.bytes"
-"""Holds the size of FILE in checkpoints from before there were checksums."""
 
 
 class Writer(BackgroundWriter):
@@ -84,20 +82,7 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
         )
     if not (path / FILE).is_file():
         return f"{FILE} is missing"
-    if not checksums.are_in(path):
-        return _problem_by_size(path)
     return checksums.problem_of(path, rank, world_size)
-
-
-def _problem_by_size(path: Path) -> str | None:
-    """Return why a checkpoint from before there were checksums is incomplete, or None."""
-    try:
-        is_complete = (path / FILE).stat().st_size == int((path / SIZE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return f"{SIZE} cannot be read: {error}"
-    if not is_complete:
-        return f"{FILE} is cut short"
-    return None
 
 
 def check_architecture(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
 from mindspeed_mm_dit.configs.files import how_to_fetch, nearest_to
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, short_repr
 from mindspeed_mm_dit.configs.tuning import is_tuning
@@ -42,6 +41,8 @@ RUN_FACTS = "run.json"
 BEST = "best"
 """Key of run.json: iteration and validation loss of the best checkpoint so far. Also its name in a path:
 ``FOLDER/best``."""
+COMMAND = "command"
+"""Key of run.json: the flags of the run, and the folder that it was started in."""
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
 WITHOUT_INDEX = "lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
@@ -293,6 +294,38 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str) and is_tuning(value),
 }
 """Checks of the values in run.json that a resume reads."""
+
+
+def without_places(value: Any) -> Any:
+    """Return facts as JSON has them, with each absolute path replaced by its last name.
+
+    Of the folder that a command was started in not even the name is left, as it may be that of a user.
+    """
+    if isinstance(value, dict):
+        facts = {key: without_places(item) for key, item in value.items()}
+        is_somewhere = os.path.isabs(str(value.get("folder", "")))
+        return facts | {"folder": "."} if is_somewhere else facts
+    if isinstance(value, (list, tuple)):
+        return [without_places(item) for item in value]
+    return _last_name(value) if isinstance(value, str) else value
+
+
+def below(argument: str, folder: str) -> str:
+    """Return an argument of a command line; a path inside ``folder`` becomes relative to it."""
+    flag, mark, path = _parts(argument)
+    is_inside = os.path.isabs(path) and os.path.commonpath([path, folder]) == folder
+    return f"{flag}{mark}{os.path.relpath(path, folder)}" if is_inside else argument
+
+
+def _last_name(argument: str) -> str:
+    flag, mark, path = _parts(argument)
+    return f"{flag}{mark}{os.path.basename(os.path.normpath(path)) or '.'}" if os.path.isabs(path) else argument
+
+
+def _parts(argument: str) -> tuple[str, str, str]:
+    """Return ("--flag", "=", value), or ("", "", argument) if it is no flag with a value."""
+    flag, mark, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return flag, mark + value[: len(value) - len(value.lstrip())], value.lstrip()
 
 
 def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:

@@ -1,30 +1,112 @@
-"""The target of a conversion: what it may replace, and how it appears atomically."""
+"""Write a state in any format: check it, choose what the format can store, and rename the new file into place."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore
-from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport
+from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, predictor_of, shapes_of
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, without_places
+from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.tuning import tuning_in
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.optimizers.registry import chosen_in
 
 
-class Summary(NamedTuple):
-    """What a conversion did."""
+def check_state(state: State, what: str) -> None:
+    """Raise CheckpointError, naming the tensors, unless all trees belong to the same predictor."""
+    if state.predictor is None and "model" not in state.facts:
+        state.check_family("SOURCE")
+    predictor = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
+    settings = state.facts.get(SETTINGS)
+    tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
+    parameters = tuning.applied(parameters_of(predictor))
+    expected = dict.fromkeys(state.trees, parameters.shapes(saved_only=True))
+    if "optimizer" in expected:
+        expected["optimizer"] = _optimizer_shapes(parameters, state, what)
+    check_trees(state, expected, what, predictor.model_id)
 
-    source: Path
-    source_format: str
-    target: Path
-    target_format: str
-    trees: tuple[str, ...]
-    num_tensors: int
-    num_bytes: int
-    notes: tuple[str, ...]
-    """What was left out or added, a sentence each."""
+
+def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
+    optimizer = chosen_in(state.facts.get(SETTINGS), what)
+    return {
+        f"state.{name}.{kind}": shape
+        for name, parameter in parameters.items()
+        if parameter.trained
+        for kind, shape in optimizer.state_of(parameter).items()
+    }
+
+
+def check_trees(state: State, expected: dict[str, Shapes], what: str, kind: str) -> None:
+    """Raise CheckpointError unless each tree has exactly the ``expected`` tensors, those of one ``kind`` of network."""
+    for tree, arrays in state.trees.items():
+        reason = f"the tensors of {tree!r} are not those of one {kind} network"
+        check_names(expected[tree], shapes_of(arrays), what, reason, "copy or download it again")
+
+
+def fit(state: State, storage: StorageSupport, weights: str | None) -> tuple[State, list[str]]:
+    """Return the part of ``state`` that the target can store, and a note for each difference."""
+    trees, notes = dict(state.trees), []
+    if storage is StorageSupport.TRAINING:
+        return _for_training(state, weights)
+    if weights is not None and weights not in trees:
+        raise ConfigError(f"--weights = {weights}", f"SOURCE holds only {', '.join(trees)}")
+    if storage is StorageSupport.ONE_TREE or weights is not None:
+        chosen = weights or ("ema" if "ema" in trees else "model")
+        stored = {chosen: trees[chosen]}
+    else:
+        stored = {
+            name: tree for name, tree in trees.items() if name in ("model", "ema") or storage is StorageSupport.ANYTHING
+        }
+    left_out = [name for name in trees if name not in stored]
+    if left_out:
+        notes.append(f"left out: {', '.join(left_out)}" + (f"; kept: {', '.join(stored)}" if len(stored) == 1 else ""))
+    if len(stored) == 1:  # a single set of weights need not say which it is
+        stored = {"model": next(iter(stored.values()))}
+    return state.with_trees(stored), notes
+
+
+def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
+    """Return ``state`` with what --load needs, both sets of weights, and a note for each difference."""
+    trees, notes = dict(state.trees), []
+    if state.is_autoencoder:
+        raise CheckpointError("SOURCE", "is an autoencoder: no run trains it", "convert to a file or to diffusers")
+    if weights is not None:
+        raise ConfigError(f"--weights = {weights}", "a checkpoint folder holds both", "leave the flag out")
+    for name, other in (("ema", "model"), ("model", "ema")):
+        if name not in trees:
+            trees[name] = trees[other]
+            notes.append(f"{name} is a copy of {other}, the only weights in SOURCE")
+    if "optimizer" not in trees:
+        notes.append("no optimizer state: start the run with --no-load-optim")
+    first = [name for name in ("model", "ema") if name in trees]
+    return state.with_trees({name: trees[name] for name in (*first, *trees)}), notes
+
+
+def write(target: Path, target_format: str, state: State) -> None:
+    """Write to a temporary path, then rename it to ``target``. Facts are written without absolute paths.
+
+    (A pipeline stores no facts, and still needs the path of its autoencoder.)
+    """
+    known = FORMATS[target_format]
+    if target_format != "pipeline":
+        state = replace(state, facts=without_places(state.facts))
+
+    def make(aside: Path) -> None:
+        if known.storage is not StorageSupport.TRAINING:
+            known.write(aside, state)
+            return
+        store, iteration = CheckpointStore(aside), int(state.facts.get("iteration", 0))
+        known.write(store.begin(iteration), state)
+        facts = {"iteration": iteration} | state.facts
+        store.commit(iteration, facts)  # (without consumed_samples: those of the iterations)
+
+    written(target, make, is_folder=not known.endings)
 
 
 def check_target(

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm as entries_for_mindspeed_mm
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.contract import later
@@ -31,11 +31,10 @@ from mindspeed_mm_dit.optimizers.contract import STEP
 if TYPE_CHECKING:
     import torch.distributed.checkpoint as dcp
 
-    from mindspeed_mm_dit.checkpoint import torch_checksums, torch_pickles
+    from mindspeed_mm_dit.checkpoint import torch_folder
 else:  # a run's first step needs none of them, and they take a second
     dcp = later("torch.distributed.checkpoint")
-    torch_checksums = later("mindspeed_mm_dit.checkpoint.torch_checksums")
-    torch_pickles = later("mindspeed_mm_dit.checkpoint.torch_pickles")
+    torch_folder = later("mindspeed_mm_dit.checkpoint.torch_folder")
 
 State = dict[str, Any]
 
@@ -65,7 +64,7 @@ class Writer(BackgroundWriter):
         Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
         rank is known to all of them; :meth:`wait` returns it.
         """
-        to_disk = {"storage_writer": torch_checksums.SummingWriter(path), "process_group": self._group}
+        to_disk = {"storage_writer": torch_folder.SummingWriter(path), "process_group": self._group}
 
         def finish(written: Callable[[], object]) -> None:
             written()
@@ -134,7 +133,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
     ``partial``: tensors that the checkpoint lacks keep their values.
     """
-    stored = torch_pickles.read_metadata(path).state_dict_metadata
+    stored = torch_folder.read_metadata(path).state_dict_metadata
     if not mindspeed_mm.is_mindspeed_mm(stored.keys()):
         _load(state, path, partial)
         return
@@ -146,7 +145,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
     numbers = {name for name in tensors if isinstance(stored.get(name), dcp.metadata.BytesStorageMetadata)}
     _load({name: values[0] for name, values in tensors.items() if name not in numbers}, path, partial)
     for name in numbers:
-        tensors[name][0].fill_(torch_pickles.read_number(path, name))
+        tensors[name][0].fill_(torch_folder.read_number(path, name))
     for first, *others in tensors.values():  # one step counter serves a whole group there
         for value in others:
             value.copy_(first)
@@ -154,11 +153,11 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
 def _load(state: State, path: Path, partial: bool, alone: bool = False) -> None:
     no_dist = alone or not (dist.is_available() and dist.is_initialized())
-    planner = torch_pickles.TensorsOnly(allow_partial_load=partial)
+    planner = torch_folder.TensorsOnly(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, storage_reader=torch_pickles.SafeReader(path), planner=planner, no_dist=no_dist)
+            dcp.load(state, storage_reader=torch_folder.SafeReader(path), planner=planner, no_dist=no_dist)
     except dcp.api.CheckpointException as error:
         raise unreadable(error, path) from error
 
@@ -167,7 +166,7 @@ def write(state: State, path: Path) -> None:
     """Write ``state`` to the folder ``path`` from a single process without a process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, storage_writer=torch_checksums.SummingWriter(path), no_dist=True)
+        dcp.save(state, storage_writer=torch_folder.SummingWriter(path), no_dist=True)
 
 
 def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -179,7 +178,7 @@ def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``; the EMA is under "ema.", whoever wrote it."""
-    entries = torch_pickles.read_metadata(path).state_dict_metadata
+    entries = torch_folder.read_metadata(path).state_dict_metadata
     return {
         mindspeed_mm.our_name(name): tuple(entry.size)
         for name, entry in entries.items()
@@ -193,7 +192,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     Without a prefix every tensor is read, by its whole name. Each rank reads for itself: others need not call this.
     """
     start = f"{prefix}." if prefix else ""
-    entries = torch_pickles.read_metadata(path).state_dict_metadata
+    entries = torch_folder.read_metadata(path).state_dict_metadata
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
@@ -205,7 +204,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def is_mindspeed_mm(path: Path) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint ``path``."""
-    return mindspeed_mm.is_mindspeed_mm(torch_pickles.read_metadata(path).state_dict_metadata.keys())
+    return mindspeed_mm.is_mindspeed_mm(torch_folder.read_metadata(path).state_dict_metadata.keys())
 
 
 def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -255,7 +254,7 @@ def _problem_by_index(path: Path) -> str | None:
     if problem := checksums.problem_of_file(path / ".metadata"):
         return problem
     try:
-        for entry in (torch_pickles.read_metadata(path).storage_data or {}).values():
+        for entry in (torch_folder.read_metadata(path).storage_data or {}).values():
             file = path / entry.relative_path
             if not file.is_file():
                 return f"{file.name} is missing"
@@ -270,7 +269,7 @@ def _problem_by_index(path: Path) -> str | None:
 
 def has_optimizer(path: Path) -> bool:
     """Return whether the checkpoint ``path`` holds an optimizer's state."""
-    return any("optimizer" in name for name in torch_pickles.read_metadata(path).state_dict_metadata)
+    return any("optimizer" in name for name in torch_folder.read_metadata(path).state_dict_metadata)
 
 
 def check_architecture(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -1,12 +1,22 @@
-"""``mm-dit ema``."""
+"""``mm-dit ema``: post-hoc EMA, the EMA of a run's weights for a width it did not track, from its saved checkpoints."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.averaging import make
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, choose_format, read_trees
+from mindspeed_mm_dit.checkpoint.power_ema import Profile
+from mindspeed_mm_dit.checkpoint.state import Arrays, State
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.targets import check_state, check_target, fit, write
+from mindspeed_mm_dit.configs.run import check_output_folder
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.terminal import echo, progress
 
 DESCRIPTION = """\
@@ -63,3 +73,107 @@ def run(args: argparse.Namespace) -> int:
         echo("note: more checkpoints give a closer fit; --save-retain-interval N keeps those of every N-th iteration")
     echo(f"{args.output}: {result.num_tensors} tensors, {result.num_bytes / 1e6:.1f} MB")
     return 0
+
+
+# --- the EMA ----------------------------------------------------------------------------------------------------------
+
+
+class SavedEma(NamedTuple):
+    """One power-function EMA in one checkpoint."""
+
+    path: Path
+    tree: str
+    profile: Profile
+
+
+class EmaResult(NamedTuple):
+    """What was written."""
+
+    saved: list[SavedEma]
+    """The EMAs found in the checkpoints."""
+    requested: Profile
+    error: float
+    """Error of the averaging profile, as ``power_ema.combination`` defines it."""
+    num_tensors: int
+    num_bytes: int
+    notes: list[str]
+
+
+def make(
+    source: str | Path,
+    std: float,
+    target: str | Path,
+    to: str | None = None,
+    overwrite: bool = False,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> EmaResult:
+    """Make the EMA of width ``std`` and write it as ``target``.
+
+    Args:
+        source: a folder of checkpoints, for the EMA at its newest iteration; or one checkpoint, for the EMA at its
+            iteration (earlier checkpoints of the same run are used too).
+        std: width as a fraction of the run, 0.001 to 0.288.
+        target: a new file or folder.
+        to: format of the target; by default the one of its ending.
+        overwrite: replace an existing checkpoint.
+        progress: wraps the sequence of checkpoints while they are read.
+
+    Raises:
+        CheckpointError: there are no power-function EMAs, a checkpoint is damaged, or the target exists.
+        ConfigError: no format fits, or nothing can be written there.
+        PlatformError: a required framework is not installed.
+    """
+    target_format = choose_format(Path(target), to)
+    return of_newest(
+        source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
+    )
+
+
+def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> EmaResult:
+    saved, facts = averages_up_to(newest), read_facts(newest)
+    profile = Profile(saved[-1].profile.step, std)
+    factors, error = power_ema.combination([ema.profile for ema in saved], profile)
+    check_target(newest.parent, target, overwrite)
+    check_output_folder("folder of TARGET", target.parent)
+    used: dict[Path, dict[str, float]] = {}
+    for ema, factor in zip(saved, factors):
+        if factor:
+            used.setdefault(ema.path, {})[ema.tree] = factor
+    facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
+    state = State({"model": _sum(progress(list(used.items())))}, facts)
+    check_state(state, str(newest))
+    state, notes = fit(state, FORMATS[target_format].storage, None)
+    write(target, target_format, state)
+    return EmaResult(saved, profile, error, state.num_tensors, state.num_bytes, notes)
+
+
+def averages_up_to(newest: Path) -> list[SavedEma]:
+    """Return the EMAs in ``newest`` and in the earlier checkpoints of its run, ascending by step.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    last = iteration_of(newest)
+    store = CheckpointStore(newest.parent)
+    steps = [step for step in store.iterations() if last is not None and 0 < step <= last]
+    saved = []
+    for step in steps:
+        stds = read_facts(store.path(step)).get(power_ema.STDS, [])
+        trees = power_ema.trees(len(stds))
+        saved += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
+    if not saved or saved[-1].path != newest:
+        raise CheckpointError(
+            str(newest), "holds no power-function averages", "train with --power-ema-stds 0.05 0.1, which keeps them"
+        )
+    return saved
+
+
+def _sum(used: Iterable[tuple[Path, Mapping[str, float]]]) -> Arrays:
+    """Sum the EMAs of all checkpoints times their factors in float64; return float32."""
+    total: Arrays = {}
+    for path, factors in used:
+        for tree, arrays in read_trees(path, list(factors)).items():
+            for name, array in arrays.items():
+                term = array.astype(np.float64) * factors[tree]
+                total[name] = total[name] + term if name in total else term
+    return {name: array.astype(np.float32) for name, array in total.items()}

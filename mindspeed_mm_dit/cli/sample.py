@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin, 
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora
-from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.checkpoint.lora import ScaledLora
+from mindspeed_mm_dit.checkpoint.store import without_places
 from mindspeed_mm_dit.configs.files import UnusableFile, read_npy
 from mindspeed_mm_dit.configs.limits import short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig

@@ -18,10 +18,10 @@ from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
 T = TypeVar("T")
 
 _DTYPES = {
-    "Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": STORED["bfloat16"], "Bool": "?",
-    "Int64": "<i8", "Int32": "<i4", "Int16": "<i2", "Int8": "<i1",
-    "UInt64": "<u8", "UInt32": "<u4", "UInt16": "<u2", "UInt8": "<u1",
-}  # fmt: skip
+    **{"Float64": "<f8", "Float32": "<f4", "Float16": "<f2", "BFloat16": STORED["bfloat16"], "Bool": "?"},
+    **{"Int64": "<i8", "Int32": "<i4", "Int16": "<i2", "Int8": "<i1"},
+    **{"UInt64": "<u8", "UInt32": "<u4", "UInt16": "<u2", "UInt8": "<u1"},
+}
 _TYPES = {np.dtype(code): name for name, code in _DTYPES.items() if name != "BFloat16"}
 _SLICE_BYTES = 512 << 20
 _CHECKSUM = b"crc_num"

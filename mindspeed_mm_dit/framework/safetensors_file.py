@@ -22,9 +22,10 @@ STORED = {"bfloat16": "<u2", "float8_e4m3fn": "u1", "float8_e5m2": "u1"}
 
 _LOW = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?", **{name: STORED[_LOW[name]] for name in _LOW},
-}  # fmt: skip
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1"},
+    **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1", "BOOL": "?"},
+    **{name: STORED[_LOW[name]] for name in _LOW},
+}
 
 
 def read_safetensors_file(

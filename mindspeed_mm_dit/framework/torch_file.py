@@ -26,31 +26,31 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
 
 _DTYPES = {
-    "DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": STORED["bfloat16"],
-    "LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1",
-    "BoolStorage": "?", "ComplexFloatStorage": "<c8", "ComplexDoubleStorage": "<c16", "UntypedStorage": "<u1",
-}  # fmt: skip
+    **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": STORED["bfloat16"]},
+    **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "<i1", "ByteStorage": "<u1"},
+    **{"BoolStorage": "?", "ComplexFloatStorage": "<c8", "ComplexDoubleStorage": "<c16", "UntypedStorage": "<u1"},
+}
 _BITS = ("BFloat16Storage", "UntypedStorage")
 """Storages whose numbers NumPy does not show as they are."""
 _LATER_DTYPES = {"uint16": "<u2", "uint32": "<u4", "uint64": "<u8", **STORED}
 """Dtypes for which PyTorch has no storage: they are named next to an UntypedStorage."""
 _PLAIN_MODULES = {
-    "_codecs", "argparse", "collections", "copy_reg", "copyreg", "dataclasses", "datetime", "decimal", "enum",
-    "fractions", "functools", "numbers", "pathlib", "random", "types", "typing", "uuid", "zoneinfo",
-}  # fmt: skip
+    *("_codecs", "argparse", "collections", "copy_reg", "copyreg", "dataclasses", "datetime", "decimal", "enum"),
+    *("fractions", "functools", "numbers", "pathlib", "random", "types", "typing", "uuid", "zoneinfo"),
+}
 _PLAIN_BUILTINS = {
-    "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "getattr", "int", "list", "long", "object",
-    "range", "set", "slice", "str", "tuple", "unicode", "xrange",
-}  # fmt: skip
+    *("bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "getattr", "int", "list", "long"),
+    *("object", "range", "set", "slice", "str", "tuple", "unicode", "xrange"),
+}
 """Python's own modules and built-ins that a checkpoint may name besides its weights; the others could only do harm."""
 
 
 _NO_ZIP = (OSError, RuntimeError, ValueError, LookupError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 """What a damaged zip file raises."""
 _DAMAGED = (
-    pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError,
-    RecursionError, MemoryError,
-)  # fmt: skip
+    *(pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError),
+    *(ArithmeticError, RecursionError, MemoryError),
+)
 """What a damaged pickle raises."""
 
 

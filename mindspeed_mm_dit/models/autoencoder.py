@@ -25,6 +25,7 @@ from mindspeed_mm_dit.configs.autoencoder import (
 )
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.models.pretrained import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any
 
@@ -144,15 +145,67 @@ class PixelAutoencoder(Autoencoder):
         return scaled_latents
 
 
+class AutoencoderKL(Autoencoder):
+    """AutoencoderKL on the network of ours: where diffusers' does not run, and FLUX.2's."""
+
+    def __init__(self, config: AutoencoderKLConfig | Flux2VAEConfig) -> None:
+        super().__init__(config)
+        architecture, weights = self._read()
+        network = _KL.AutoencoderKLNetwork(architecture)
+        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
+        framework.runtime.load_arrays(network, weights)
+        self.network = framework.runtime.freeze(network, config.dtype)
+        framework.runtime.compiled(self.network.encoder)
+        framework.runtime.compiled(self.network.decoder)
+
+    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+        return read_autoencoder_kl(self.config)
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        with framework.ops.no_grad(), framework.runtime.low_precision(False):  # (by ``ae.dtype``, not --bf16)
+            moments = framework.ops.to_float32(self.network(images))  # (B, 2 C, h, w)
+            mean, log_variance = framework.ops.chunk(moments, 2, 1)  # 2 x (B, C, h, w)
+            return mean, framework.ops.exp(0.5 * framework.ops.clamp(log_variance, -30.0, 20.0))
+
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        with framework.ops.no_grad(), framework.runtime.low_precision(False):
+            return framework.ops.to_float32(self._decoded(self.raw(scaled_latents)))
+
+    def _decoded(self, raw: Tensor) -> Tensor:
+        return self.network.decode(raw)
+
+
+class AutoencoderKLFlux2(AutoencoderKL):
+    """FLUX.2's, which cuts latents into patches of 2 x 2; its config has their mean and std (``scale``)."""
+
+    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
+        architecture, weights = super()._read()
+        return architecture, {name: array for name, array in weights.items() if not name.startswith("bn.")}
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = super().moments(images)  # (B, C, H, W) each
+        return _in_patches(mean), _in_patches(std)
+
+    def _decoded(self, raw: Tensor) -> Tensor:
+        return super()._decoded(_JOINT.unpack(_LAYERS.as_tokens(raw), *raw.shape[2:]))
+
+
+def _in_patches(x: Tensor) -> Tensor:
+    B, C, H, W = x.shape
+    return framework.ops.reshape(framework.ops.permute(_JOINT.pack(x), (0, 2, 1)), (B, 4 * C, H // 2, W // 2))
+
+
 _DIFFUSERS = later("mindspeed_mm_dit.models.diffusers_autoencoders")
-_PORTABLE = later("mindspeed_mm_dit.models.autoencoder_kl.autoencoder")
+_KL = later("mindspeed_mm_dit.models.autoencoder_kl")
+_JOINT, _LAYERS = later("mindspeed_mm_dit.models.joint"), later("mindspeed_mm_dit.models.layers")
 
 
 PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)
 AUTOENCODER_KL = AutoencoderKind(
-    AutoencoderKLConfig, lambda config: (_DIFFUSERS if active() == "pytorch" else _PORTABLE).AutoencoderKL(config)
+    AutoencoderKLConfig, lambda config: (_DIFFUSERS.AutoencoderKL if active() == "pytorch" else AutoencoderKL)(config)
 )
-FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, lambda config: _PORTABLE.AutoencoderKLFlux2(config))
+FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, AutoencoderKLFlux2)
 WAN_VIDEO_VAE = AutoencoderKind(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
 QWEN_IMAGE_VAE = AutoencoderKind(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
 AUTOENCODER_TINY = AutoencoderKind(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))

@@ -12,15 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
-from mindspeed_mm_dit.checkpoint.compatibility import LEARNED, check_names, learned_apart
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, mindspore, of_source, pt, pytorch, safetensors
-from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora, adapter_facts, merged, read, read_all
-from mindspeed_mm_dit.checkpoint.published import without_projectors
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.shapes import check_family, described_by
-from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, of_newest, read_facts
-from mindspeed_mm_dit.checkpoint.wan_folder import model_of, second_of
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, format_of, read_weights
+from mindspeed_mm_dit.checkpoint.lora import ScaledLora, adapter_facts, merged, read_adapter, read_all
+from mindspeed_mm_dit.checkpoint.state import LEARNED, check_names, learned_apart, shapes_of, without_projectors
+from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, COMMAND, of_newest, read_facts
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.files import content_of
 from mindspeed_mm_dit.configs.limits import check_path, number, short_repr
@@ -132,9 +127,7 @@ def load_model(
     model, config, weights = of_newest(checkpoint, "--checkpoint", read)
     if adapters:
         weights = merged(weights, adapters)
-    check_names(
-        runtime.shapes(model.predictor), {n: a.shape for n, a in weights.items()}, f"--checkpoint = {checkpoint}"
-    )
+    check_names(runtime.shapes(model.predictor), shapes_of(weights), f"--checkpoint = {checkpoint}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
     if bf16:
@@ -229,26 +222,22 @@ def describe_both(
 
 def other_expert(checkpoint: str | Path, low: str | Path | None) -> str | Path | None:
     """Return the low-noise expert: ``low``, the second one in a diffusers folder, or None."""
-    return second_of(Path(checkpoint)) if low is None else low
+    kind = format_of(Path(checkpoint)) if low is None else None
+    return FORMATS[kind].second_network(Path(checkpoint)) if kind else low
 
 
-def _read_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
+def _read_published(path: Path, kind: str, config: ModelConfig) -> dict[str, np.ndarray]:
     """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
-    state = FORMATS[of_source(path)].read(path)
-    described = described_by(state.config, f"--checkpoint = {path}: config.json")
-    if described is not None and (differences := settings_that_differ(described, config.predictor)):
+    state = FORMATS[kind].read(path)
+    if state.predictor is not None and (differences := settings_that_differ(state.predictor, config.predictor)):
         cure = "give the model.json of this network: --model"
         raise CheckpointError(
             f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
         )
-    check_family(state.weights, f"--checkpoint = {path}", config.predictor.model_id)
+    state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
         echo_if_open(f"note: {note}", sys.stderr)
     return without_projectors(state.weights)
-
-
-def _is_diffusers_folder(path: Path) -> bool:
-    return path.is_dir() and not pytorch.fits(path) and not mindspore.fits(path) and diffusers.fits(path)
 
 
 def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: bool) -> dict[str, np.ndarray]:
@@ -256,9 +245,9 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
 
     Raises CheckpointError if the base is no longer where the run read it.
     """
-    adapter = adapter_facts(path)
-    if not adapter and (path.suffix == ".safetensors" or _is_diffusers_folder(path)):
-        return _read_published(path, config)
+    adapter, kind = adapter_facts(path), format_of(path)
+    if not adapter and kind and FORMATS[kind].storage is StorageSupport.ONE_TREE:
+        return _read_published(path, kind, config)
     if not adapter:
         return read_weights(path, use_ema)
     facts, what = read_facts(path), f"--checkpoint = {path}"
@@ -272,33 +261,28 @@ def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: b
     if digest_of_base(base) != adapter[BASE]:
         reason = f"contains adapters, and {base_path} is not the base model they were trained on"
         raise CheckpointError(what, reason, cure)
-    weights: dict[str, np.ndarray] = read(path, use_ema=use_ema).merged(base)
+    weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
     return weights
 
 
 def _facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
     if path.is_dir():
-        _check_folder(path)
-        described = model_of(path)
-        folder = diffusers.model_folder(path) if diffusers.fits(path) else path
-        return {"model": described} if described else read_facts(folder)
+        return FORMATS[_format_of_folder(path)].facts(path)
     return _facts_in(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
 def _facts_in(file: Path, changed: int) -> dict[str, Any]:
     """Read the facts in a file of weights; cached, since the whole file has to be read."""
-    for known in (pt, safetensors):
-        if known.fits(file):
-            return known.read(file).facts
-    return {}
+    kind = format_of(file)
+    return FORMATS[kind].facts(file) if kind else {}
 
 
-def _check_folder(path: Path) -> None:
-    """Raise CheckpointError unless a training run wrote the folder ``path``."""
-    if pytorch.fits(path) or mindspore.fits(path) or diffusers.fits(path):
-        return
+def _format_of_folder(path: Path) -> str:
+    """Return the format of a checkpoint folder; raises CheckpointError if it is none."""
+    if (kind := format_of(path)) is not None:
+        return kind
     raise CheckpointError(
         f"--checkpoint = {path}",
         f"is not a checkpoint: contains {content_of(path)}; expected folders such as iter_0001000, or the files of one "

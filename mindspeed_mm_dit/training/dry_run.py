@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit import framework
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
+from mindspeed_mm_dit.checkpoint.store import COMMAND, below
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError

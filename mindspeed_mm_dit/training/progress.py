@@ -8,8 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.lock import FolderLock
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, unwritten
+from mindspeed_mm_dit.checkpoint.store import BEST, COMMAND, CheckpointStore, unwritten
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime

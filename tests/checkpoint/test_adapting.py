@@ -9,12 +9,12 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.integrations.formats.config_json import vae_shapes
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
-from mindspeed_mm_dit.checkpoint.shapes import vae_shapes
+from mindspeed_mm_dit import registry
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, read_weights
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.integrations.formats.config_json import vae_shapes
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from tests.checkpoint_fixtures import (
     FACTS,
     FILE_NAMES,
@@ -274,7 +274,7 @@ def test_a_failed_write_leaves_the_old_target_and_no_rest(tmp_path, monkeypatch)
         (path / "half").write_text("half")
         raise OSError("No space left on device")
 
-    monkeypatch.setitem(FORMATS, "mindspore", FORMATS["mindspore"]._replace(write=full))
+    monkeypatch.setitem(registry._RECORDS["checkpoint_format"], "mindspore", FORMATS["mindspore"]._replace(write=full))
     with pytest.raises(CheckpointError, match="No space left on device"):
         convert(tmp_path / "a.pt", tmp_path / "run", "mindspore", overwrite=True)
     assert_same(read(tmp_path / "run").weights, dit_arrays())

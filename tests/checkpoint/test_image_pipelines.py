@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import diffusers as folder_of_diffusers
-from mindspeed_mm_dit.checkpoint.formats import safetensors
-from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
+from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import Stream, normals
+from mindspeed_mm_dit.integrations.formats import diffusers_folder as folder_of_diffusers
+from mindspeed_mm_dit.integrations.formats.single_files import SAFETENSORS
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.autoencoder_kl_fixtures import FLUX, our_shapes, write_flux2, write_folder
 from tests.checkpoint.test_lora_files import TARGETS, drawn
@@ -138,7 +138,7 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
     model = model_of(tmp_path, name)
     config = model_config_from_mapping(model, "model.json")
     shapes, weights = parameters_of(config.predictor).shapes(), filled(config)
-    safetensors.write(tmp_path / "a.safetensors", State({"model": weights}, {"model": model}))
+    SAFETENSORS.write(tmp_path / "a.safetensors", State({"model": weights}, {"model": model}))
     assert main(["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "pipeline"), "--to", "pipeline"]) == 0
     assert_same(folder_of_diffusers.read_arrays(tmp_path / "pipeline/transformer"), weights)
     pipeline = kind.from_pretrained(tmp_path / "pipeline")
@@ -148,7 +148,7 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
     found = our_picture(tmp_path, config, ours)
     np.testing.assert_allclose(found, picture, atol=1.01 / 255)
     (tmp_path / "lora").mkdir()
-    LORA_FORMATS["diffusers"].write(tmp_path / "lora", drawn(config.predictor, TARGETS[predictor]), shapes)
+    ADAPTER_FORMATS["diffusers"].write(tmp_path / "lora", drawn(config.predictor, TARGETS[predictor]), shapes)
     pipeline.load_lora_weights(tmp_path / "lora")
     adapted = our_picture(tmp_path, config, ours, str(tmp_path / "lora"))
     assert np.abs(adapted - found).max() > 0.1
@@ -173,7 +173,7 @@ def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp
     }
     (tmp_path / "model.json").write_text(json.dumps(parts | change))
     config = model_config_from_mapping(parts, "model.json")
-    safetensors.write(tmp_path / "a.safetensors", State({"model": filled(config)}, {}))
+    SAFETENSORS.write(tmp_path / "a.safetensors", State({"model": filled(config)}, {}))
     given = ["--to", "pipeline", "--model", str(tmp_path / "model.json")]
     assert main(["convert", str(tmp_path / "a.safetensors"), str(tmp_path / "other"), *given]) == 2
     assert words in capsys.readouterr().err
@@ -183,12 +183,12 @@ def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp
 def test_times_shifted_by_tokens_are_those_of_the_pipeline(name):
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 
-    from mindspeed_mm_dit.checkpoint.formats.image_pipeline import _scheduler
     from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
+    from mindspeed_mm_dit.integrations.formats.pipelines import _sampling_times
     from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 
     flow = FlowMatchingConfig(dynamic_shift=name, data_time=0)
-    told = _scheduler(SimpleNamespace(diffusion=flow, latent_shape=(16, 64, 64)))
+    told = _sampling_times(SimpleNamespace(diffusion=flow, latent_shape=(16, 64, 64)))
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**told)
     ends = (told[key] for key in ("base_image_seq_len", "max_image_seq_len", "base_shift", "max_shift"))
     line = dict(zip(("base_seq_len", "max_seq_len", "base_shift", "max_shift"), ends))

@@ -6,18 +6,17 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import families
-from mindspeed_mm_dit.checkpoint.convert import check
-from mindspeed_mm_dit.checkpoint.families import in_original_names
-from mindspeed_mm_dit.checkpoint.formats import diffusers, pt, safetensors
-from mindspeed_mm_dit.checkpoint.published import plain
-from mindspeed_mm_dit.checkpoint.quantized import dequantized
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.targets import check_state
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.integrations.formats import diffusers_folder, families, single_files
+from mindspeed_mm_dit.integrations.formats.families import in_original_names
+from mindspeed_mm_dit.integrations.formats.quantized import dequantized
+from mindspeed_mm_dit.integrations.formats.single_files import plain, recognised
 from tests.checkpoint_fixtures import assert_same, needs_diffusers
 from tests.conftest import GOLDEN
 
@@ -35,7 +34,7 @@ FAMILY_OF = {name: families.FAMILIES[name] for name in ("flux", "flux2", "sd3")}
 
 
 def weights_of(path):
-    return diffusers.read_arrays(path) if path.is_dir() else safetensors.read(path).weights
+    return diffusers_folder.read_arrays(path) if path.is_dir() else single_files.read_safetensors(path).weights
 
 
 def config_of(folder):
@@ -50,14 +49,14 @@ def kinds_in(path):
 
 @pytest.mark.parametrize("name", ["flux_tiny", "flux2_tiny", "sd3_tiny", "zimage_tiny", "wan22_t2v_tiny/transformer"])
 def test_missing_or_scalar_first_layer_is_named(name):
-    weights = diffusers.read_arrays(GOLDEN / name)
+    weights = diffusers_folder.read_arrays(GOLDEN / name)
     theirs = in_original_names(weights, FAMILY_OF[name.partition("_")[0]])
     layer = next(layer for layer in theirs if re.search(r"\.0\..*(qkv|self_attn\.q)\.weight", layer))
-    check(State({"model": plain(theirs)}), "a file")
+    check_state(recognised(State({"model": plain(theirs)})), "a file")
     with pytest.raises(CheckpointError, match=r"\.0\..*weight is \(\)"):
-        check(State({"model": plain(theirs | {layer: np.zeros((), np.float32)})}), "a file")
+        check_state(recognised(State({"model": plain(theirs | {layer: np.zeros((), np.float32)})})), "a file")
     with pytest.raises(CheckpointError, match=re.escape(layer.replace("self_attn.q", "attn1.to_q"))):
-        check(State({"model": plain({other: theirs[other] for other in theirs if other != layer})}), "a file")
+        check_state(recognised(State({"model": plain({n: theirs[n] for n in theirs if n != layer})})), "a file")
 
 
 def convert(*arguments):
@@ -78,7 +77,7 @@ def test_folder_of_diffusers_becomes_any_file_and_a_folder_again(name, tensor, t
     kinds = kinds_in(GOLDEN / name)  # (bfloat16)
     assert kinds_in(tmp_path / "folder") == kinds_in(tmp_path / "a.safetensors") == kinds
     assert config_of(tmp_path / "folder") == config_of(GOLDEN / name)
-    monkeypatch.setattr(diffusers, "LARGEST_FILE", 30_000)
+    monkeypatch.setattr(diffusers_folder, "LARGEST_FILE", 30_000)
     convert(source, tmp_path / "parts", "--to", "diffusers")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
     assert_same(weights_of(tmp_path / "parts"), theirs)
@@ -90,7 +89,7 @@ def test_folder_of_diffusers_becomes_any_file_and_a_folder_again(name, tensor, t
      ("wan21_i2v_tiny", "attention_head_dim", 28)],
 )  # fmt: skip
 def test_settings_that_no_tensor_shows_are_assumed_and_named(name, key, expected, tmp_path, capsys):
-    safetensors.write_arrays(tmp_path / "a.safetensors", weights_of(GOLDEN / name), {})
+    single_files.write_arrays(tmp_path / "a.safetensors", weights_of(GOLDEN / name), {})
     convert(tmp_path / "a.safetensors", tmp_path / "folder", "--to", "diffusers")
     assert re.search(f"assumed, as .*{key} = {re.escape(str(expected))}", capsys.readouterr().out)
     assert config_of(tmp_path / "folder")[key] == expected != config_of(GOLDEN / name)[key]
@@ -105,7 +104,7 @@ def test_a_value_that_is_not_supported_is_called_so(name, key, value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_of(GOLDEN / name) | {key: value}))
     (tmp_path / "diffusion_pytorch_model.safetensors").symlink_to(*(GOLDEN / name).glob("*.safetensors"))
     with pytest.raises(CheckpointError, match=f"{key} = {value}: is not supported, only "):
-        diffusers.read(tmp_path)
+        diffusers_folder.read(tmp_path)
 
 
 @needs_diffusers
@@ -167,7 +166,7 @@ def test_weights_in_float8_are_multiplied_by_their_scales(form, place, tmp_path,
         for missing in (scales[-2:-1], scales, [*scales, *(name for name in stored if "_input" in name)]):
             save_file({name: tensor for name, tensor in stored.items() if name not in missing}, path)
             with pytest.raises(CheckpointError, match="is in float8, and its scale is missing"):
-                safetensors.read_stored([path], path)
+                single_files.read_stored([path], path)
 
 
 def test_scales_by_block_may_be_as_many_as_rows():
@@ -202,7 +201,7 @@ def test_float8_and_int8_equal_the_numbers_of_comfy_kitchen(form, tmp_path):
     if form == "float8 as bytes":
         stored = {name: t.view(mark("x").dtype) if "float8" in str(t.dtype) else t for name, t in stored.items()}
     save_file(stored, tmp_path / "a.safetensors", metadata)
-    weights, _, _, notes = safetensors.read_stored([tmp_path / "a.safetensors"], tmp_path)
+    weights, _, _, notes = single_files.read_stored([tmp_path / "a.safetensors"], tmp_path)
     assert "4 tensors are stored in float8 and 6 tensors are stored in int8" in notes[0]
     with np.load(GOLDEN / "quant_dit_tiny/comfy_mixed.npz") as truth:
         assert (len(truth), len(weights)) == (10, 32)
@@ -237,10 +236,10 @@ def test_layer_in_an_unknown_format_is_refused(case, tmp_path):
         stored |= {f"{LAYER}.{last}": change(tensor)} if change else {}
     pytest.importorskip("safetensors.torch").save_file(stored, tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match=rf"{re.escape(LAYER)}\b.*{UNREADABLE[case][1]}"):
-        safetensors.read(tmp_path / "a.safetensors")
+        single_files.read_safetensors(tmp_path / "a.safetensors")
 
 
 def test_integers_for_weights_of_a_pt_file_are_refused(tmp_path):
     write_torch_file(tmp_path / "a.pt", {"blocks.0.attn.qkv.weight": np.ones((6, 2), np.int8)})
     with pytest.raises(CheckpointError, match=r"blocks\.0\.attn\.qkv\.weight: .*int8"):
-        pt.read(tmp_path / "a.pt")
+        single_files.read_pt(tmp_path / "a.pt")

@@ -6,12 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import dit_names
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
-from mindspeed_mm_dit.checkpoint.lora import files
-from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, cut, joined
-from mindspeed_mm_dit.checkpoint.lora.source import parse, read_all
+from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS, Adapter, LowRank, parse, read_all
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
@@ -20,6 +15,10 @@ from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.integrations.formats import diffusers_dit, lora_files
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
+from mindspeed_mm_dit.integrations.formats.lora_names import cut, joined
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.conftest import GOLDEN
@@ -62,7 +61,7 @@ def drawn(config, targets, rank=3, alpha=5.0, seed=0):
 
 
 def written(form, folder, adapter, shapes):
-    known = files.LORA_FORMATS[form]
+    known = ADAPTER_FORMATS[form]
     path = folder / (form if known.is_folder else f"{form}.safetensors")
     if known.is_folder:
         path.mkdir()
@@ -87,14 +86,14 @@ def test_written_adapters_are_read_as_they_were(model, knows_the_base, tmp_path)
     adapter, shapes = drawn(CONFIGS[model], TARGETS[model]), parameters_of(CONFIGS[model]).shapes()
     layers = [name.removesuffix(".weight") for name in shapes if name.endswith(".weight")] if knows_the_base else None
     (tmp_path / "negative").mkdir()
-    for form in files.LORA_FORMATS:
+    for form in ADAPTER_FORMATS:
         path, _ = written(form, tmp_path, adapter, shapes)
-        found = files.read(path, layers)
+        found = lora_files.read(path, layers)
         assert_same(found, adapter, exactly=form != "native")  # (whose scale is in the numbers, to rounding)
         assert found.notes == (), form
         negative = drawn(CONFIGS[model], TARGETS[model], alpha=-5.0)
         path, _ = written(form, tmp_path / "negative", negative, shapes)
-        assert_same(files.read(path, layers), negative, exactly=False)  # takes away what the other adds
+        assert_same(lora_files.read(path, layers), negative, exactly=False)  # takes away what the other adds
 
 
 def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
@@ -126,7 +125,7 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     ],
 )
 def test_files_of_other_programs_are_written_as_they_were(tmp_path, source, form, file):
-    path, notes = written(form, tmp_path, files.read(FOLDER / source), parameters_of(WAN).shapes())
+    path, notes = written(form, tmp_path, lora_files.read(FOLDER / source), parameters_of(WAN).shapes())
     wanted, found = (read_safetensors_file(place / file)[0] for place in (FOLDER / source, path))
     assert found.keys() == wanted.keys() and notes == ()
     assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
@@ -168,7 +167,7 @@ def test_names_of_other_programs_are_known_without_the_base(name, suffixes, want
     matrices = (np.ones((2, 64), np.float32), np.ones((64 * len(wanted), 2), np.float32))
     arrays = {f"{name}.{suffix}": matrix for suffix, matrix in zip(suffixes, matrices)}
     write_arrays(tmp_path / "a.safetensors", arrays, {})
-    found = files.read(tmp_path / "a.safetensors").layers
+    found = lora_files.read(tmp_path / "a.safetensors").layers
     assert list(found) == wanted and {own.rank for own in found.values()} == {2}
 
 
@@ -179,7 +178,7 @@ def test_assumed_alphas_are_counted(alphas, tmp_path):
     arrays |= {f"transformer.{layer}.lora_B.weight": np.ones((8, rank), np.float32) for layer, rank in ranks.items()}
     arrays |= {f"transformer.{layer}.alpha": np.array(3.0, np.float32) for layer in [*ranks][:alphas]}
     write_arrays(tmp_path / "a.safetensors", arrays, {})
-    found = files.read(tmp_path / "a.safetensors", [*ranks])
+    found = lora_files.read(tmp_path / "a.safetensors", [*ranks])
     wanted = [3.0] * alphas + [float(rank) for rank in ranks.values()][alphas:]
     assert [found.layers[layer].alpha for layer in ranks] == wanted
     assert len(found.notes) == (alphas < 4) and all("alpha" in note for note in found.notes)
@@ -199,20 +198,20 @@ def test_adapters_of_text_encoders_are_counted_and_not_applied(program, tmp_path
     of_text = dict.fromkeys(names, matrix)
     network = {f"transformer.blocks.0.attn1.to_q.{half}.weight": matrix for half in ("lora_A", "lora_B")}
     settings = {"transformer.r": 4, "transformer.lora_alpha": 8, "text_encoder.r": 4, "text_encoder.use_dora": True}
-    write_arrays(tmp_path / "a.safetensors", network | of_text, {files.METADATA: json.dumps(settings)})
-    found = files.read(tmp_path / "a.safetensors", ["blocks.0.attn1.to_q"])
+    write_arrays(tmp_path / "a.safetensors", network | of_text, {lora_files.METADATA: json.dumps(settings)})
+    found = lora_files.read(tmp_path / "a.safetensors", ["blocks.0.attn1.to_q"])
     assert [*found.layers] == ["blocks.0.attn1.to_q"] and found.layers["blocks.0.attn1.to_q"].alpha == 8
     assert len(found.notes) == 1 and "of a text encoder are in the file too (2)" in found.notes[0]
     write_arrays(tmp_path / "b.safetensors", of_text, {})
     with pytest.raises(CheckpointError, match="text encoder"):
-        files.read(tmp_path / "b.safetensors")
+        lora_files.read(tmp_path / "b.safetensors")
 
 
 def test_a_strength_that_the_file_does_not_say_is_said():
-    assert files.read(FOLDER / "wan_lora").layers["blocks.0.attn1.to_q"].scale == 2
-    silent = files.read(FOLDER / "wan_lora_no_metadata")
+    assert lora_files.read(FOLDER / "wan_lora").layers["blocks.0.attn1.to_q"].scale == 2
+    silent = lora_files.read(FOLDER / "wan_lora_no_metadata")
     assert silent.layers["blocks.0.attn1.to_q"].scale == 1 and "no alpha" in silent.notes[0]
-    folded = files.read(FOLDER / "native.safetensors")
+    folded = lora_files.read(FOLDER / "native.safetensors")
     assert folded.layers["blocks.0.attn1.to_q"].scale == 1 and folded.notes == ()  # (ss_network_alpha is 8: in A and B)
 
 
@@ -225,12 +224,12 @@ def test_alpha_and_rank_of_single_layers_are_peft_s_patterns(tmp_path):
     ):
         config["alpha_pattern"] = patterns
         (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config))
-        layers = files.read(tmp_path / "peft").layers
+        layers = lora_files.read(tmp_path / "peft").layers
         assert [layers[f"blocks.{i}.attn.proj"].alpha for i in (0, 1)] == alphas
     config["alpha_pattern"] = {"attn1.to_out.0": 2}
     assert layers["blocks.0.attn.qkv"].scale == 2
     (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
-    assert files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
+    assert lora_files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
 
 
 @pytest.mark.parametrize(
@@ -262,10 +261,10 @@ def test_peft_setting_of_another_meaning_is_refused(change, words, tmp_path):
     as_mindspeed_mm_writes = {"target_modules": ["transformer_blocks.{*}"]}
     without_effect = {"loftq_config": {"bits": 4}, "use_xora": None, "init_lora_weights": "gaussian"}
     file.write_text(json.dumps(config | as_mindspeed_mm_writes | without_effect))
-    assert files.read(tmp_path / "peft").layers
+    assert lora_files.read(tmp_path / "peft").layers
     file.write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=words):
-        files.read(tmp_path / "peft")
+        lora_files.read(tmp_path / "peft")
 
 
 @pytest.mark.parametrize("file", ["a.safetensors", "a.pt"])
@@ -279,7 +278,7 @@ def test_alpha_of_two_bytes_is_read_from_either_file(file, dtype, tmp_path):
     arrays = {f"{layer}.{name}": tensor.to(kind) for name, tensor in named.items()}
     (save_file if file.endswith("tensors") else torch.save)(arrays, tmp_path / file)
     assert main(["convert", str(tmp_path / file), str(tmp_path / "out"), "--to", "diffusers"]) == 0
-    assert files.read(tmp_path / "out").layers["blocks.0.attn1.to_q"].alpha == 2
+    assert lora_files.read(tmp_path / "out").layers["blocks.0.attn1.to_q"].alpha == 2
 
 
 def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
@@ -287,10 +286,9 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
     path, notes = written("kohya", tmp_path, adapter, parameters_of(WAN).shapes())
     arrays = read_safetensors_file(path)[0]
     assert len(arrays) == 3 * 2 * 10 and "16 layers without an adapter are written as zeros" in notes[0]
-    assert_same(files.read(path), adapter)
+    assert_same(lora_files.read(path), adapter)
     assert (
-        "diffusers cannot read this file"
-        in files.LORA_FORMATS["kohya"].write(tmp_path / "k.safetensors", adapter, {})[0]
+        "diffusers cannot read this file" in ADAPTER_FORMATS["kohya"].write(tmp_path / "k.safetensors", adapter, {})[0]
     )
 
 
@@ -314,7 +312,7 @@ def test_what_is_no_lora_of_this_network_is_refused(name, array, words, tmp_path
     arrays = read_safetensors_file(FOLDER / "wan_adapter/pytorch_lora_weights.safetensors")[0] | {name: array}
     write_arrays(tmp_path / "x.safetensors", {name: array for name, array in arrays.items() if array is not None}, {})
     with pytest.raises(CheckpointError, match=words):
-        files.read(tmp_path / "x.safetensors")
+        lora_files.read(tmp_path / "x.safetensors")
 
 
 def test_adapters_of_other_networks_or_several_are_refused(tmp_path):
@@ -324,7 +322,7 @@ def test_adapters_of_other_networks_or_several_are_refused(tmp_path):
             read_all([str(FOLDER / "wan_lora")], parameters_of(config).shapes(), "--lora")
     adapter = Adapter({"transformer_blocks.0.attn.to_q": LowRank(*(np.ones((2, 2), np.float32),) * 2, 2.0)})
     with pytest.raises(ConfigError, match="--model: is needed: several networks have layers of these names"):
-        files.LORA_FORMATS["native"].write(tmp_path / "c.safetensors", adapter, {})
+        ADAPTER_FORMATS["native"].write(tmp_path / "c.safetensors", adapter, {})
 
 
 def test_merged_adapters_change_their_layers_alone():
@@ -407,7 +405,7 @@ def their_dit(diffusers, weights):
         num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
         patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6, attention_bias=True,
     )  # fmt: skip
-    arrays = dit_names.to_diffusers(weights, DIT)
+    arrays = diffusers_dit.to_diffusers(weights, DIT)
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
     return model.eval()
 
@@ -442,7 +440,7 @@ def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_pat
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["to_q", "to_v", "ff.net.2"], init_lora_weights=False)
     model = peft.get_peft_model(their_dit(peers, weights), config).eval()
     model.save_pretrained(str(tmp_path / "theirs"))
-    found = files.read(tmp_path / "theirs")
+    found = lora_files.read(tmp_path / "theirs")
     assert set(found.layers) == {f"blocks.{i}.{layer}" for i in (0, 1) for layer in ("attn.qkv", "mlp.fc2")}
     theirs = their_output(model, values, "dit", class_labels="dit/y")
     assert relative(our_dit_output(found.merged(weights), values), theirs) < 1e-5
@@ -458,7 +456,7 @@ def test_convert_merges_adapters_one_after_the_other(tmp_path):
     assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
     merged, base = read_safetensors_file(tmp_path / "merged.safetensors")[0], read_torch_file(wan)["model"]
     name = "blocks.1.attn2.to_v"
-    one, other = (files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
+    one, other = (lora_files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
     wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
     np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
 

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.published import plain
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
 from mindspeed_mm_dit.configs.dit import OPTIONS, DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.integrations.formats.single_files import plain
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.checkpoint_fixtures import assert_same

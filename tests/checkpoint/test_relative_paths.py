@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.relative_paths import below, without_places
 from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.store import below, without_places
+from mindspeed_mm_dit.integrations.formats import convert
 
 FACTS = {
     "iteration": 3, "model": {"ae": {"from_pretrained": "/home/alice/vae"}, "predictor": {"model_id": "dit"}},

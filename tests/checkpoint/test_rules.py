@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.dit_names import diffusers_shapes, from_diffusers, to_diffusers
-from mindspeed_mm_dit.checkpoint.shapes import vae_config, vae_shapes
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.integrations.formats.config_json import vae_config, vae_shapes
+from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from tests.checkpoint_fixtures import (

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
-from mindspeed_mm_dit.checkpoint.families import from_original
-from mindspeed_mm_dit.checkpoint.formats import safetensors
-from mindspeed_mm_dit.checkpoint.wan_folder import model_of
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
+from mindspeed_mm_dit.integrations.formats.config_json import wan_model_of
+from mindspeed_mm_dit.integrations.formats.families import from_original
+from mindspeed_mm_dit.integrations.formats.single_files import read_safetensors
 from tests.checkpoint_fixtures import assert_same
 
 SIZES = {"num_attention_heads": 2, "attention_head_dim": 8, "text_dim": 64, "freq_dim": 16, "ffn_dim": 24,
@@ -31,7 +31,7 @@ def test_folder_is_converted_tensor_by_tensor(network, tmp_path, largest, capsys
     assert (len(list((tmp_path / "wan").glob("*.safetensors"))) > 1) == (largest == "20KB")
     convert = ["convert", str(tmp_path / "wan"), str(tmp_path / "wan.safetensors")]
     assert main(convert) == 0
-    assert_same(safetensors.read(tmp_path / "wan.safetensors").weights, arrays_of(network))
+    assert_same(read_safetensors(tmp_path / "wan.safetensors").weights, arrays_of(network))
     if largest == "20KB":
         next((tmp_path / "wan").glob("*00001*.safetensors")).unlink()
         assert main([*convert, "--overwrite"]) == 2 and "00001-of" in capsys.readouterr().err
@@ -87,4 +87,4 @@ def test_shift_is_that_of_the_scheduler_or_the_published_one(tmp_path, scheduler
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))
-    assert model_of(tmp_path)["diffusion"]["shift"] == shift
+    assert wan_model_of(tmp_path)["diffusion"]["shift"] == shift

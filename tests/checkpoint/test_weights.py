@@ -5,9 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 2), "b.bias": torch.randn(4)}

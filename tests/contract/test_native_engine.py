@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint import lock
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.lock import Owner, _started
 from mindspeed_mm_dit.checkpoint.store import TRACKER
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import COMMAND
 from tests.contract.hosted import good, needs_device, on_a_device_apart
 from tests.contract.native_hosted import NativeAndStandalone, environment, needs_engine, run_python

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.checkpoint.lora import files as lora_files
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, CheckpointStore, read_facts
+from mindspeed_mm_dit.integrations.formats import lora_files as lora_files
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 from tests.contract.test_native_engine import CLOSE, good
 

@@ -9,11 +9,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
-from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -109,7 +109,7 @@ def test_network_is_written_as_a_folder_of_diffusers(networks, name):
     path = runs.yaml("written", STEPS, "--save written", fsdp2=False, training__save_format="hf")
     assert good(runs.engine(path)).losses == pytest.approx(here.losses, **CLOSE)
     predictor = load_model_config(runs.folder / "model.json").predictor
-    written = diffusers.read(runs.folder / "written/hf").weights
+    written = diffusers_folder.read(runs.folder / "written/hf").weights
     assert written.keys() == parameters_of(predictor).shapes().keys()
 
 

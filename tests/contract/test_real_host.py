@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.tools.visualize.curves import parse_validation
 from tests.conftest import ROOT
 from tests.contract.hosted import (

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.lora import files
+from mindspeed_mm_dit.integrations.formats import lora_files
+from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from tests.conftest import GOLDEN
 from tests.contract.hosted import needs_trees, run_python
 from tests.contract.test_real_host import good
@@ -31,7 +31,7 @@ def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path):
     weights = torch.load(WAN, weights_only=True)["model"]
     write_arrays(base, {name: value.numpy() for name, value in weights.items()}, {})
     theirs: dict[str, np.ndarray] = {}
-    for layer, adapter in files.read(ADAPTERS).layers.items():
+    for layer, adapter in lora_files.read(ADAPTERS).layers.items():
         name = layer.replace("attn1", "self_attn").replace("attn2", "cross_attn")
         for here, there in THEIR_NAMES.items():
             name = name.replace(here, there)

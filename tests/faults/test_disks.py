@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
-from mindspeed_mm_dit.checkpoint.convert import convert
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts, unwritten
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.training import progress as progress_module
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from tests.conftest import run_config

@@ -21,10 +21,8 @@ from PIL import Image
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.shapes import described_by
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
@@ -38,6 +36,8 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
+from mindspeed_mm_dit.integrations.formats.config_json import described_by
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.tools.planning.starter import _section as section_of
 from mindspeed_mm_dit.tools.verify.against import _described as described
 from mindspeed_mm_dit.tools.verify.reference.file import read_arrays

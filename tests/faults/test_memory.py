@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.configs import files
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.shard_rows import ParquetReader, ShardQuery, scan_parquet
@@ -113,10 +113,10 @@ def test_a_parquet_file_whose_captions_are_one_long_one(tmp_path):
 
 def test_an_index_of_tensors_that_no_file_holds(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
-    from mindspeed_mm_dit.checkpoint import torch_dcp, torch_pickles
+    from mindspeed_mm_dit.checkpoint import torch_dcp, torch_folder
 
     torch_dcp.write({"model": {"w": torch.zeros(4)}}, tmp_path / "a")
-    index = torch_pickles.read_metadata(tmp_path / "a")
+    index = torch_folder.read_metadata(tmp_path / "a")
     index.state_dict_metadata["model.w"].size = torch.Size([1 << 20])
     (tmp_path / "a" / ".metadata").write_bytes(pickle.dumps(index))
     refused(torch_dcp.shapes, tmp_path / "a")

@@ -18,12 +18,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
-from mindspeed_mm_dit.checkpoint import checksums, torch_dcp, torch_pickles
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.torch_pickles import INDEX, check_pickles, read_metadata
-from mindspeed_mm_dit.checkpoint.weights import read_weights
-from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
+from mindspeed_mm_dit.checkpoint import checksums, torch_dcp, torch_folder
+from mindspeed_mm_dit.checkpoint.formats import read_weights
+from mindspeed_mm_dit.checkpoint.torch_folder import INDEX, check_pickles, read_metadata
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
 from mindspeed_mm_dit.tools.evaluate.inception import _read_weights
 from mindspeed_mm_dit.tools.verify.parity import compare
@@ -95,8 +95,8 @@ def test_the_reader_inside_of_dcp_looks_too(tmp_path, trace, monkeypatch):
     path = checkpoint(tmp_path / "planted")
     good = read_metadata(path)
     plant(path, trace)
-    before = SimpleNamespace(**{**vars(torch_pickles), "read_metadata": lambda path: good})
-    monkeypatch.setattr(torch_dcp, "torch_pickles", before)
+    before = SimpleNamespace(**{**vars(torch_folder), "read_metadata": lambda path: good})
+    monkeypatch.setattr(torch_dcp, "torch_folder", before)
     with pytest.raises(CheckpointError, match="mkdir"):
         torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
 

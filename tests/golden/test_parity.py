@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from tests.conftest import FRAMEWORK, GOLDEN
 from tests.golden.parts import without
 

@@ -4,9 +4,8 @@ import subprocess
 
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_trees
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.init import initial_weights

@@ -2,7 +2,7 @@ import hashlib
 
 import torch
 
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.framework import runtime

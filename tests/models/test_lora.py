@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.lora.adapter import adapter_from_arrays
+from mindspeed_mm_dit.checkpoint.lora import adapter_from_arrays
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import LoraSpec, Tuning
 from mindspeed_mm_dit.errors import ConfigError

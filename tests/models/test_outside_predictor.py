@@ -10,12 +10,12 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import pt
 from mindspeed_mm_dit.cli.sample import add_sampler_options
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.integrations.formats.single_files import read_pt
 from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, Sampler
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
@@ -110,7 +110,7 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     plugged(path, "convert", tmp_path / "one.pt", tmp_path / "two", "--to", "mindspore",
            "--model", configs.folder / "model.json")  # fmt: skip
     plugged(path, "convert", tmp_path / "two", tmp_path / "three.pt")
-    one, three = (pt.read(tmp_path / f"{name}.pt").trees["ema"] for name in ("one", "three"))
+    one, three = (read_pt(tmp_path / f"{name}.pt").trees["ema"] for name in ("one", "three"))
     assert one.keys() == three.keys() and all(np.array_equal(one[name], three[name]) for name in one)
 
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.configs.teacher import Dinov2Config
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.models.pretrained import _parts
 from mindspeed_mm_dit.models.registry import TEACHERS, TEXT_ENCODERS
 

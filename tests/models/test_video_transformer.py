@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.shapes import predictor_of
+from mindspeed_mm_dit.checkpoint.state import predictor_of
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.errors import ConfigError

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import pytorch
+from mindspeed_mm_dit.checkpoint.formats import PYTORCH
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers import registry
@@ -41,13 +41,13 @@ def test_outside_optimizer_is_sharded_resumed_and_converted(configs, path, tmp_p
     last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", PYTHONPATH=path)
     assert last.code == 0, first.output + last.output
     assert first.losses | last.losses == pytest.approx(whole.losses, rel=2e-6) and len(whole.losses) == 4
-    kept = pytorch.read(saved / "iter_0000004").trees["optimizer"]
+    kept = PYTORCH.read(saved / "iter_0000004").trees["optimizer"]
     assert {key.rpartition(".")[2] for key in kept} == {"exp_avg", "step"}
     other = configs.run(f"{FLAGS} --train-iters 5 --load {saved}", PYTHONPATH=path)
     assert other.code == 2 and "holds the state of --optimizer lion, and this run steps by adam" in other.output
     plugged(path, "convert", saved, tmp_path / "there", "--to", "mindspore")
     plugged(path, "convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch")
-    back = pytorch.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
+    back = PYTORCH.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
     assert back.keys() == kept.keys() and all(np.array_equal(back[key], kept[key]) for key in kept)
     machine = ("--world-size", "1", "--device-memory-gib", "8", "--optimizer", "lion", "--lion-beta2", "0.9")
     assert "optimizer" in plugged(path, "plan", "--model", configs.folder / "model.json", *machine)
@@ -60,7 +60,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_bit(framework, configs, tmp_pat
     how = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}" if sharded else ""
     run = configs.run(f"{FLAGS} {how} --optimizer muon --train-iters 2 --save {tmp_path / 'c'}", 2 if sharded else 1)
     assert run.code == 0, run.output
-    kept = pytorch.read(tmp_path / "c" / "iter_0000002").trees
+    kept = PYTORCH.read(tmp_path / "c" / "iter_0000002").trees
     assert {key.rpartition(".")[2] for key in kept["optimizer"]} == {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}
     found = loaded(configs, tmp_path / "c" / "iter_0000002")
     assert found.keys() == kept["optimizer"].keys()

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 import mindspeed_mm_dit as dit
-from mindspeed_mm_dit.checkpoint.formats import safetensors
-from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank
-from mindspeed_mm_dit.checkpoint.lora.files import LORA_FORMATS
+from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS, Adapter, LowRank
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.integrations.formats.families import WAN_BLOCK
+from mindspeed_mm_dit.integrations.formats.single_files import SAFETENSORS, read_safetensors
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import GOLDEN
@@ -38,7 +37,7 @@ def expert(clips, name, window, **predictor):
     shapes = parameters_of(model_config_from_mapping(model, name).predictor).shapes()
     draw = np.random.default_rng(len(name))
     weights = {n: draw.normal(0, 0.3, shape).astype(np.float32) for n, shape in shapes.items()}
-    safetensors.write(place / f"{name}.safetensors", State({"model": weights}, {"model": model}))
+    SAFETENSORS.write(place / f"{name}.safetensors", State({"model": weights}, {"model": model}))
     return str(place / f"{name}.safetensors")
 
 
@@ -69,16 +68,16 @@ def test_each_expert_has_its_own_adapters(clips, tmp_path, form):
     """One file for each, and nothing in it tells which: the flag decides, as where diffusers loads it."""
     high, low = expert(clips, "high", HIGH), expert(clips, "low", LOW)
     draw, files = np.random.default_rng(0), []
-    shapes = {name: array.shape for name, array in safetensors.read(Path(low)).weights.items()}
+    shapes = {name: array.shape for name, array in read_safetensors(Path(low)).weights.items()}
     layers = [f"blocks.{i}.{layer}" for i in range(2) for layer in WAN_BLOCK]
     for name in ("of_high", "of_low"):
         sides = ((shapes[f"{layer}.weight"], layer) for layer in layers)
         adapter = Adapter({layer: LowRank(*(draw.normal(0, 0.3, side).astype(np.float32) for side in ((2, columns), (
             rows, 2))), 2.0) for (rows, columns), layer in sides})  # fmt: skip
-        files.append(tmp_path / (name if LORA_FORMATS[form].is_folder else f"{name}.safetensors"))
-        if LORA_FORMATS[form].is_folder:
+        files.append(tmp_path / (name if ADAPTER_FORMATS[form].is_folder else f"{name}.safetensors"))
+        if ADAPTER_FORMATS[form].is_folder:
             files[-1].mkdir()
-        LORA_FORMATS[form].write(files[-1], adapter, shapes)
+        ADAPTER_FORMATS[form].write(files[-1], adapter, shapes)
     merged = [str(tmp_path / f"{name}.safetensors") for name in ("merged_high", "merged_low")]
     for checkpoint, file, target in zip((high, low), files, merged):
         assert main(["convert", checkpoint, target, "--merge-lora", str(file)]) == 0
@@ -138,6 +137,6 @@ def test_folder_of_diffusers_is_both_experts(clips, tmp_path):
     with pytest.raises(ConfigError, match="loss: needs a single expert, and this pipeline has two"):
         pipe.loss(wanted, prompts="a seven moves left")
     theirs = diffusers.WanTransformer3DModel.from_pretrained(folder, subfolder="transformer_2").state_dict()
-    ours = safetensors.read(Path(low)).weights
+    ours = read_safetensors(Path(low)).weights
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name].numpy()) for name in ours)
     assert json.loads((folder / "model_index.json").read_text())["boundary_ratio"] == 0.6

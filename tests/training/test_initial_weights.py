@@ -11,10 +11,9 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.models.meta import parameters_of

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, BASE, CheckpointStore, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.cli.main import main
 
 pytestmark = pytest.mark.ranks

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_trees
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
-from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file

@@ -10,8 +10,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 
 import transformers
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.checkpoint.weights import read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.framework.pytorch import runtime

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.formats import pytorch
+from mindspeed_mm_dit.checkpoint.formats import PYTORCH
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.data.video_file import read_frames, write_video
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from tests import buckets_fixtures
 from tests.buckets_fixtures import write_clip_configs, write_configs, write_pictures
 from tests.captions_fixtures import captioned_configs
@@ -313,7 +313,7 @@ def test_a_resumed_run_prints_the_same_lines_and_has_the_same_bits(whole, tmp_pa
     assert f"iteration 3, {3 * batch} samples consumed" in resumed.output, resumed.output
     assert resumed.lines == {iteration: line for iteration, line in whole.outcome.lines.items() if iteration > 3}
     assert resumed.validations == {n: line for n, line in whole.outcome.validations.items() if n > 3}
-    wanted, found = (pytorch.read(folder / "iter_0000006").trees for folder in (there, tmp_path))
+    wanted, found = (PYTORCH.read(folder / "iter_0000006").trees for folder in (there, tmp_path))
     assert found.keys() == wanted.keys()
     for tree, arrays in wanted.items():
         assert found[tree].keys() == arrays.keys()

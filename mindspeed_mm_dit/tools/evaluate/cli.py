@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.lora.source import ScaledLora, parse
+from mindspeed_mm_dit.checkpoint.lora import ScaledLora, parse
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, of_newest
 from mindspeed_mm_dit.cli.sample import (
     add_drawing,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.checkpoint.store import without_places
 from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
 

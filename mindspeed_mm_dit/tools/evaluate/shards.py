@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.relative_paths import without_places
+from mindspeed_mm_dit.checkpoint.store import without_places
 from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.order import Stream, generator

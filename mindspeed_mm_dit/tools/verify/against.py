@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.formats import diffusers as files
-from mindspeed_mm_dit.checkpoint.shapes import from_diffusers
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.configs.joint import FluxConfig, QwenImageConfig, SD3Config
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import read_json
@@ -20,6 +18,9 @@ from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
+from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import NOT_ITS_OWN
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
@@ -70,7 +71,7 @@ def compare_against(source: str, seed: int) -> Comparison:
     note = note or ("" if weights else f"random, from seed {seed}")
     initial = initial_weights(parameters_of(config), seed) if note or weights is None else weights()
     shapes = {key: array.shape for key, array in initial.items()}
-    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *files.NOT_ITS_OWN)
+    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *NOT_ITS_OWN)
     runtime.load_arrays(mine, initial)
     shared = dict(theirs.named_parameters())
     functions_for(theirs).load(theirs, {key: array for key, array in initial.items() if key in shared})
@@ -103,8 +104,8 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     if section.get("_class_name") not in [*KINDS]:
         raise ConfigError(f"--against {source}", f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}",
                           "for other networks, mm-dit parity checks files of published values")  # fmt: skip
-    has_weights = any(folder.glob(f"{files.WEIGHTS}.*"))
-    return section, (lambda: files.read_arrays(folder)) if has_weights else None
+    has_weights = any(folder.glob(f"{diffusers_folder.WEIGHTS}.*"))
+    return section, (lambda: diffusers_folder.read_arrays(folder)) if has_weights else None
 
 
 def _fitted_to_memory(config: Any, source: str) -> tuple[Any, str]:

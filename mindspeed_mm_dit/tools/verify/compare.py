@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.meta import parameters_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, read_facts
+from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.training.dry_run import is_command, read_not_finite

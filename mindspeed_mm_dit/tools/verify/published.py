@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, without_places
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, without_places
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, DataError

@@ -10,9 +10,9 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from benchmarks.sweep import random_weights
-from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate

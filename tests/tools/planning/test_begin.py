@@ -9,7 +9,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
@@ -18,6 +17,7 @@ from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import tuned
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Request, recommend

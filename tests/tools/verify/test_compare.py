@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import diffusers
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.tools.verify import compare
 from mindspeed_mm_dit.tools.verify.against import SMALL
 from mindspeed_mm_dit.tools.verify.cli.compare import add_arguments, check_arguments, run_sides
@@ -173,7 +173,7 @@ def test_weights_of_another_config_json_are_named(tmp_path, capsys, framework):
     pytest.importorskip("diffusers")
     name = "transformer_blocks.0.attn.to_q.bias"
     (tmp_path / "config.json").write_bytes((GOLDEN / "sd35_tiny/config.json").read_bytes())
-    whole = diffusers.read_arrays(GOLDEN / "sd35_tiny")
+    whole = diffusers_folder.read_arrays(GOLDEN / "sd35_tiny")
     for change, said in (({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo"),
                          ({name: np.ones(2)}, f"{name} is (2,)")):  # fmt: skip
         optimizer_rounding = {key: array for key, array in (whole | change).items() if array is not None}

@@ -11,7 +11,7 @@ from mindspeed_mm.models.common.module import MultiModalModule
 from mindspeed_mm.models.transformers.base_model import FSDP2Mixin
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 

@@ -14,13 +14,13 @@ from checkpoint.common.converter import Commandable
 from checkpoint.convert_cli import main as mm_convert
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.checkpoint.convert import convert
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, diffusers, of_source
-from mindspeed_mm_dit.checkpoint.state import State
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, read_weights
+from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import TRACKER, find_checkpoint, read_facts
-from mindspeed_mm_dit.checkpoint.weights import Arrays, read_weights
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import UserError
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import RELEASE
 
 
@@ -107,7 +107,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
         """
         facts = {"model": read_json(model_json, "--model_json")} if model_json else read_facts(source)
         save_dir.mkdir(parents=True, exist_ok=True)
-        diffusers.write(save_dir, State({"model": read_weights(source, ema)}, facts=facts))
+        diffusers_folder.write(save_dir, State({"model": read_weights(source, ema)}, facts=facts))
 
 
 def read_source(path: Path) -> Arrays:

@@ -16,8 +16,7 @@ from megatron.training.utils import average_losses_across_data_parallel_group
 from mindspeed_mm.configs.config import mm_extra_args_provider
 from mindspeed_mm.training import pretrain as pretrain_in_host
 
-from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND
-from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import COMMAND, RUN_FACTS, CheckpointStore
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime

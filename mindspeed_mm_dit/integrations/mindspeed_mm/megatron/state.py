@@ -17,7 +17,7 @@ import torch
 from megatron.training import print_rank_0
 from torch import Tensor
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_whole
+from mindspeed_mm_dit.checkpoint.state import check_whole
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore, read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
@@ -47,7 +47,7 @@ def check_pickles_of(load: str | None) -> None:
     Called on the first rank before the host starts; the other ranks wait for it in the host.
     """
     if load is not None and Path(load).is_dir():
-        from mindspeed_mm_dit.checkpoint.torch_pickles import check_pickles
+        from mindspeed_mm_dit.checkpoint.torch_folder import check_pickles
 
         check_pickles(Path(load), MAY_BE_PICKLED)
 

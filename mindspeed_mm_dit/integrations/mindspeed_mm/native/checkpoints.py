@@ -13,10 +13,10 @@ import torch
 from mindspeed_mm.fsdp.checkpoint.dcp_checkpointer import DistributedCheckpointer
 from mindspeed_mm.fsdp.checkpoint.hf_checkpointer import HuggingFaceCheckpointer
 
-from mindspeed_mm_dit.checkpoint.convert import convert
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end
+from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import check_replaced
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import HF

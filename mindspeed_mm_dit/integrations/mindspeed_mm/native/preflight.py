@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.families import FAMILIES
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.configs.tuning import tuning_of_run
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, log_data_set
+from mindspeed_mm_dit.integrations.formats.families import FAMILIES
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup, written
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor

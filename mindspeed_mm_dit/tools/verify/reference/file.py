@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.compatibility import check_names
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
+from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_npz
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.framework import ops, optim, runtime
+from mindspeed_mm_dit.integrations.formats.config_json import check_claimed_sizes
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
 from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity, Rows

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, diffusers, of_source
-from mindspeed_mm_dit.checkpoint.shapes import predictor_of
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
+from mindspeed_mm_dit.checkpoint.state import predictor_of, shapes_of
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, mu_of
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.joint import pack
 from mindspeed_mm_dit.models.layers import as_tokens
 from mindspeed_mm_dit.models.positions import rotary_of_places
@@ -188,11 +189,10 @@ FAMILIES: Mapping[str, type[Family]] = {
 def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
     """Return config and weights of the network in a folder of diffusers, or a file; CheckpointError for others."""
     what = f"--checkpoint = {path}"
-    if not path.is_file() and not diffusers.fits(path):
+    if not path.is_file() and not diffusers_folder.fits(path):
         raise CheckpointError(what, "is no folder of diffusers: it has no config.json", FORMAT)
     state = FORMATS[of_source(path)].read(path)
-    shapes = {name: array.shape for name, array in state.weights.items()}
-    config = predictor_of(shapes, state.facts, state.config)
+    config = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
     if not isinstance(config, JointConfig):
         raise CheckpointError(what, f"is a {config.model_id!r}, not an image transformer", FORMAT)
     return config, state.weights

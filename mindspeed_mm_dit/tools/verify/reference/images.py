@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.published import plain
+from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.integrations.formats.single_files import plain
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time

@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint import rules
-from mindspeed_mm_dit.checkpoint.dit_names import DIT_RULES
-from mindspeed_mm_dit.checkpoint.formats import diffusers
-from mindspeed_mm_dit.checkpoint.frequencies import diffusers_frequencies
-from mindspeed_mm_dit.checkpoint.lora import files
-from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter
-from mindspeed_mm_dit.checkpoint.lora.names import in_diffusers
-from mindspeed_mm_dit.checkpoint.shapes import check_claimed_sizes
+from mindspeed_mm_dit.checkpoint.lora import Adapter
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.integrations.formats import lora_files, rules
+from mindspeed_mm_dit.integrations.formats.config_json import check_claimed_sizes, dit_of
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
+from mindspeed_mm_dit.integrations.formats.families import DIT_RULES
+from mindspeed_mm_dit.integrations.formats.lora_names import in_diffusers
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify, with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
@@ -224,7 +222,7 @@ class DiTBase(Base):
     def fresh(self) -> Any:
         folder = self.file.folder / self.group
         section, what = read_json(folder / "config.json", "--lora"), f"{folder}/config.json"
-        config, norm_eps = diffusers.dit_of(section, folder), section.get("norm_eps", 1e-5)
+        config, norm_eps = dit_of(section, folder), section.get("norm_eps", 1e-5)
         check_claimed_sizes(config, what)
         if not isinstance(norm_eps, float):
             raise CheckpointError(f"{what}: norm_eps = {short_repr(norm_eps)}", "must be a number", FORMAT)
@@ -266,7 +264,7 @@ class LoraValues:
             path = self.folder / f"{name}.safetensors"
         if not path.exists():
             raise NotThere(f"--lora = {self.folder} has neither {name}/ nor {name}.safetensors")
-        return files.read(path, self.base(name).layers)
+        return lora_files.read(path, self.base(name).layers)
 
     def _step(self, name: str) -> Step:
         base = self.base(name)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from mindspeed_mm_dit.checkpoint.published import trees_of
+from mindspeed_mm_dit.checkpoint.formats import preferred, read_weights
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.checkpoint.weights import preferred, read_weights
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, table_sigmas
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
@@ -22,6 +21,7 @@ from mindspeed_mm_dit.data.clips import covering_size_of_mindspeed_mm, fit_frame
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
+from mindspeed_mm_dit.integrations.formats.single_files import trees_of
 from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats import diffusers
 from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, shifted
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.frames import grey_between
 from mindspeed_mm_dit.models.video_transformer import Wan
 from mindspeed_mm_dit.objectives.flow import ode
@@ -61,11 +61,11 @@ class WanFile:
 
     def _described(self, expert: str) -> tuple[Any, dict[str, np.ndarray]]:
         folder = self.folder / expert
-        if not diffusers.fits(folder):
+        if not diffusers_folder.fits(folder):
             raise CheckpointError(f"--checkpoint = {folder}", "is not a diffusers folder of a network", FORMAT)
         section = {k: v for k, v in read_json(folder / "config.json", "--checkpoint").items() if not k.startswith("_")}
         section |= {"latent_size": section.get("patch_size"), "expand_timesteps": self.by_token}
-        return config_of(WanConfig, section, f"{folder}/config.json"), diffusers.read(folder).weights
+        return config_of(WanConfig, section, f"{folder}/config.json"), diffusers_folder.read(folder).weights
 
     def fresh_network(self, expert: str = "") -> Any:
         """Return a new network; the one in :attr:`network` never changes."""

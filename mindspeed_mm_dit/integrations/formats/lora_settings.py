@@ -18,10 +18,10 @@ from mindspeed_mm_dit.configs.tuning import names
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _WITHOUT_EFFECT = {
-    "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
-    "peft_version", "runtime_config", "megatron_core", "qalora_group_size", "loftq_config", "corda_config",
-    "eva_config",
-}  # fmt: skip
+    *("task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
+    *("peft_version", "runtime_config", "megatron_core", "qalora_group_size"),
+    *("loftq_config", "corda_config", "eva_config"),
+}
 """Settings that change no sample by themselves: they are about training, or qualify another one that is off."""
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA", None),

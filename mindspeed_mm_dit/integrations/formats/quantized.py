@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit.checkpoint.state import Arrays, check_are_floats
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import widened
 
-Arrays = dict[str, np.ndarray]
 Formats = dict[str, dict[str, Any]]
 """By layer: the object that ComfyUI writes about it, {"format": "int8_tensorwise"} and the like."""
 
@@ -30,9 +30,11 @@ _FOR_ARITHMETIC = ("scale_input", "input_scale", "scaled_fp8", MARK)
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 _DTYPES = {
-    "float8_e4m3fn": ("F8_E4M3", "U8"), "float8_e5m2": ("F8_E5M2", "U8"),
-    "int8_tensorwise": ("I8",), "int8_rowwise": ("I8",),
-}  # fmt: skip
+    "float8_e4m3fn": ("F8_E4M3", "U8"),
+    "float8_e5m2": ("F8_E5M2", "U8"),
+    "int8_tensorwise": ("I8",),
+    "int8_rowwise": ("I8",),
+}
 """Formats that are read -> dtypes that their weights have in a file."""
 _FEW_BITS = {dtype for dtypes in _DTYPES.values() for dtype in dtypes}
 _WITHOUT_EFFECT = {"format", "orig_dtype", "orig_shape", "per_row", "full_precision_matrix_mult", "convrot_groupsize"}
@@ -191,13 +193,6 @@ def _needs_scale(tensor: Quantized) -> bool:
     """Return whether codes cannot be the weight itself: integers, and float8 that fills more than half its range."""
     most = _LARGEST.get(tensor.format, 0) / 2
     return bool(tensor.codes.size and np.abs(tensor.codes).max() > most)
-
-
-def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:
-    """Raise CheckpointError, naming the tensor, if weights are integers, and no counters of one number."""
-    for name, array in weights.items():
-        if array.dtype.kind in "biu" and (array.size > 1 or name.rpartition(".")[2] in ("weight", "bias")):
-            raise _refused(f"{what}: {name}", f"is stored in {array.dtype}, and the file does not name its format")
 
 
 def _refused(what: str, reason: str) -> CheckpointError:

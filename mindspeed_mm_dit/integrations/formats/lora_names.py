@@ -15,19 +15,40 @@ ComfyUI and musubi-tuner know the names of the authors' own code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from mindspeed_mm_dit.checkpoint.families import FAMILIES, Family, family_of
-from mindspeed_mm_dit.checkpoint.lora.adapter import LowRank, blocks_in, cut, joined
-from mindspeed_mm_dit.checkpoint.rules import RENAMED, REPEATED, Rule, Transform, as_many, numbered, numbers_in
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.lora import LowRank
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
+from mindspeed_mm_dit.integrations.formats.families import FAMILIES, Family, family_of
+from mindspeed_mm_dit.integrations.formats.rules import (
+    RENAMED,
+    REPEATED,
+    STACKED,
+    Rule,
+    Transform,
+    as_many,
+    numbered,
+    numbers_in,
+)
 
 _MINDSPEED_MM = {"q": "proj_q", "k": "proj_k", "v": "proj_v", "o": "proj_out"}
 PREFIXES = (
-    "base_model.model.", "model.diffusion_model.", "diffusion_model.", "transformer.", "predictor.", "model.",
-    "module.", "lora_unet_", "lora_transformer_", "lycoris_", "",
-)  # fmt: skip
+    "base_model.model.",
+    "model.diffusion_model.",
+    "diffusion_model.",
+    "transformer.",
+    "predictor.",
+    "model.",
+    "module.",
+    "lora_unet_",
+    "lora_transformer_",
+    "lycoris_",
+    "",
+)
 MOST_BLOCKS = 10_000
 
 
@@ -229,8 +250,52 @@ def _renamed_to_native(
     return {**renamed, **remaining}
 
 
-def layers_of(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the names of the linear layers, and tables, of a network."""
-    return [
-        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
-    ]
+# --- layers that are one matrix here and several elsewhere, or the other way round ------------------------------------
+
+
+def joined(parts: Sequence[LowRank | None], transform: Transform = STACKED) -> LowRank:
+    """Return one adapter for the matrix that ``transform`` makes, given the adapter of each (None: it has none).
+
+    If all share A, A stays as it is. Otherwise the A are stacked as well, and B has a block for each.
+    """
+    present = [part for part in parts if part is not None]
+    first = present[0]
+    is_shared = len(present) == len(parts) and all(
+        part.alpha == first.alpha and part.down.tobytes() == first.down.tobytes() for part in present
+    )
+    if is_shared:
+        return LowRank(first.down, transform.join([part.up for part in present]), first.alpha)
+    alike = all(part.scale == first.scale for part in present)
+    folded = [None if part is None else part if alike else part.folded() for part in parts]
+    unit = next(len(part.up) // height for part, height in zip(parts, transform.heights) if part is not None)
+    rows = transform.split(np.arange(unit * sum(transform.heights)), len(parts))
+    rank = sum(part.rank for part in present)
+    up, column = np.zeros((sum(map(len, rows)), rank), first.up.dtype), 0
+    for part, part_rows in zip(folded, rows):
+        if part is not None:
+            up[part_rows, column : column + part.rank] = part.up
+            column += part.rank
+    downs = [part.down for part in folded if part is not None]
+    return LowRank(np.concatenate(downs), up, (first.scale if alike else 1.0) * rank)
+
+
+def cut(lora: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
+    """Undo :func:`joined` for ``count`` matrices: each keeps the rows of A that its part of B uses."""
+    parts = transform.split(lora.up, count)
+    if count == 1:
+        return [LowRank(lora.down, parts[0], lora.alpha)]
+    pieces: list[LowRank | None] = []
+    for up in parts:
+        used = up.any(axis=0)
+        if not used.any() and lora.up.any():
+            pieces.append(None)
+            continue
+        ranks = used if used.any() else np.ones_like(used)
+        pieces.append(LowRank(lora.down[ranks], up[:, ranks], lora.scale * int(ranks.sum())))
+    return pieces
+
+
+def blocks_in(names: Iterable[str]) -> int:
+    """Return the number of blocks in ``names``: one more than the largest block number."""
+    numbers = [int(number) for name in names for number in re.findall(r"(?:blocks|layers|refiner)[._](\d+)[._]", name)]
+    return max(numbers, default=-1) + 1

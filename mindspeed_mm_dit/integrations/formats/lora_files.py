@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats.safetensors import write_arrays
-from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, LowRank, blocks_in
-from mindspeed_mm_dit.checkpoint.lora.names import layers_of, to_diffusers, to_native, to_ours
-from mindspeed_mm_dit.checkpoint.lora.settings import Settings, checked_alpha, settings_of
-from mindspeed_mm_dit.checkpoint.wan_names import WAN_BLOCK
+from mindspeed_mm_dit.checkpoint.lora import Adapter, AdapterFormat, LowRank, layers_of
 from mindspeed_mm_dit.configs.files import UnusableFile, content_of, read_safetensors_header
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import names_in_torch_file, read_torch_file
+from mindspeed_mm_dit.integrations.formats.families import WAN_BLOCK
+from mindspeed_mm_dit.integrations.formats.lora_names import blocks_in, to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.integrations.formats.lora_settings import Settings, checked_alpha, settings_of
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 
 Arrays = Mapping[str, np.ndarray]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -206,8 +206,9 @@ def _without_zeros(layers: dict[str, LowRank]) -> dict[str, LowRank]:
         return layers
     return {
         name: lora if ranks.all() else LowRank(lora.down[ranks], lora.up[:, ranks], lora.scale * int(ranks.sum()))
-        for name, lora in layers.items() if (ranks := used_ranks[name]).any()
-    }  # fmt: skip
+        for name, lora in layers.items()
+        if (ranks := used_ranks[name]).any()
+    }
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -239,11 +240,19 @@ def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
     first = next(iter(layers.values()))
     ranks = {_exactly(n): lora.rank for n, lora in layers.items() if lora.rank != first.rank}
     alphas = {_exactly(n): _number(lora.alpha) for n, lora in layers.items() if lora.alpha != first.alpha}
+    off = dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out"), False)
     return {
-        "peft_type": "LORA", "r": first.rank, "lora_alpha": _number(first.alpha), "rank_pattern": ranks,
-        "alpha_pattern": alphas, "target_modules": sorted(layers), "lora_dropout": 0.0, "bias": "none",
-        "inference_mode": True, "use_dora": False, "use_rslora": False, "fan_in_fan_out": False,
-    }  # fmt: skip
+        "peft_type": "LORA",
+        "r": first.rank,
+        "lora_alpha": _number(first.alpha),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+        "target_modules": sorted(layers),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        **off,
+    }
 
 
 def _exactly(name: str) -> str:
@@ -314,17 +323,7 @@ def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
     return ()
 
 
-class LoraFormat(NamedTuple):
-    """A format of adapters that other programs read."""
-
-    write: Callable[[Path, Adapter, Shapes], tuple[str, ...]]
-    """(new file or empty folder, adapter, shapes of the network's weights or {}) -> notes."""
-    is_folder: bool
-
-
-LORA_FORMATS = {
-    "diffusers": LoraFormat(_diffusers, True),
-    "peft": LoraFormat(_peft, True),
-    "kohya": LoraFormat(_kohya, False),
-    "native": LoraFormat(_native, False),
-}
+DIFFUSERS_LORA = AdapterFormat(fits, read, _diffusers, is_folder=True)
+PEFT_LORA = AdapterFormat(fits, read, _peft, is_folder=True)
+KOHYA_LORA = AdapterFormat(fits, read, _kohya, is_folder=False)
+NATIVE_LORA = AdapterFormat(fits, read, _native, is_folder=False)

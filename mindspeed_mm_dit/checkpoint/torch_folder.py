@@ -1,7 +1,7 @@
-"""Read the pickles in PyTorch's checkpoints so that none of them can run code.
+"""A folder of PyTorch's distributed checkpoint (DCP): read so that no pickle can run code, written with checksums.
 
-A pickle may name any function to be called. A folder of torch.distributed.checkpoint (DCP) has one in ``.metadata``,
-the index, and one for each entry that is no tensor. DCP itself loads both unchecked.
+A pickle may name any function to be called. A folder has one in ``.metadata``, the index, and one for each entry that
+is no tensor. DCP itself loads both unchecked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import math
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -23,22 +24,25 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import metadata as before_2_3
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePlan, SavePlanner
+from torch.futures import Future
 
+from mindspeed_mm_dit.checkpoint import checksums
+from mindspeed_mm_dit.checkpoint.checksums import Checksum, SummedFile
 from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import check_pickle, check_torch_load
 
 INDEX = ".metadata"
 _CURE = "do not use this checkpoint, or ask whoever made it for a .safetensors file"
-
 _CLASSES = (
-    metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata,
-    metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING,
-    before_2_3.TensorProperties, before_2_3.MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size,
-)  # fmt: skip
+    *(metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
+    *(metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
+    *(before_2_3.TensorProperties, before_2_3.MEM_FORMAT_ENCODING, filesystem._StorageInfo, torch.Size),
+)
 """What PyTorch 2.0 to 2.13 puts into ``.metadata``, besides dtypes, the layout and the path it was written to."""
-
 _MEMBER = "builtins.getattr"
 """How Python 3.11.0 to 3.11.3 (Debian 12's) pickle a member of an enum: ``getattr(cls, name)``."""
 
@@ -239,3 +243,59 @@ def _imported(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return None
+
+
+class SummingWriter(dcp.FileSystemWriter):
+    """DCP's folder writer, which also writes the checksums of all ranks' files.
+
+    They reach the first rank along with what DCP gathers for its index.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.fs: _SummingFileSystem = _SummingFileSystem()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
+        """Write the files of this rank; return DCP's results and the checksums."""
+        both: Future[Any] = Future()
+        with _without_sums_of_records():
+            both.set_result((super().write_data(plan, planner).wait(), self.fs.sums))
+        return both
+
+    def finish(self, metadata: Metadata, results: list[Any]) -> None:
+        """Write the index and the checksums, on the first rank."""
+        super().finish(metadata, [written for written, _ in results])
+        for _, sums in results:
+            self.fs.sums.update(sums)
+        checksums.record(Path(self.path), self.fs.sums)
+
+
+@contextmanager
+def _without_sums_of_records() -> Iterator[None]:
+    """Turn off PyTorch's own checksums of records, which cost as much and are never compared."""
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)
+
+
+class _SummingFileSystem(FileSystem):
+    """DCP's file system, which keeps the checksums of the files it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums: dict[str, Checksum] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as file:
+            summed = SummedFile(file)
+            yield summed if mode == "wb" else file
+        if mode == "wb":
+            self.sums[Path(path).name] = summed.checksum
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.sums[Path(new_path).name] = self.sums.pop(Path(path).name)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray]
+from mindspeed_mm_dit.checkpoint.state import Arrays
+
 LEAVES = ("", ".weight", ".bias")
 """What follows a layer in the name of a tensor; nothing if a rule names the tensor itself."""
 _BLOCK = re.compile(r"(\w+)\.([0-9]{1,9})\.")

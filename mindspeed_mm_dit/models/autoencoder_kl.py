@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
+from mindspeed_mm_dit.models.pretrained import KLArchitecture
 
 Tensor = Any  # a tensor of the active framework
 
@@ -135,10 +135,12 @@ class Encoder(nn.Module):
         super().__init__()
         widths, groups = architecture.block_out_channels, architecture.norm_num_groups
         self.conv_in = nn.Conv2d(architecture.in_channels, widths[0], kernel_size=3, padding=1)
-        self.down_blocks = nn.ModuleList([
-            DownBlock(before, after, architecture.layers_per_block, groups, resample=level < len(widths) - 1)
-            for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
-        ])  # fmt: skip
+        self.down_blocks = nn.ModuleList(
+            [
+                DownBlock(before, after, architecture.layers_per_block, groups, resample=level < len(widths) - 1)
+                for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
+            ]
+        )
         self.mid_block = MidBlock(widths[-1], groups, architecture.mid_block_add_attention)
         self.conv_norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)
         self.conv_act = nn.SiLU()
@@ -160,10 +162,12 @@ class Decoder(nn.Module):
         groups = architecture.norm_num_groups
         widths = (architecture.decoder_block_out_channels or architecture.block_out_channels)[::-1]
         self.conv_in = nn.Conv2d(architecture.latent_channels, widths[0], kernel_size=3, padding=1)
-        self.up_blocks = nn.ModuleList([
-            UpBlock(before, after, architecture.layers_per_block + 1, groups, resample=level < len(widths) - 1)
-            for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
-        ])  # fmt: skip
+        self.up_blocks = nn.ModuleList(
+            [
+                UpBlock(before, after, architecture.layers_per_block + 1, groups, resample=level < len(widths) - 1)
+                for level, (before, after) in enumerate(zip((widths[0], *widths), widths))
+            ]
+        )
         self.mid_block = MidBlock(widths[0], groups, architecture.mid_block_add_attention)
         self.conv_norm_out = nn.GroupNorm(groups, widths[-1], eps=1e-6)
         self.conv_act = nn.SiLU()

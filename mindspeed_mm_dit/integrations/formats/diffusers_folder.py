@@ -1,0 +1,197 @@
+"""A diffusers folder: ``config.json`` and weights of a DiT, Wan, an image transformer (FLUX) or an AutoencoderKL."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mindspeed_mm_dit.checkpoint.formats import Format, StorageSupport
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, predictor_of, shapes_of
+from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
+from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
+from mindspeed_mm_dit.configs.joint import JointConfig
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.strict import from_mapping, read_json
+from mindspeed_mm_dit.configs.video_transformer import WanConfig
+from mindspeed_mm_dit.errors import CheckpointError
+from mindspeed_mm_dit.integrations.formats import config_json, diffusers_dit
+from mindspeed_mm_dit.integrations.formats.config_json import INDEX, second_of, wan_model_of
+from mindspeed_mm_dit.integrations.formats.single_files import (
+    Stored,
+    check_named,
+    read_pt,
+    read_stored,
+    write_arrays,
+)
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.pretrained import with_new_names
+from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of
+
+WEIGHTS = "diffusion_pytorch_model"
+_FILES = tuple(f"{WEIGHTS}.{ending}" for ending in ("safetensors", "safetensors.index.json", "bin", "bin.index.json"))
+CHANGES = "changed_for_diffusers.json"
+LARGEST_FILE = 10_000_000_000
+"""Bytes of weights in one file, as in diffusers; larger weights are split into several files with an index."""
+
+
+def fits(path: Path) -> bool:
+    """Return whether ``path`` is a diffusers model folder, or a pipeline with ``transformer/`` in it."""
+    return (model_folder(path) / "config.json").is_file()
+
+
+def model_folder(path: Path) -> Path:
+    """Return the folder of the network in a diffusers folder, which may be a pipeline."""
+    return path if (path / "config.json").is_file() else path / "transformer"
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Return the facts that were written into the folder, or the model.json that a Wan pipeline amounts to."""
+    described = wan_model_of(path)
+    return {"model": described} if described else read_facts(model_folder(path))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> State:
+    """Read the weights by the published names, and config.json."""
+    folder = model_folder(path)
+    config = read_json(folder / "config.json", "SOURCE")
+    stored = _read_stored(folder)
+    arrays = stored.arrays
+    state = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
+    if config.get("_class_name") == config_json.VAE_CLASS:
+        return state.with_trees({"model": with_new_names(arrays)})
+    if (network := config_json.described_by(config, f"{folder}/config.json")) is not None:  # (its names are ours)
+        shapes = parameters_of(network).shapes()
+        check_names(shapes, shapes_of(arrays), str(folder), *diffusers_dit.NOT_ITS_OWN)
+        return replace(state, predictor=network)
+    if config.get("_class_name") not in config_json.DIT_CLASSES:
+        known = (config_json.DIT_CLASS, *config_json.named_kinds())
+        raise CheckpointError(
+            f"{folder}/config.json: _class_name = {short_repr(config.get('_class_name'))}",
+            f"is none of {', '.join(known)} and {config_json.VAE_CLASS}",
+        )
+    dit = config_json.dit_of(config, folder)
+    _check_sizes(dit, arrays, folder)
+    weights = diffusers_dit.from_diffusers(arrays, dit, str(folder))
+    if (folder / CHANGES).is_file():
+        content = read_json(folder / CHANGES, "SOURCE")
+        weights = diffusers_dit.undone(weights, from_mapping(diffusers_dit.Changes, content, f"{folder}/{CHANGES}"))
+        config = config | {"num_embeds_ada_norm": len(weights[diffusers_dit.TABLE]) - 1}
+    return replace(state, trees={"model": weights}, config=config)
+
+
+def labels_of(path: Path) -> dict[str, int]:
+    """Return the label of each class name in a pipeline's model_index.json; several names may share one."""
+    known = read_json(path / INDEX, "SOURCE").get("id2label") if (path / INDEX).is_file() else None
+    pairs = known.items() if isinstance(known, dict) else ()
+    return {
+        name.strip(): int(label)
+        for label, names in pairs
+        if str(label).isdecimal()
+        for name in str(names).split(",")
+        if name.strip()
+    }
+
+
+def read_arrays(folder: Path) -> Arrays:
+    """Return the weights in a diffusers model folder by diffusers' names, from one file or from several."""
+    return _read_stored(folder).arrays
+
+
+def _read_stored(folder: Path) -> Stored:
+    try:
+        weight_file = weight_file_in(folder, _FILES).path
+    except UnusableFile as problem:
+        raise CheckpointError(str(folder), str(problem)) from None
+    names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
+    files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
+    if all(file.suffix == ".safetensors" for file in files):
+        return read_stored(files, weight_file, names)
+    arrays = {name: array for file in files for name, array in read_pt(file).weights.items()}
+    check_named(names, arrays, weight_file)
+    return Stored(arrays, {}, False, ())
+
+
+def _indexed(index: Path) -> dict[str, str]:
+    """Return tensor -> file of the several files that an index names, as large networks are stored."""
+    names = read_json(index, "SOURCE").get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
+        raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
+    for file in sorted(set(names.values())):
+        if Path(file).name != file:
+            raise CheckpointError(str(index), f"names {file!r}, which is not a file next to it")
+        if not (index.parent / file).exists():
+            raise CheckpointError(str(index), f"names {file}, which is not there", "copy or download that file too")
+    return names
+
+
+def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
+    """Refuse wrong sizes in config.json before anything is counted or allocated by them."""
+    blocks = count_of(shapes_of(arrays), "transformer_blocks")
+    if network.num_layers != blocks:
+        raise CheckpointError(
+            f"{folder}/config.json: num_layers = {network.num_layers}",
+            f"the weights next to it have {blocks} blocks",
+            "copy or download the folder again",
+        )
+    config_json.check_claimed_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, state: State) -> None:
+    """Write config.json and weights; a config.json read from diffusers is written unchanged."""
+    if state.is_autoencoder:
+        arrays, config = state.weights, config_json.with_vae_config(state)[0].config
+    else:
+        network = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
+        if isinstance(network, (JointConfig, WanConfig)):  # (their names are diffusers')
+            network = _by_model_json(state, network)
+            arrays, config = state.weights, state.config or adapter_of(network).to_diffusers(network)
+        else:
+            dit = config_json.dit_with_heads(network, state)
+            arrays, config = diffusers_dit.to_diffusers(state.weights, dit), state.config or config_json.dit_json(dit)
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    if "model" in state.facts and not state.is_autoencoder:  # (diffusers has no field for the objective)
+        run_facts = {name: state.facts[name] for name in ("model", "classes") if name in state.facts}
+        (path / RUN_FACTS).write_text(json.dumps(run_facts, indent=2) + "\n", encoding="utf-8")
+    _write_parts(path, arrays, state.is_bfloat16)
+
+
+def _by_model_json(state: State, inferred: JointConfig | WanConfig) -> JointConfig | WanConfig:
+    """Return the network of model.json, or, without one, the network ``inferred`` from the shapes."""
+    if "model" not in state.facts:
+        return inferred
+    network: JointConfig | WanConfig = model_config_from_mapping(state.facts["model"], "model.json").predictor
+    return network
+
+
+def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
+    """Write weights as one file, or as several of at most LARGEST_FILE bytes with an index."""
+    parts: list[Arrays] = [{}]
+    for name, array in arrays.items():
+        if parts[-1] and sum(tensor.nbytes for tensor in parts[-1].values()) + array.nbytes > LARGEST_FILE:
+            parts.append({})
+        parts[-1][name] = array
+    if len(parts) == 1:
+        write_arrays(folder / f"{WEIGHTS}.safetensors", arrays, {}, as_bfloat16)
+        return
+    files = [f"{WEIGHTS}-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    for file, part in zip(files, parts):
+        write_arrays(folder / file, part, {}, as_bfloat16)
+    index = {
+        "metadata": {"total_size": sum(array.nbytes for array in arrays.values())},
+        "weight_map": {name: file for file, part in zip(files, parts) for name in part},
+    }
+    text = json.dumps(index, indent=2, sort_keys=True)
+    (folder / f"{WEIGHTS}.safetensors.index.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+DIFFUSERS = Format(fits, read, write, StorageSupport.ONE_TREE, facts=facts, second_network=second_of)
