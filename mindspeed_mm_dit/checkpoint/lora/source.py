@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.compatibility import learned_apart
 from mindspeed_mm_dit.checkpoint.lora import files
 from mindspeed_mm_dit.checkpoint.lora.adapter import Adapter, adapter_from_arrays
 from mindspeed_mm_dit.checkpoint.lora.names import layers_of
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, of_newest, read_facts
 from mindspeed_mm_dit.checkpoint.weights import read_weights
 from mindspeed_mm_dit.configs.limits import check_path, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
@@ -37,6 +37,7 @@ def read_all(arguments: Sequence[str], shapes: Shapes, flag: str, model: ModelCo
     adapters = []
     for argument in arguments:
         path, strength = parse(argument, flag)
+        path = find_checkpoint(path, flag)
         if model is not None:
             _check_learned(path, model, flag)
         adapter = named(read(path, layers_of(shapes)), f"{flag} = {path}")
