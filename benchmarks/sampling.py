@@ -27,10 +27,11 @@ from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate, states
-from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate, states
+from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.sampling.plan import with_defaults
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.tools.evaluate.digits import digits_accuracy
 
 LONG, SHORT, SCALE = 250, 20, 4.0
@@ -76,12 +77,14 @@ def time_samplers(args: Namespace, report: Report) -> None:
 
 def score(args: Namespace, report: Report) -> None:
     """Say how many samples of each digit are read as that digit."""
-    model, config = load_model(args.checkpoint, None)
+    described = describe(ModelRequest(args.checkpoint))
+    model, config = load_model(described), described.config
     labels = np.repeat(np.arange(10), args.per_class)
     rows = []
     for sampler, steps in (("dpm++", 20), ("dpm++", 10), ("ddim", 20), ("ddpm", LONG)):
-        settings = SampleSettings(sampler, steps, Guidance(2.0, "3"), seed=args.seed, batch_size=len(labels))
-        samples = generate(model, config, SampleRequest({"label": labels.tolist()}), settings)
+        request = SampleRequest(sampler=sampler, steps=steps, guidance=2.0, seed=args.seed, batch_size=len(labels))
+        conditions = SampleConditions({"label": labels.tolist()})
+        samples = generate(model, config, conditions, with_defaults(request, config))
         rows.append([sampler, steps, f"{digits_accuracy(samples, labels):.1%}"])
     report.table(["sampler", "steps", "read as the digit asked for"], rows)
     report.echo(f"{len(labels)} samples of the digits demo, guidance 2, seed {args.seed}.\n")
@@ -102,13 +105,16 @@ def our_model(args: Namespace, precision: str) -> Any:
 def our_sampler(args: Namespace, sampler: str, steps: int, timed: int, precision: str) -> Callable[[], Any]:
     """Return a call that takes the first ``timed`` steps of a chain of ``steps``."""
     model = our_model(args, precision)
-    settings = SampleSettings(sampler, steps, Guidance(SCALE, "3"), batch_size=args.images, bf16=precision == "bf16")
+    request = SampleRequest(
+        sampler=sampler, steps=steps, guidance=SCALE, batch_size=args.images, bf16=precision == "bf16"
+    )
+    request = with_defaults(request, model_config(args))
     numbers = np.arange(args.images)
     asked = {"labels": numbers % NUM_CLASSES}
 
     def run() -> None:
         with torch.no_grad():
-            for _ in itertools.islice(states(model, model_config(args), asked, numbers, settings), timed):
+            for _ in itertools.islice(states(model, model_config(args), asked, numbers, request), timed):
                 pass
 
     return run

@@ -32,7 +32,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"index.md": "README.md", "index.zh-CN.md": "README.zh-CN.md", "contributing.md": "CONTRIBUTING.md",
          "changelog.md": "CHANGELOG.md"}  # fmt: skip
 """Page -> the file beside docs/ that it is."""
-API = ("load", "create", "Pipeline", "GeneratedSamples")
+API = {
+    "load": "api", "ModelRequest": "sampling.request", "create": "api", "Pipeline": "sampling.pipeline",
+    "SampleRequest": "sampling.request", "GeneratedSamples": "sampling.outputs",
+}  # fmt: skip
+"""What Python offers, and the modules that explain it: a request has the arguments of a function."""
 _OUTSIDE = re.compile(r"\]\(\.\./([^)#]+)(#[^)]*)?\)")
 
 
@@ -210,8 +214,7 @@ def said_of(cls: type, name: str) -> str:
 
 def python_page() -> str:
     """What ``import mindspeed_mm_dit as dit`` offers; mkdocstrings fills it in."""
-    homes = {name: "mindspeed_mm_dit.api" for name in ("load", "create")}
-    found = [f"::: {homes.get(name, 'mindspeed_mm_dit.sampling.pipeline')}.{name}" for name in API]
+    found = [f"::: mindspeed_mm_dit.{module}.{name}" for name, module in API.items()]
     first = "`import mindspeed_mm_dit as dit`. [From Python](../sampling.md#from-python) shows it in use."
     return "\n\n".join(["# Python", first, *found])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,69 +9,33 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-from mindspeed_mm_dit.errors import names_arguments
 from mindspeed_mm_dit.registry import Registry
+from mindspeed_mm_dit.sampling.request import ModelRequest, arguments_of, naming_arguments
 
-Framework = Literal["pytorch", "mindspore"]
 
-
-@names_arguments(ai_framework="framework")
-def load(
-    checkpoint: str | Path,
-    *,
-    model: str | Path | None = None,
-    weights: Literal["ema", "model"] = "ema",
-    lora: Sequence[str] = (),
-    low_noise_checkpoint: str | Path | None = None,
-    boundary: float | None = None,
-    low_noise_lora: Sequence[str] = (),
-    framework: Framework = "pytorch",
-    bf16: bool = False,
-) -> Pipeline:
+@arguments_of(ModelRequest)
+def load(request: ModelRequest) -> Pipeline:
     """Load a trained model and return it, ready to sample from.
 
     checkpoint: the folder of a run or of its checkpoints (the newest is used), a .pt, .safetensors or MindSpore .ckpt
-    file, or a diffusers folder. model: its model.json, if the checkpoint does not contain it. weights: "ema" for the
-    EMA, or "model" for the weights being trained. lora: adapters to add to them, each "FILE" or "FILE:STRENGTH".
-    low_noise_checkpoint: the second expert of Wan 2.2, if ``checkpoint`` is the first, with its adapters; a diffusers
-    folder with transformer_2 contains both. boundary: the noise level at which they switch, if not in the checkpoints.
+    file, or a diffusers folder. lora: adapters to add to the weights, each "FILE" or "FILE:STRENGTH".
+    low_noise_checkpoint: the second expert of Wan 2.2, if ``checkpoint`` is the first; a diffusers folder with
+    transformer_2 contains both.
 
     >>> import mindspeed_mm_dit as dit
     >>> pipe = dit.load("outputs/digits/checkpoints")                                          # doctest: +SKIP
     >>> pipe.sample(classes=["3", 7], num=4, steps=25, guidance=2.0, seed=0).save("some.png")  # doctest: +SKIP
     """
-    from mindspeed_mm_dit.configs.limits import path_of, short_repr, switch
-    from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.framework import activate
 
-    if not isinstance(weights, str) or weights not in ("ema", "model"):
-        raise ConfigError(
-            f"weights = {short_repr(weights)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
-        )
-    activate(framework)
+    activate(request.framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    def paths(name: str, value: Any) -> list[str]:
-        try:
-            return [
-                path_of(name, path) for path in ([value] if isinstance(value, (str, bytes, os.PathLike)) else value)
-            ]
-        except TypeError:
-            raise ConfigError(f"{name} = {short_repr(value)}", "is neither a path nor a list of paths") from None
-
-    return Pipeline.of_checkpoint(
-        path_of("checkpoint", checkpoint),
-        None if model is None else path_of("model", model),
-        weights == "ema",
-        switch("bf16", bf16),
-        (paths("lora", lora), paths("low_noise_lora", low_noise_lora)),
-        None if low_noise_checkpoint is None else path_of("low_noise_checkpoint", low_noise_checkpoint),
-        boundary,
-    )
+    return Pipeline.load(request)
 
 
-@names_arguments(ai_framework="framework")
-def create(config: str | Path, *, seed: int = 0, framework: Framework = "pytorch") -> Pipeline:
+@naming_arguments()
+def create(config: str | Path, *, seed: int = 0, framework: Literal["pytorch", "mindspore"] = "pytorch") -> Pipeline:
     """Return an untrained model; its initial weights depend only on ``seed``.
 
     config: a model.json, a folder with one, or the name of an embedded config.

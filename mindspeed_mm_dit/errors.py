@@ -8,16 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator
 
 from mindspeed_mm_dit.terminal import plain
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class UserError(Exception):
@@ -82,32 +75,6 @@ def named_step(what: str) -> Iterator[None]:
             f"failed, and its result is not saved: {type(error).__name__}: {error}",
             "resume from the last checkpoint",
         ) from error
-
-
-def names_arguments(**aliases: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that makes a function's errors name its arguments instead of the corresponding flags.
-
-    aliases: flag -> argument, where their names differ (``cfg_scale="guidance"``).
-    """
-
-    def decorated(function: Callable[P, T]) -> Callable[P, T]:
-        known = {name: name for name in inspect.signature(function).parameters}
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            names = known | {flag: name for flag, name in aliases.items() if flag not in kwargs}
-
-            def renamed(text: str) -> str:
-                return re.sub(r"--([a-z][a-z0-9-]*)", lambda m: names.get(m[1].replace("-", "_"), m[0]), text)
-
-            try:
-                return function(*args, **kwargs)
-            except UserError as error:
-                raise type(error)(renamed(error.what), renamed(error.reason), renamed(error.cure)) from None
-
-        return call
-
-    return decorated
 
 
 def not_installed(what: str, package: str, extra: str) -> PlatformError:

@@ -144,7 +144,7 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
     [
         ({"classes": ["eight"]}, "is neither a label nor a range"),
         ({"classes": [10]}, "is outside 0 ... 9"),
-        ({"prompts": ["a cat"]}, "prompts: this model is conditioned on label"),
+        ({"prompts": ["a cat"]}, "prompts: this model is conditioned on classes, not on texts"),
         ({"classes": [1], "steps": 0}, "^steps = 0: must be at least 1"),
         ({"classes": [1], "sampler": "euler"}, "euler"),
         ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
@@ -176,7 +176,7 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
         ({"frames": 9}, "^frames = 9: this model generates images, not videos"),
         ({"rescale": "x"}, "^rescale = 'x': must be 'token' or 'sample'"),
         ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is not a model"),
-        ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model reads no text"),
+        ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model is conditioned on classes, not on texts"),
     ],
 )
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
@@ -285,7 +285,9 @@ def test_a_batch_may_have_any_size_that_patches_go_into(trained):
 
 
 def test_a_list_names_classes_before_their_numbers_and_an_array_holds_labels():
-    pipe = dataclasses.replace(dit.create("digits"), classes=("1", "0", "a, b"))
+    pipe = dit.create("digits")
+    description = dataclasses.replace(pipe.description, classes=("1", "0", "a, b"))
+    pipe = dataclasses.replace(pipe, description=description)
     drawn = {"steps": 1, "sampler": "ddim"}
     for asked in (1, [1], ["1"], "0-1"):
         with pytest.raises(ConfigError, match=r"^classes: [01]: is the name of label [01], and label [01] is"):

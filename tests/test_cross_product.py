@@ -27,13 +27,12 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import (
     AUTOENCODERS,
-    OBJECTIVES,
     TEXT_ENCODERS,
     check_encoders,
     check_framework,
     register_predictor,
 )
-from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, objective_of
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
@@ -336,14 +335,16 @@ def try_out(framework, engines, fit, optimizer):
 
 
 def samples_of(config, model, data):
-    from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.conditions import SampleConditions
+    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import SampleRequest
 
-    asked = SampleRequest({item: values[:2] for item, values in data.examples().items()})
-    guidance = Guidance(1.5) if config.predictor.conditions.has_unconditional else Guidance()
-    settings = SampleSettings(objective_of(config.diffusion).quick_sampler, 2, guidance)
-    assert generate(model, config, asked, settings).shape[:-1] == (len(asked), *config.sample_size)
+    asked = SampleConditions({item: values[:2] for item, values in data.examples().items()})
+    guidance = 1.5 if config.predictor.conditions.has_unconditional else 1.0
+    request = SampleRequest(sampler=objective_of(config.diffusion).quick_sampler, steps=2, guidance=guidance)
+    samples = generate(model, config, asked, with_defaults(request, config))
+    assert samples.shape[:-1] == (len(asked), *config.sample_size)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ FAULTS = {
         "@ map_for(np.array(changes.right_at))", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
-        "sampling/generate.py", "request.at(numbers)", "SampleRequest(request.at(numbers).values)",
+        "sampling/generate.py", "config, conditions.at(numbers), request",
+        "config, SampleConditions(conditions.at(numbers).values), request",
         "tests/cli/test_sample.py -k two_ranks",
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.state import Arrays, learned_apart
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, of_newest, read_facts
 from mindspeed_mm_dit.configs.limits import check_path, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import DOWN, UP, LoraSpec
@@ -188,6 +188,7 @@ def read_all(
     adapters = []
     for argument in arguments:
         path, strength = parse(argument, flag)
+        path = find_checkpoint(path, flag)
         if model is not None:
             _check_learned(path, model, flag)
         adapter = replace(read_adapter(path, layers_of(shapes)), where=f"{flag} = {path}")

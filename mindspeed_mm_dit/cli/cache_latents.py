@@ -7,7 +7,6 @@ import time
 from functools import cache
 from pathlib import Path
 
-from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
@@ -17,6 +16,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.models.data import cache_identity, check_sizes, open_data, with_budget
 from mindspeed_mm_dit.models.registry import check_encoders, load_encoders, load_image_encoder, load_teachers
+from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo, progress
 from mindspeed_mm_dit.training.data_set import log_notes
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     tf32 = "PyTorch on NVIDIA GPUs: faster, with errors of about 1e-3; on other devices it changes nothing"
     parser.add_argument("--tf32", action="store_true", help=f"round the inputs of products to TensorFloat-32 ({tf32})")
-    add_framework(parser)
+    add_flags(parser, ModelRequest, "framework")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,7 +38,7 @@ from mindspeed_mm_dit.models.meta import tuned
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, tight_step
-from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
+from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
 from mindspeed_mm_dit.training.contract import engine_module
@@ -254,7 +254,7 @@ def _check_prompts(file: str, model: ModelConfig) -> None:
             f"holds {len(prompts):,} prompts, more than {MOST_PROMPTS}",
             "use fewer prompts",
         )
-    check_prompts_fit(model, prompts, "--sample-prompts")
+    check_prompts(model, prompts, "--sample-prompts")
 
 
 def check_outputs(args: RunConfig) -> None:

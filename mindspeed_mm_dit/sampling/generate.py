@@ -1,29 +1,34 @@
-"""Generate images or videos. The noise of a sample depends on (seed, sample number), not on the batch size."""
+"""Generate images or videos, on one rank or several.
+
+The noise of a sample depends on (seed, sample number), not on the batch size. Ranks work on the batches of one rank, so
+the samples are bit for bit the same for any number of ranks; they exchange files next to the output and nothing else.
+"""
 
 from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, number, short_repr, switch, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions import encoded, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.order import Stream, normals
-from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, DataError, flag_of
+from mindspeed_mm_dit.errors import ConvergenceError, DataError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.autoencoder import to_pixels
 from mindspeed_mm_dit.models.frames import insert_frames
-from mindspeed_mm_dit.objectives.guidance import Guidance, GuidedChannels, Rescale, by_noise_level, guided_network
-from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-from mindspeed_mm_dit.sampling.load import ONE_NETWORK, Experts
-from mindspeed_mm_dit.sampling.request import SampleRequest, check_request
+from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
+from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
+from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
+from mindspeed_mm_dit.sampling.load import Experts
+from mindspeed_mm_dit.sampling.plan import SamplePlan
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import progress
 
 Arrays = Mapping[str, np.ndarray]
@@ -31,159 +36,46 @@ DECODED_PIXELS = 8 * 512**2
 """Pixels decoded at a time; the autoencoder of Stable Diffusion needs some 6 GiB for them in float32."""
 
 
-@dataclass(frozen=True)
-class SampleSettings:
-    """How samples are generated."""
+def generate_on_ranks(folder: Path, model: Any, plan: SamplePlan, experts: Experts | None = None) -> np.ndarray | None:
+    """Generate samples on all ranks; return them on the first, as ``generate`` does, and None on others.
 
-    sampler: str = "ddpm"
-    """A sampler of the model's objective."""
-    steps: int = 250
-    """Sampling steps."""
-    guidance: Guidance = field(default_factory=Guidance)
-    """Classifier-free guidance."""
-    seed: int = 0
-    """Seed of all noise."""
-    batch_size: int = 64
-    """Samples generated together; changes memory and speed, not the samples (up to rounding)."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Further options of the sampler, by name."""
-    bf16: bool = False
-    """Run the network's matrix products in bfloat16; the sampling loop itself stays in float32."""
-    weaker: Callable[[], Any] | None = None
-    """Loads the network that guidance leads away from, once (``load.weaker_network``); None: unconditional guidance."""
-    experts: Experts | None = None
-    """The low-noise expert (``load.experts``); the model is then the high-noise expert."""
-    low_scale: float | None = None
-    """Guidance of the low-noise expert; None: that of the other."""
-
-    @property
-    def words(self) -> str:
-        """The settings that determine the samples, as a caption."""
-        return f"{self.sampler}, {self.steps} steps, guidance {self.guidance.scale:g}, seed {self.seed}"
-
-    @property
-    def low_noise_scale(self) -> float:
-        """Guidance of the low-noise expert, if there is one."""
-        return self.guidance.scale if self.low_scale is None else self.low_scale
-
-    def __post_init__(self) -> None:
-        for name, low in (("seed", 0), ("steps", 1), ("batch_size", 1)):
-            value = whole_number(flag_of(name), getattr(self, name), low)
-            object.__setattr__(self, name, value)
-        switch("--bf16", self.bf16)
-        if self.low_scale is not None:
-            if self.experts is None:
-                raise ConfigError(f"--low-noise-cfg-scale = {short_repr(self.low_scale)}", *ONE_NETWORK)
-            number("--low-noise-cfg-scale", self.low_scale, 0.0, MOST_GUIDANCE)
-        if not isinstance(self.options, Mapping):
-            raise ConfigError(f"options = {short_repr(self.options)}", "must be a mapping", 'write {"eta": 0.5}')
-        plain = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in self.options.items()}
-        object.__setattr__(self, "options", plain)
-
-
-def settings_for(
-    config: ModelConfig,
-    *,
-    sampler: str | None = None,
-    steps: int | None = None,
-    scale: float | None = None,
-    usual_scale: float = 4.0,
-    channels: GuidedChannels | None = None,
-    interval: tuple[float, float] = (0.0, 1.0),
-    rescale: Rescale | None = None,
-    options: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> SampleSettings:
-    """Return the settings to sample a model of ``config``; None means the model's default.
-
-    usual_scale: default of ``scale`` for networks without embedded guidance. others: fields of SampleSettings.
+    folder: a new one, on a disk that all ranks share; it is removed afterwards. Every rank must call this. A bar
+    shows the progress of the first rank of a machine.
 
     Raises:
-        ConfigError: there is no such sampler, it does not take these steps or options, or the guidance is impossible.
-        PlatformError: the framework does not support ``bf16`` here.
+        DataError: a part from another rank is missing.
     """
-    labelled = config.predictor.conditions.items == ("label",)
-    default: GuidedChannels = "3" if labelled and others.get("weaker") is None else "all"
-    scale = config.predictor.cfg_scale(usual_scale) if scale is None else scale
-    first_sampler = next(iter(objective_of(config.diffusion).samplers))
-    default_sampler, default_steps = config.predictor.published_sampler or (
-        first_sampler,
-        50 if len(config.sample_size) == 3 else 250,
-    )
-    guidance = Guidance(scale, default if channels is None else channels, interval, rescale)
-    if rescale is not None and len(config.latent_shape) != 3:
-        raise ConfigError(f"--cfg-rescale = {rescale}", "is for images, and this model makes videos", "drop the flag")
-    if channels == "3" and config.predictor.latent_channels < 3:
-        reason = f"the latents of this model have {config.predictor.latent_channels}"
-        raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
-    settings = SampleSettings(
-        sampler=default_sampler if sampler is None else sampler,
-        steps=default_steps if steps is None else steps,
-        guidance=guidance,
-        options={} if options is None else options,
-        **others,
-    )
-    runtime.low_precision(settings.bf16)  # raises if bfloat16 is not supported here
-    options = sampler_options(config.diffusion, settings.sampler, settings.options)
-    find_sampler(config.diffusion, settings.sampler).check(config.diffusion, settings.steps, options)
-    check_guidance(settings, config)
-    return settings
+    config, request, conditions = plan
+    batches = batches_of(len(conditions), request.batch_size)
+    mine = batches[runtime.rank() :: runtime.world_size()]
+    with progress("sampling", total=(request.steps or 0) * sum(map(len, mine)), unit="sample-step") as bar:
+        request = replace(request, on_step=bar.update)
+        if runtime.world_size() == 1:
+            return generate(model, config, conditions, request, experts)
+        if runtime.rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        runtime.barrier()
+        for numbers in mine:
+            images = generate(model, config, conditions.at(numbers), request, experts)
+            np.save(_part_file(folder, numbers), images)
+    runtime.barrier()
+    return _joined(folder, batches) if runtime.rank() == 0 else None
 
 
-def generate(
-    model: Any,
-    config: ModelConfig,
-    request: SampleRequest,
-    settings: SampleSettings,
-    on_step: Callable[[int], object] = lambda samples: None,
-) -> np.ndarray:
-    """Generate the requested samples.
-
-    Args:
-        model: the composite (ae, text_encoders, diffusion, predictor).
-        on_step: called after every sampling step with the number of samples it worked on.
-
-    Returns:
-        Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size in ``config``.
-    """
-    return generate_path(model, config, request, settings, 1, on_step)[:, -1]
+def _part_file(folder: Path, numbers: np.ndarray) -> Path:
+    return folder / f"{int(numbers[0]):09d}.npy"
 
 
-def generate_path(
-    model: Any,
-    config: ModelConfig,
-    request: SampleRequest,
-    settings: SampleSettings,
-    points: int,
-    on_step: Callable[[int], object] = lambda samples: None,
-) -> np.ndarray:
-    """Generate the requested samples, with ``points`` states of the trajectory from noise.
-
-    Returns what ``generate`` does with one more axis, (N, points, ...); the last states are the samples.
-    """
-    check_request(request, config)
-    check_guidance(settings, config)
-    with ops.no_grad():
-        guided = config.predictor.conditions.guided
-        unconditional = _encode_conditions(
-            model, guided, unconditional_arrays(guided, request.instead, _tokenizers(model))
-        )
-        batches = [
-            _generate_batch(model, config, request.at(rows), unconditional, settings, points, on_step)
-            for rows in batches_of(len(request), settings.batch_size)
-        ]
-    return np.moveaxis(np.concatenate(batches), 2, -1)
-
-
-def _tokenizers(model: Any) -> list[Any]:
-    return [encoder.tokenizer for encoder in model.text_encoders]
-
-
-def _encode_conditions(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
-    """Return the conditions (B, ...) as the network takes them, by name."""
-    tensors = {name: ops.tensor(array) for name, array in arrays.items()}
-    values = encoded(conditions, tensors, model)
-    return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, values)}
+def _joined(folder: Path, batches: list[np.ndarray]) -> np.ndarray:
+    parts = [_part_file(folder, numbers) for numbers in batches]
+    missing = [part for part in parts if not part.is_file()]
+    if missing:
+        cure = "use an --output on a disk that all machines share"
+        raise DataError(str(missing[0]), "was generated by another rank and is not here", cure)
+    images = np.concatenate([np.load(part, allow_pickle=False) for part in parts])
+    shutil.rmtree(folder, ignore_errors=True)
+    return images
 
 
 def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
@@ -191,44 +83,71 @@ def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
     return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
 
-def check_guidance(settings: SampleSettings, config: ModelConfig) -> None:
-    """Raise ConfigError for guidance if the model has no unconditional input and there is no weaker network."""
-    guidance = settings.guidance
-    if (
-        {guidance.scale, settings.low_noise_scale} != {1.0}
-        and settings.weaker is None
-        and not config.predictor.conditions.has_unconditional
-    ):
-        raise ConfigError(
-            f"--cfg-scale = {guidance.scale}",
-            "this model was trained without dropped labels: it has no null class",
-            "use --cfg-scale 1",
-        )
+def generate(
+    model: Any,
+    config: ModelConfig,
+    conditions: SampleConditions,
+    request: SampleRequest,
+    experts: Experts | None = None,
+) -> np.ndarray:
+    """Generate the requested samples.
+
+    Args:
+        model: the composite (ae, text_encoders, diffusion, predictor).
+        request: how, with the model's defaults (``plan.with_defaults``).
+        experts: if there are two, and ``model`` has the network of the high-noise expert.
+
+    Returns:
+        Images (N, H, W, 3 or 1) or videos (N, F, H, W, 3 or 1), uint8, of the size in ``config``. If
+        ``request.path`` is above 1, with one more axis, (N, path, ...): states of the trajectory from noise, the last
+        of which are the samples.
+    """
+    check_conditions(conditions, config)
+    guided, tokenizers = config.predictor.conditions.guided, _tokenizers(model)
+    with ops.no_grad():
+        unconditional = _encoded(model, guided, unconditional_arrays(guided, conditions.instead, tokenizers))
+        batches = [
+            _generate_batch(model, config, conditions.at(rows), unconditional, request, experts)
+            for rows in batches_of(len(conditions), request.batch_size)
+        ]
+    samples = np.moveaxis(np.concatenate(batches), 2, -1)
+    return samples if request.path > 1 else samples[:, -1]
+
+
+def _tokenizers(model: Any) -> list[Any]:
+    return [encoder.tokenizer for encoder in model.text_encoders]
+
+
+def _encoded(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
+    """Return the conditions (B, ...) as the network takes them, by name."""
+    tensors = {name: ops.tensor(array) for name, array in arrays.items()}
+    values = encoded(conditions, tensors, model)
+    return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, values)}
 
 
 def _generate_batch(
     model: Any,
     config: ModelConfig,
-    request: SampleRequest,
+    conditions: SampleConditions,
     unconditional: Arrays,
-    settings: SampleSettings,
-    points: int,
-    on_step: Callable[[int], object],
+    request: SampleRequest,
+    experts: Experts | None,
 ) -> np.ndarray:
-    """Return ``points`` states of the trajectory, the last of which are the samples, (B, points, C, ...) uint8."""
-    numbers = request.first_number + np.arange(len(request))
-    conditions = config.predictor.conditions
-    condition = _encode_conditions(model, conditions, request_arrays(conditions, request.values, _tokenizers(model)))
-    unconditional_rows = {name: np.repeat(row, len(request), 0) for name, row in unconditional.items()}
+    """Return states of the trajectory, the last of which are the samples, (B, path, C, ...) uint8."""
+    count, all_conditions = len(conditions), config.predictor.conditions
+    condition = _encoded(model, all_conditions, request_arrays(all_conditions, conditions.values, _tokenizers(model)))
+    negative = {name: np.repeat(row, count, 0) for name, row in unconditional.items()}
     trajectory: list[Any] = []
-    for state in states(model, config, condition, numbers, settings, unconditional_rows):
-        trajectory = [*trajectory, state] if points > 1 else [state]
-        on_step(len(request))
-    chosen = np.linspace(0, len(trajectory) - 1, points).round().astype(int)
+    numbers = conditions.first_number + np.arange(count)
+    for state in states(model, config, condition, numbers, request, negative, experts):
+        trajectory = [*trajectory, state] if request.path > 1 else [state]
+        if request.on_step is not None:
+            request.on_step(count)
+    chosen = np.linspace(0, len(trajectory) - 1, request.path).round().astype(int)
     images = np.stack([decode(model.ae, trajectory[index], math.prod(config.sample_size)) for index in chosen], 1)
     if not np.isfinite(images).all():
         raise ConvergenceError(
-            f"samples with --cfg-scale {settings.guidance.scale:g}",
+            f"samples with --cfg-scale {request.guidance:g}",
             "are not finite numbers",
             "use a smaller --cfg-scale, or --clip if the sampler has it; the weights may be of a run that diverged",
         )
@@ -250,94 +169,51 @@ def states(
     config: ModelConfig,
     condition: Arrays,
     numbers: np.ndarray,
-    settings: SampleSettings,
+    request: SampleRequest,
     unconditional: Arrays | None = None,
+    experts: Experts | None = None,
 ) -> Iterator[Any]:
     """Yield the states of the trajectory for the samples ``numbers``; ``condition`` has a row for each.
 
-    unconditional: what guidance leads away from; None: the predictor's default. The last state is the scaled latents.
+    request: with the model's defaults. unconditional: what guidance leads away from; None: the predictor's default.
+    The last state is the scaled latents.
     """
-    sampler = find_sampler(config.diffusion, settings.sampler)
-    options = sampler_options(config.diffusion, settings.sampler, settings.options)
+    assert request.sampler is not None and request.guidance is not None and request.channels is not None
+    sampler = find_sampler(config.diffusion, request.sampler)
+    options = sampler_options(config.diffusion, request.sampler, request.options)
     names = config.predictor.conditions.names
-    unconditional_arrays = (
-        config.predictor.conditions.unconditional(len(numbers)) if unconditional is None else unconditional
-    )
+    if unconditional is None:
+        unconditional = config.predictor.conditions.unconditional(len(numbers))
     conditional, negative = (
-        [ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **unconditional_arrays})
+        [ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **unconditional})
     )
 
     def precise(network: Any) -> Any:
         def forward(*inputs: Any) -> Any:
-            with runtime.low_precision(settings.bf16):
+            with runtime.low_precision(request.bf16):
                 return network(*inputs)
 
         return forward
 
-    weaker = precise(settings.weaker()) if settings.weaker else None
-    if settings.experts is None:
-        model_fn = guided_network(precise(model.predictor), conditional, negative, settings.guidance, weaker)
+    guidance = Guidance(request.guidance, request.channels, request.interval, request.rescale)
+    if experts is None:
+        weaker = None if request.weaker is None else precise(request.weaker.predictor)
+        model_fn = guided_network(precise(model.predictor), conditional, negative, guidance, weaker)
     else:
-        networks = map(precise, settings.experts.networks(model.predictor))
-        guidances = settings.guidance, replace(settings.guidance, scale=settings.low_noise_scale)
-        model_fns = (
-            guided_network(expert, conditional, negative, guidance) for expert, guidance in zip(networks, guidances)
+        scales = guidance.scale, request.low_noise_scale
+        high, low = (
+            guided_network(precise(network), conditional, negative, replace(guidance, scale=scale))
+            for network, scale in zip(experts.networks(model.predictor), scales)
         )
-        model_fn = by_noise_level(settings.experts.boundary, *model_fns)
+        model_fn = by_noise_level(experts.boundary, high, low)
     shape = config.latent_shape
-    start = ops.tensor(normals(settings.seed, Stream.SAMPLE_START, numbers, shape))
+    start = ops.tensor(normals(request.seed, Stream.SAMPLE_START, numbers, shape))
 
     def noise_at(step: int) -> Any:
-        return ops.tensor(normals(settings.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
+        return ops.tensor(normals(request.seed, Stream.SAMPLE_NOISE, numbers, shape, block=step))
 
-    trajectory = sampler.trajectory(model.diffusion, model_fn, start, noise_at, settings.steps, options)
+    trajectory = sampler.trajectory(model.diffusion, model_fn, start, noise_at, request.steps, options)
     frames = config.predictor.conditions.frames
     if frames is None or frames.mask_channels > 1:
         return trajectory
     return (insert_frames(state, conditional[names.index("frames")]) for state in trajectory)
-
-
-def rank_batches(count: int, batch_size: int) -> list[np.ndarray]:
-    """Return the sample numbers that this rank generates, batch by batch."""
-    return batches_of(count, batch_size)[runtime.rank() :: runtime.world_size()]
-
-
-def generate_spread(
-    folder: Path, model: tuple[Any, ModelConfig], request: SampleRequest, settings: SampleSettings
-) -> np.ndarray | None:
-    """Generate samples on all ranks; return them on the first, as ``generate`` does, and None on others.
-
-    folder: a new one, on a disk that all ranks share; it is removed afterwards. Every rank must call this. A bar
-    shows the progress of the first rank of a machine.
-
-    Raises:
-        DataError: a part from another rank is missing.
-    """
-    batches = rank_batches(len(request), settings.batch_size)
-    steps = settings.steps * sum(map(len, batches))
-    with progress("sampling", total=steps, unit="sample-step") as bar:
-        if runtime.world_size() == 1:
-            return generate(*model, request, settings, bar.update)
-        if runtime.rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-        runtime.barrier()
-        for numbers in batches:
-            np.save(_part_file(folder, int(numbers[0])), generate(*model, request.at(numbers), settings, bar.update))
-    runtime.barrier()
-    return _join_parts(folder, len(request), settings.batch_size) if runtime.rank() == 0 else None
-
-
-def _part_file(folder: Path, first: int) -> Path:
-    return folder / f"{first:09d}.npy"
-
-
-def _join_parts(folder: Path, count: int, batch_size: int) -> np.ndarray:
-    parts = [_part_file(folder, int(numbers[0])) for numbers in batches_of(count, batch_size)]
-    missing = [part for part in parts if not part.is_file()]
-    if missing:
-        cure = "use an --output on a disk that all machines share"
-        raise DataError(str(missing[0]), "was generated by another rank and is not here", cure)
-    images = np.concatenate([np.load(part, allow_pickle=False) for part in parts])
-    shutil.rmtree(folder, ignore_errors=True)
-    return images

@@ -1,13 +1,13 @@
-"""Load a trained model from a checkpoint of any format, ready to generate samples; Wan 2.2's two experts too."""
+"""Describe a checkpoint of any format, before its weights are read, and load the described model."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from mindspeed_mm_dit.checkpoint.state import LEARNED, check_names, learned_apar
 from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, COMMAND, of_newest, read_facts
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.files import content_of
-from mindspeed_mm_dit.configs.limits import check_path, number, short_repr
+from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -27,48 +27,85 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.sampling.request import ModelRequest
 from mindspeed_mm_dit.terminal import echo_if_open
 
+Arrays = dict[str, np.ndarray]
+CHECKPOINT, LOW = "--checkpoint", "--low-noise-checkpoint"
+WEAKER = "--guidance-checkpoint"
+ONE_NETWORK = ("needs two experts", f"name the other with {LOW}")
+"""Reason and cure of an error about a setting of experts where there is one network."""
 
-class Described(NamedTuple):
-    """Facts about a checkpoint, known before its weights are read."""
 
-    path: Path
-    """The checkpoint itself: the newest one of its folder."""
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """What a checkpoint is, known before its weights are read."""
+
     config: ModelConfig
     """model.json."""
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     """Name of each label; empty if unknown."""
     captions: tuple[str, ...] = ()
     """A few of its training captions; empty if unknown."""
     words: tuple[str, ...] = ()
     """All words of its training captions, if its text encoder knows no others; empty if unknown."""
+    path: Path = Path()
+    """The checkpoint itself: the newest one of its folder."""
+    weights: Literal["ema", "model"] = "ema"
+    adapters: Sequence[ScaledLora] = ()
+    """Adapters to add to its weights."""
+    low: CheckpointDescription | None = None
+    """The low-noise expert of Wan 2.2; this one is then the high-noise expert."""
+    boundary: float = 0.0
+    """Noise level from which on the high-noise expert is used."""
 
 
-def describe(checkpoint: str | Path, model_json: str | Path | None) -> Described:
-    """Return the facts about ``checkpoint``; ``model_json`` may be None if the checkpoint contains it.
+def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescription:
+    """Return what the checkpoint of ``request``, which ``flag`` named, is.
 
     Raises:
         CheckpointError: there are no weights to read.
-        ConfigError: model.json is missing or wrong, or the model does not fit this machine.
+        ConfigError: model.json is missing or wrong, the model does not fit this machine, adapters are of another
+            network, or two experts do not belong together.
     """
-    check_path("--checkpoint", str(checkpoint))
-    return of_newest(checkpoint, "--checkpoint", lambda path: _described(path, model_json))
+    described = of_newest(request.checkpoint, flag, lambda path: _described(path, request.model, flag))
+    predictor = described.config.predictor.with_guidance(request.network_guidance)
+    config = replace(described.config, predictor=predictor)
+    adapters = _read_adapters(request.lora, config, "--low-noise-lora" if flag == LOW else "--lora")
+    described = replace(described, config=config, weights=request.weights, adapters=adapters)
+    second = request.low_noise_checkpoint or (_second_of(Path(request.checkpoint)) if flag == CHECKPOINT else None)
+    if second is None:
+        for name, value in (("--boundary", request.boundary), ("--low-noise-lora", request.low_noise_lora or None)):
+            if value is not None:
+                raise ConfigError(f"{name} = {short_repr(value)}", *ONE_NETWORK)
+        return described
+    model, weights, loras = request.model, request.weights, request.low_noise_lora
+    low = describe(ModelRequest(second, model=model, weights=weights, lora=loras), LOW)
+    boundary = _boundary_between(config, low.config, request.boundary, f"{LOW} = {second}")
+    return replace(described, low=low, boundary=boundary)
 
 
-def _described(path: Path, model_json: str | Path | None) -> Described:
+def _second_of(checkpoint: Path) -> Path | None:
+    """Return the low-noise expert in a folder of both, or None."""
+    kind = format_of(checkpoint)
+    return FORMATS[kind].second_network(checkpoint) if kind else None
+
+
+def _described(path: Path, model_json: str | Path | None, flag: str) -> CheckpointDescription:
     facts = _facts(path)
-    if model_json is not None:
+    if model_json is not None and not (flag == LOW and "model" in facts):
         config = load_model_config(model_json)
         _check_learned(f"--model = {model_json}", config, path, facts)
     elif "model" in facts:
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
+    elif flag == WEAKER:
+        raise ConfigError(f"{flag} = {path}", "contains no model.json", "name a checkpoint of a run of mm-dit")
     else:
         raise ConfigError("--model", f"is needed: {path} contains no model.json")
     config = config.without_teachers()
     check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
-    known = [tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words")]
-    return Described(path, config, *known)
+    classes, captions, words = (tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words"))
+    return CheckpointDescription(config, classes, captions, words, path)
 
 
 def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[str, Any]) -> None:
@@ -83,244 +120,56 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
         raise ConfigError(f"{what}: {name} = {value!r}", f"{path} was trained with {recorded_value!r}", cure)
 
 
-def load_adapters(specs: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
-    """Read the adapters that --lora names, FILE or FILE:STRENGTH each, and check that they fit ``config``.
-
-    Logs what was assumed about them.
-    """
-    adapters = _read_adapters(specs, config)
+def _read_adapters(files: Sequence[str], config: ModelConfig, flag: str) -> list[ScaledLora]:
+    """Read adapters, FILE or FILE:STRENGTH each, which must fit ``config``, and log what was assumed about them."""
+    adapters = read_all(files, parameters_of(config).shapes(), flag, config) if files else []
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
         echo_if_open(f"note: {note}", sys.stderr)
     return adapters
 
 
-def _read_adapters(specs: Sequence[str], config: ModelConfig) -> list[ScaledLora]:
-    return read_all(specs, parameters_of(config).shapes(), "--lora", config) if specs else []
-
-
 def load_model(
-    checkpoint: str | Path,
-    model_json: str | Path | None,
-    use_ema: bool = True,
-    adapters: Sequence[ScaledLora] = (),
-    *,
-    bf16: bool = False,
-    torch_compile: bool = False,
-    encodes: bool = True,
-    guidance: float | None = None,
-) -> tuple[Any, ModelConfig]:
-    """Return (composite on the device, its config).
+    description: CheckpointDescription, *, bf16: bool = False, torch_compile: bool = False, encodes: bool = True
+) -> Any:
+    """Return the composite on the device.
 
-    ``model_json`` may be None for a checkpoint of ours, which has its model.json. ``adapters`` are added to the
-    weights. ``bf16``: only to generate samples in bfloat16. ``torch_compile``: compile the blocks when they are first
-    called. ``encodes``: with autoencoder and text encoders. ``guidance``: strength for a network that takes it as an
-    input, instead of the one in its config.
+    bf16: only to generate samples in bfloat16. torch_compile: compile the blocks when they are first called. encodes:
+    with autoencoder and text encoders.
     """
-
-    def read(path: Path) -> tuple[Any, ModelConfig, dict[str, np.ndarray]]:
-        _, config, classes, *_ = _described(path, model_json)
-        config = replace(config, predictor=config.predictor.with_guidance(guidance))
-        model = DiTModel(config, None if encodes else NoAutoencoder(config.ae))
-        return model, config, _weights(path, config, classes, use_ema)
-
-    check_path("--checkpoint", str(checkpoint))
-    model, config, weights = of_newest(checkpoint, "--checkpoint", read)
-    if adapters:
-        weights = merged(weights, adapters)
-    check_names(runtime.shapes(model.predictor), shapes_of(weights), f"--checkpoint = {checkpoint}")
+    model = DiTModel(description.config, None if encodes else NoAutoencoder(description.config.ae))
+    weights = weights_of(description)
+    check_names(runtime.shapes(model.predictor), shapes_of(weights), f"--checkpoint = {description.path}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
     if bf16:
         runtime.bf16_products(model.predictor)
     if torch_compile:
         runtime.compile_blocks(model.blocks)
-    return runtime.freeze(model), config
+    return runtime.freeze(model)
 
 
-def weaker_network(
-    checkpoint: str, config: ModelConfig, use_ema: bool, bf16: bool, torch_compile: bool
-) -> Callable[[], Any]:
-    """Return a function that loads the network of --guidance-checkpoint, once, after checking that it fits ``config``.
-
-    Raises a UserError if it cannot guide that model: both must take the same inputs and have learned the same task.
-    """
-    flag = f"--guidance-checkpoint = {short_repr(checkpoint)}"
-    if "model" not in of_newest(checkpoint, "--guidance-checkpoint", _facts):
-        raise ConfigError(flag, "contains no model.json", "name a checkpoint of a run of mm-dit")
-    check_weaker(flag, describe(checkpoint, None).config, config)
-
-    def load() -> Any:
-        model, _ = load_model(checkpoint, None, use_ema, bf16=bf16, torch_compile=torch_compile, encodes=False)
-        return model.predictor
-
-    return cache(load)
+# --- several networks -------------------------------------------------------------------------------------------------
 
 
-def check_weaker(name: str, there: ModelConfig, config: ModelConfig) -> None:
-    """Raise ConfigError, naming the setting ``name``, if a model of ``there`` cannot guide one of ``config``.
-
-    config: resized to the requested size.
-    """
-    learned = (*LEARNED["diffusion"], "data_time")
-    parts: dict[str, Callable[[ModelConfig], Any]] = {
-        "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
-        "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],
-        "another objective": lambda c: [vars(c.diffusion).get(name) for name in learned],
-        "other text encoders": lambda c: [{**vars(text), "from_pretrained": ""} for text in c.text_encoders],
-    }
-    for words, part in parts.items():
-        if part(there) != part(config):
-            raise ConfigError(
-                name,
-                f"is of a model with {words}: {part(there)} there, {part(config)} here",
-                "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
-            )
-    try:
-        there.predictor.resized(config.latent_shape)
-    except ConfigError as error:
-        raise ConfigError(name, f"cannot generate this size: {error.reason}", error.cure) from None
-
-
-def experts(
-    high: str | Path,
-    low: str | Path,
-    model_json: str | Path | None,
-    use_ema: bool = True,
-    adapters: tuple[Sequence[str], Sequence[str]] = ((), ()),
-    boundary: float | None = None,
-) -> Experts:
-    """Return the high- and low-noise experts in two checkpoints, after checking that they belong together.
-
-    adapters: what --lora and --low-noise-lora name. Raises a UserError before weights are read.
-    """
-
-    def reader(checkpoint: str | Path, flag: str, config: ModelConfig, names: Sequence[str]) -> Callable[[], Any]:
-        load = load_adapters if flag == FLAG else _read_adapters  # (notes on the others are logged with the model)
-        loras = load(names, config)
-
-        def read() -> dict[str, np.ndarray]:
-            weights = of_newest(checkpoint, flag, lambda path: _weights(path, config, (), use_ema))
-            return merged(weights, loras) if loras else weights
-
-        return read
-
-    ours, theirs, level = describe_both(high, low, model_json, boundary)
-    sides = ((high, "--checkpoint", ours, adapters[0]), (low, FLAG, theirs, adapters[1]))
-    first, second = (reader(*side) for side in sides)
-    return Experts(level, str(low), (first, second))
-
-
-def describe_both(
-    high: str | Path, low: str | Path, model_json: str | Path | None, boundary: float | None
-) -> tuple[ModelConfig, ModelConfig, float]:
-    """Return the configs of two experts and the noise level at which they switch; raises unless they fit."""
-    check_path(FLAG, str(low))
-    ours = describe(high, model_json).config
-    theirs = of_newest(low, FLAG, lambda path: _described(path, None if "model" in _facts(path) else model_json)).config
-    return ours, theirs, boundary_between(ours, theirs, boundary, f"{FLAG} = {low}")
-
-
-def other_expert(checkpoint: str | Path, low: str | Path | None) -> str | Path | None:
-    """Return the low-noise expert: ``low``, the second one in a diffusers folder, or None."""
-    kind = format_of(Path(checkpoint)) if low is None else None
-    return FORMATS[kind].second_network(Path(checkpoint)) if kind else low
-
-
-def _read_published(path: Path, kind: str, config: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
-    state = FORMATS[kind].read(path)
-    if state.predictor is not None and (differences := settings_that_differ(state.predictor, config.predictor)):
-        cure = "give the model.json of this network: --model"
-        raise CheckpointError(
-            f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
-        )
-    state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
-    for note in state.notes if runtime.rank() == 0 else ():
-        echo_if_open(f"note: {note}", sys.stderr)
-    return without_projectors(state.weights)
-
-
-def _weights(path: Path, config: ModelConfig, classes: Sequence[str], use_ema: bool) -> dict[str, np.ndarray]:
-    """Return the weights of a checkpoint; if it holds adapters, their base with the adapters merged in.
-
-    Raises CheckpointError if the base is no longer where the run read it.
-    """
-    adapter, kind = adapter_facts(path), format_of(path)
-    if not adapter and kind and FORMATS[kind].storage is StorageSupport.ONE_TREE:
-        return _read_published(path, kind, config)
-    if not adapter:
-        return read_weights(path, use_ema)
-    facts, what = read_facts(path), f"--checkpoint = {path}"
-    command = facts.get(COMMAND, {})
-    base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
-    cure = f"name its base: --checkpoint BASE --lora {path}"
-    if not base_path.exists():
-        raise CheckpointError(what, f"contains adapters, and their base is not at {base_path}", cure)
-    tensors = begin(read_source(base_path, config.predictor), config.predictor, classes, int(facts.get("seed", 0)))
-    base = {name: value for name, value, _ in tensors}
-    if digest_of_base(base) != adapter[BASE]:
-        reason = f"contains adapters, and {base_path} is not the base model they were trained on"
-        raise CheckpointError(what, reason, cure)
-    weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
-    return weights
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
-    if path.is_dir():
-        return FORMATS[_format_of_folder(path)].facts(path)
-    return _facts_in(path, path.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)
-def _facts_in(file: Path, changed: int) -> dict[str, Any]:
-    """Read the facts in a file of weights; cached, since the whole file has to be read."""
-    kind = format_of(file)
-    return FORMATS[kind].facts(file) if kind else {}
-
-
-def _format_of_folder(path: Path) -> str:
-    """Return the format of a checkpoint folder; raises CheckpointError if it is none."""
-    if (kind := format_of(path)) is not None:
-        return kind
-    raise CheckpointError(
-        f"--checkpoint = {path}",
-        f"is not a checkpoint: contains {content_of(path)}; expected folders such as iter_0001000, or the files of one "
-        "(.metadata of PyTorch, state.ckpt of MindSpore)",
-        "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
-    )
-
-
-Arrays = dict[str, np.ndarray]
-FLAG = "--low-noise-checkpoint"
-ONE_NETWORK = ("needs two experts", f"name the other with {FLAG}")
-"""Reason and cure of an error about a setting of experts where there is one network."""
-
-
-@dataclass
 class Experts:
-    """Two experts; the model being sampled is the high-noise expert."""
+    """The two experts of Wan 2.2 (A14B): one network for high noise, one for low noise.
 
-    boundary: float
-    """Noise level from which on the high-noise expert is used."""
-    low: str
-    """The checkpoint of the low-noise expert, as named by the user."""
-    read: tuple[Callable[[], Arrays], Callable[[], Arrays]]
-    """Read the weights of the high-noise expert, and of the low-noise expert."""
-    loaded: int = field(default=0, init=False)
-    """Whose weights the network has: 0 high noise, 1 low noise."""
+    Both have the same architecture, so only one is in memory. Its weights are swapped when the other expert is called,
+    once per batch of samples.
+    """
 
-    def __post_init__(self) -> None:
-        self.boundary = number("--boundary", self.boundary, 0.0, 1.0)
+    def __init__(self, description: CheckpointDescription) -> None:
+        assert description.low is not None
+        self.boundary, self._sides, self._loaded = description.boundary, (description, description.low), 0
 
     def networks(self, network: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return both experts as functions; each loads its weights into ``network`` if needed."""
 
         def expert(which: int) -> Callable[..., Any]:
             def forward(*inputs: Any) -> Any:
-                if self.loaded != which:
-                    runtime.load_arrays(network, self.read[which]())
-                    self.loaded = which
+                if self._loaded != which:
+                    runtime.load_arrays(network, weights_of(self._sides[which]))
+                    self._loaded = which
                 return network(*inputs)
 
             return forward
@@ -328,7 +177,7 @@ class Experts:
         return expert(0), expert(1)
 
 
-def boundary_between(high: ModelConfig, low: ModelConfig, requested: float | None, where: str) -> float:
+def _boundary_between(high: ModelConfig, low: ModelConfig, requested: float | None, where: str) -> float:
     """Return the noise level at which two experts switch: ``requested``, or where their training windows meet.
 
     Raises ConfigError, naming ``where``, for experts of different networks, in the wrong order, or that leave a gap.
@@ -372,3 +221,119 @@ def _check_alike(high: ModelConfig, low: ModelConfig, where: str) -> None:
                     f"{value!r}",
                     "name two experts of one config folder",
                 )
+
+
+class LazyModel:
+    """A described model whose network is loaded when it is first used, without its encoders."""
+
+    def __init__(self, description: CheckpointDescription, **options: bool) -> None:
+        self.description, self._options = description, options
+
+    @cached_property
+    def predictor(self) -> Any:
+        """The network."""
+        return load_model(self.description, encodes=False, **self._options).predictor
+
+
+def check_weaker(weaker: Any, config: ModelConfig) -> None:
+    """Raise ConfigError unless the model ``weaker`` can guide one of ``config``, resized to the requested size."""
+    described = getattr(weaker, "description", None)
+    if not isinstance(described, CheckpointDescription):
+        raise ConfigError(
+            f"{WEAKER} = {short_repr(weaker)}", "is not a model", "pass what mindspeed_mm_dit.load returns"
+        )
+    what = f"{WEAKER} = {described.path}"
+    if described.low is not None:
+        raise ConfigError(what, "has two experts, and guidance takes one network", "name another")
+    learned = (*LEARNED["diffusion"], "data_time")
+    parts: dict[str, Callable[[ModelConfig], Any]] = {
+        "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
+        "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],
+        "another objective": lambda c: [vars(c.diffusion).get(name) for name in learned],
+        "other text encoders": lambda c: [{**vars(text), "from_pretrained": ""} for text in c.text_encoders],
+    }
+    for words, part in parts.items():
+        if part(described.config) != part(config):
+            raise ConfigError(
+                what,
+                f"is of a model with {words}: {part(described.config)} there, {part(config)} here",
+                "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
+            )
+    try:
+        described.config.predictor.resized(config.latent_shape)
+    except ConfigError as error:
+        raise ConfigError(what, f"cannot generate this size: {error.reason}", error.cure) from None
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def weights_of(description: CheckpointDescription) -> Arrays:
+    """Return the weights of a checkpoint with its adapters merged in, and if it holds adapters, their base with them.
+
+    Raises CheckpointError if the base is no longer where the run read it.
+    """
+    weights = _weights_of_network(description)
+    return merged(weights, description.adapters) if description.adapters else weights
+
+
+def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
+    """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
+    state = FORMATS[kind].read(path)
+    if state.predictor is not None and (differences := settings_that_differ(state.predictor, config.predictor)):
+        cure = "give the model.json of this network: --model"
+        raise CheckpointError(
+            f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
+        )
+    state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
+    for note in state.notes if runtime.rank() == 0 else ():
+        echo_if_open(f"note: {note}", sys.stderr)
+    return without_projectors(state.weights)
+
+
+def _weights_of_network(description: CheckpointDescription) -> Arrays:
+    path, predictor, use_ema = description.path, description.config.predictor, description.weights == "ema"
+    adapter, kind = adapter_facts(path), format_of(path)
+    if not adapter and kind and FORMATS[kind].storage is StorageSupport.ONE_TREE:
+        return _read_published(path, kind, description.config)
+    if not adapter:
+        return read_weights(path, use_ema)
+    facts, what = read_facts(path), f"--checkpoint = {path}"
+    command = facts.get(COMMAND, {})
+    base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
+    cure = f"name its base: --checkpoint BASE --lora {path}"
+    if not base_path.exists():
+        raise CheckpointError(what, f"contains adapters, and their base is not at {base_path}", cure)
+    tensors = begin(read_source(base_path, predictor), predictor, description.classes, int(facts.get("seed", 0)))
+    base = {name: value for name, value, _ in tensors}
+    if digest_of_base(base) != adapter[BASE]:
+        reason = f"contains adapters, and {base_path} is not the base model they were trained on"
+        raise CheckpointError(what, reason, cure)
+    weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
+    return weights
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
+    if path.is_dir():
+        return FORMATS[_format_of_folder(path)].facts(path)
+    return _facts_in(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _facts_in(file: Path, changed: int) -> dict[str, Any]:
+    """Read the facts in a file of weights; cached, since the whole file has to be read."""
+    kind = format_of(file)
+    return FORMATS[kind].facts(file) if kind else {}
+
+
+def _format_of_folder(path: Path) -> str:
+    """Return the format of a checkpoint folder; raises CheckpointError if it is none."""
+    if (kind := format_of(path)) is not None:
+        return kind
+    raise CheckpointError(
+        f"--checkpoint = {path}",
+        f"is not a checkpoint: contains {content_of(path)}; expected folders such as iter_0001000, or the files of one "
+        "(.metadata of PyTorch, state.ckpt of MindSpore)",
+        "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
+    )

@@ -5,24 +5,22 @@ from __future__ import annotations
 import io
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from mindspeed_mm_dit.configs.files import reason_of
-from mindspeed_mm_dit.configs.limits import check_between
+from mindspeed_mm_dit.configs.limits import check_between, number, path_of
 from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.sampling.pictures import ENDINGS, check_size, draw_grid, drawable, stacked, to_pil_image
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from mindspeed_mm_dit.sampling.request import naming_arguments
 
 
 def draw_samples(samples: np.ndarray, titles: Sequence[str], per_title: int | None = None) -> Image.Image:
@@ -53,8 +51,8 @@ def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, title
     Without labels, an image is ``NUMBER.png``, and its title is in ``NUMBER.txt``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for number, (image, title) in enumerate(zip(images, titles)):
-        name = f"{number:06d}" if labels is None else f"{number:06d}_{labels[number]}"
+    for index, (image, title) in enumerate(zip(images, titles)):
+        name = f"{index:06d}" if labels is None else f"{index:06d}_{labels[index]}"
         (folder / f"{name}.png").write_bytes(png_of(image))
         if labels is None:
             (folder / f"{name}.txt").write_text(title + "\n", encoding="utf-8")
@@ -79,8 +77,8 @@ def write_gallery(
     classes: a caption of each image. settings: other settings that determine the images, by name.
     """
     groups: dict[str, list[tuple[int, bytes]]] = {}
-    for number, (png, caption) in enumerate(zip(pngs, classes)):
-        groups.setdefault(caption, []).append((number, png))
+    for index, (png, caption) in enumerate(zip(pngs, classes)):
+        groups.setdefault(caption, []).append((index, png))
     width = size[1] * max(1, -(-SIDE_PIXELS // min(size)))
     write(path, "gallery.html", title="Samples", groups=groups, width=width, seed=seed, settings=settings)
 
@@ -179,6 +177,58 @@ def _write_gif(path: Path, frames: np.ndarray, fps: float) -> None:
 PAGE = ".html"
 
 
+@dataclass(frozen=True, repr=False)
+class GeneratedSamples(Sequence[Any]):
+    """Generated samples: a sequence of PIL images or, from a video model, of lists of frames."""
+
+    arrays: np.ndarray
+    """(N, H, W, 3 or 1) uint8, or for videos (N, F, H, W, 3 or 1)."""
+    titles: tuple[str, ...]
+    """What each sample should show: the name of its class, or its prompt."""
+    labels: np.ndarray | None
+    """(N,) int64; None if no classes were requested."""
+    seed: int
+    """The seed that they were generated with."""
+    path: np.ndarray | None = None
+    """(N, points, H, W, 3 or 1) uint8, or for videos (N, points, F, ...): states of the trajectory from noise, the last
+    of which are the samples; None if ``path`` was not requested."""
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return sample ``number``, or a list of them for a slice."""
+        if isinstance(number, slice):
+            return [self[index] for index in range(*number.indices(len(self)))]
+        sample = self.arrays[number]
+        return to_pil_image(sample) if sample.ndim == 3 else [to_pil_image(frame) for frame in sample]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def grid(self) -> Image.Image:
+        """Return one picture of all samples: a row for each class or prompt, or a strip of frames for each video."""
+        return draw_samples(self.arrays, self.titles)
+
+    @naming_arguments()
+    def save(self, path: str | Path, fps: float = FPS) -> str:
+        """Write the samples as ``mm-dit sample --output PATH`` does, and return the names of the files.
+
+        path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; videos: ``.mp4``, ``.gif``, ``.png``, ``.npz``.
+        """
+        output = Output(path_of("path", path), number("fps", fps, 0.1, 1000))
+        output.check(self.titles, self.arrays.shape[1:-1])
+        return output.save(self, {})
+
+    def __repr__(self) -> str:
+        titles = ", ".join(dict.fromkeys(self.titles))
+        return f"<{len(self)} samples of {' x '.join(map(str, self.arrays.shape[1:-1]))}, seed {self.seed}: {titles}>"
+
+    def _repr_png_(self) -> bytes:
+        """Return the picture that a notebook shows."""
+        return png_of(np.asarray(self.grid()))
+
+
 @dataclass(frozen=True)
 class Output:
     """The output that --output names."""
@@ -229,17 +279,9 @@ class Output:
         frames, height, width = size
         check_clips_file(self.path, len(titles), (frames, height, width))
 
-    def save(
-        self,
-        samples: np.ndarray,
-        labels: np.ndarray | None,
-        titles: Sequence[str],
-        seed: int,
-        settings: Mapping[str, str],
-    ) -> str:
-        """Write images (N, H, W, C) or videos (N, F, H, W, C), uint8, and return the names of the files.
+    def save(self, samples: GeneratedSamples, settings: Mapping[str, str]) -> str:
+        """Write ``samples`` and return the names of the files; ``settings``: what determines them, to show on a page.
 
-        labels: (N,), if classes were requested. seed, settings: what determines the samples, to show on a page.
         The files are moved to the output folder when all of them are complete. Raises PlatformError if that fails.
         """
         folder = self.path if self.ending == "/" else self.path.parent
@@ -247,7 +289,7 @@ class Output:
         try:
             partial.mkdir(parents=True, exist_ok=True)
             written = Output(f"{partial}{os.sep}" if self.ending == "/" else str(partial / self.path.name), self.fps)
-            files = written._write(samples, labels, titles, seed, settings)
+            files = written._write(samples, settings)
             for file in sorted(partial.iterdir()):
                 os.replace(file, os.path.realpath(folder / file.name))
         except OSError as error:
@@ -258,29 +300,23 @@ class Output:
         first, *others = [str(folder / file.name) for file in files] or [self.name]
         return f"{first} ... {Path(others[-1]).name}" if others else first
 
-    def _write(
-        self,
-        samples: np.ndarray,
-        labels: np.ndarray | None,
-        titles: Sequence[str],
-        seed: int,
-        settings: Mapping[str, str],
-    ) -> list[Path]:
+    def _write(self, samples: GeneratedSamples, settings: Mapping[str, str]) -> list[Path]:
         """Write the files; return them if their names differ from the output's."""
-        if samples.ndim == 5:
-            return save_clips(self.path, samples, titles, self.fps)
+        images, labels, titles = samples.arrays, samples.labels, samples.titles
+        if images.ndim == 5:
+            return save_clips(self.path, images, titles, self.fps)
         if self.ending == "/":
-            save_each(self.path, samples, labels, titles)
+            save_each(self.path, images, labels, titles)
         elif self.ending == PAGE:
             captions = (
                 titles if labels is None else [_label_and_title(label, title) for label, title in zip(labels, titles)]
             )
-            write_gallery(self.path, list(map(png_of, samples)), samples.shape[1:3], captions, seed, settings)
+            write_gallery(self.path, list(map(png_of, images)), images.shape[1:3], captions, samples.seed, settings)
         elif self.ending == ".npz":
             with open(self.path, "wb") as file:  # given a name, NumPy would append .npz to .NPZ
-                np.savez(file, samples, np.array(titles) if labels is None else labels)
+                np.savez(file, images, np.array(titles) if labels is None else labels)
         else:
-            draw_grid(samples, titles).save(self.path)
+            draw_grid(images, titles).save(self.path)
         return []
 
 

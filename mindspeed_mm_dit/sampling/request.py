@@ -1,349 +1,337 @@
-"""A request for samples: one value of each condition per sample."""
+"""What a user asks for: a model to load, and samples of it. Each setting is declared once, as a field.
+
+The flags of the commands, the arguments of the Python API and the inputs of the app are made from these fields. Errors
+name the flag; ``naming_arguments`` puts the argument of Python in its place.
+"""
 
 from __future__ import annotations
 
+import argparse
+import ast
 import dataclasses
-import os
-import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, MISSING, dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-import numpy as np
+from mindspeed_mm_dit.configs.limits import (
+    BYTES,
+    LARGEST,
+    MOST_FRAMES,
+    MOST_GUIDANCE,
+    MOST_PIXELS,
+    number,
+    path_of,
+    short_repr,
+    switch,
+    whole_number,
+)
+from mindspeed_mm_dit.errors import ConfigError, UserError, flag_of
+from mindspeed_mm_dit.framework import FRAMEWORKS
 
-from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
-from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, short_repr, whole_number
-from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.data.clips import grey
-from mindspeed_mm_dit.data.transforms import flatten, load_still, opacity_of, still_size
-from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.framework.contract import host_memory_bytes
-from mindspeed_mm_dit.models.registry import open_tokenizer
-from mindspeed_mm_dit.models.text_encoder import check_captions
-from mindspeed_mm_dit.sampling.pictures import memory_bytes
-from mindspeed_mm_dit.terminal import plain
-
-FLAGS = {
-    "label": ("--classes", "--num-per-class"),
-    "caption": ("--prompt", "--prompts", "--num-per-prompt", "--negative-prompt"),
-    "vector": ("--vectors",),
-    "image": ("--image", "--last-image"),
-}
-"""Flags of mm-dit sample, by the condition that they set."""
-
-
-FORWARD_TENSORS = 5
-"""Least number of float32 tensors (tokens, hidden_size) in memory during a block: its input, queries, keys, values, and
-the output of attention."""
-MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
-"""Most samples of one request; the usual scores take 50,000 images."""
+P = ParamSpec("P")
+R = TypeVar("R", bound="Request")
+R_co = TypeVar("R_co", bound="Request", covariant=True)
+S = TypeVar("S")
+T = TypeVar("T")
+CFG_SCALE = 4.0
+"""Default scale of classifier-free guidance."""
+_EXPERTS, _TEXT, _VIDEOS = "two experts (Wan 2.2)", "models with a text encoder", "videos"
 
 
-@dataclass(frozen=True)
-class SampleRequest:
-    """A request for samples, numbered from ``first_number`` on; the noise of a sample depends on its number."""
+def setting(
+    default: Any = None,
+    flag: str | None = "",
+    *,
+    type: type | None = None,
+    low: Any = None,
+    high: Any = LARGEST,
+    check: Callable[[str, Any], Any] | None = None,
+    item: str = "",
+    group: str = "",
+    **takes: Any,
+) -> Any:
+    """Declare a setting, which the text below it explains, in Python and in ``--help``.
 
-    values: Mapping[str, Sequence[Any]]
-    """By item, one value per sample: "label" whole numbers, "caption" strings, "vector" (P,) each, "image" tuples of
-    (3 or 1, H, W) uint8, None, or what ``initial_images`` returns."""
-    instead: Mapping[str, Any] = field(default_factory=dict)
-    """What guidance leads away from, by item; by default the unconditional input."""
-    first_number: int = 0
-
-    def __post_init__(self) -> None:
-        assert len(set(map(len, self.values.values()))) == 1, "every sample has every value"
-
-    def __len__(self) -> int:
-        return len(next(iter(self.values.values())))
-
-    def at(self, numbers: np.ndarray) -> SampleRequest:
-        """Return a request for the samples ``numbers`` (n,) of this one, numbered consecutively from the first."""
-        values = {item: [column[number] for number in numbers.tolist()] for item, column in self.values.items()}
-        return dataclasses.replace(self, values=values, first_number=self.first_number + int(numbers[0]))
-
-    def each(self, times: int) -> SampleRequest:
-        """Return a request for ``times`` samples of each value."""
-        return self.at(np.repeat(np.arange(len(self)), times)) if times > 1 else self
-
-    @property
-    def labels(self) -> np.ndarray | None:
-        """(N,) int64; None if no labels are requested."""
-        return np.array(self.values["label"], np.int64) if "label" in self.values else None
-
-    def titles(self, classes: Sequence[str] = ()) -> list[str]:
-        """Return a caption of each sample; ``classes``: name of each label, if known."""
-        words = []
-        if "label" in self.values:
-            words.append([classes[n] if n < len(classes) else str(n) for n in self.values["label"]])
-        if "caption" in self.values:
-            words.append(list(self.values["caption"]))
-        return [plain(", ".join(parts)) for parts in zip(*words)] if words else [str(n) for n in range(len(self))]
-
-
-def check_request(request: SampleRequest, config: ModelConfig) -> None:
-    """Raise ConfigError for a label outside the model's classes, or a missing condition."""
-    conditions: Conditions = config.predictor.conditions
-    missing = [item for item in conditions.items if item not in request.values]
-    if missing:
-        reason = "the model is conditioned on it"
-        raise ConfigError(f"samples without a {missing[0]}", reason, f"request a {missing[0]}")
-    if conditions.frames is not None and not isinstance(request.values.get("image", [None])[0], Mapping):
-        _check_images(request, conditions.frames, config)
-    _check_vectors(request, conditions)
-    if conditions.label is None:
-        return
-    classes = conditions.label.num_classes
-    for label in request.values["label"]:
-        if not 0 <= label < classes:
-            raise ConfigError(
-                f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
-            )
-
-
-def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
-    """Return the first and last frame of each sample, a tuple of (3 or 1, H, W) uint8, or None without any.
-
-    first, last: a file, a PIL image, an array (H, W, 3 or 1) uint8, a list of these, or None. Raises ConfigError for a
-    model that takes no such frame, and for anything that is not an image.
+    flag: by default the name of the field; None: it has none. type: int or float; with ``low`` it is checked. check:
+    (name for errors, value) -> the value, or a ConfigError. item: of a sample, that it sets. group: title of the flag's
+    group. takes: further arguments of argparse.
     """
-    frames = config.predictor.conditions.frames
-    if frames is None or (last is not None and not frames.with_last):
-        flag, frame = ("--image", "first") if last is None else ("--last-image", "last")
-        raise ConfigError(flag, f"this model takes no {frame} frame", "leave it out")
-    if first is None:
-        if last is not None:
-            raise ConfigError("--image", "is required with --last-image")
-        return [None]
-    sides = [
-        [_pixels(image, flag, config) for image in (images if isinstance(images, (list, tuple)) else [images])]
-        for flag, images in (("--image", first), ("--last-image", last))
-        if images is not None
-    ]
-    if len({*map(len, sides)}) > 1:
-        raise ConfigError(f"--last-image: {len(sides[1])} images", f"go with {len(sides[0])} of --image")
-    return list(zip(*sides))
-
-
-def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
-    """Return an image or an image file as (channels, H, W) uint8."""
-    channels = config.ae.channels
-    try:
-        if isinstance(image, (str, os.PathLike)):
-            _check_image_size(flag, still_size(Path(image), 1), config)  # (before a large one is decoded)
-            image = load_still(Path(image), 1)
-        elif not isinstance(image, np.ndarray):
-            _check_image_size(flag, image.size[::-1], config)
-            image = np.asarray(flatten(image.convert("RGB"), opacity_of(image)))
-    except UnusableFile as problem:
-        raise ConfigError(f"{flag} = {image}", str(problem)) from None
-    except AttributeError:
-        cure = "pass a file, a PIL image or an array"
-        raise ConfigError(f"{flag} = {short_repr(image)}", "is not an image", cure) from None
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
-        raise ConfigError(
-            f"{flag}: {image.dtype} of shape {short_repr(image.shape)}", f"is not (H, W, {channels}) of uint8"
-        )
-    pixels = np.moveaxis(image, 2, 0)
-    return pixels if len(pixels) == channels else grey(pixels[:, None])[:, 0]
-
-
-def _check_images(request: SampleRequest, frames: FirstFrame, config: ModelConfig) -> None:
-    """Raise ConfigError unless each sample has the required first and last frames, in the clip's size."""
-    expected = 2 if frames.with_last else 1
-    for images in request.values.get("image", [None]):
-        if images is None and 1 in (frames.mask_channels, frames.shape[1]):
-            continue
-        if frames.shape[1] == 1:
-            raise ConfigError(
-                "--image", "would be the whole of a clip of one frame", "drop it, or request more --frames"
-            )
-        if images is None or len(images) != expected:
-            flag = "--image" if images is None else "--last-image"
-            raise ConfigError(
-                flag, "is needed: the model begins a clip with an image" + " and ends it" * (expected > 1)
-            )
-        for flag, image in zip(("--image", "--last-image"), images):
-            _check_image_size(flag, image.shape[1:], config)
-
-
-def _check_image_size(flag: str, size: Sequence[int], config: ModelConfig) -> None:
-    height, width = config.sample_size[-2:]
-    if tuple(size) != (height, width):
-        raise ConfigError(
-            flag, f"is of {size[0]} x {size[1]} pixels, and the clip of {height} x {width}", "crop it, or give --size"
-        )
-
-
-def _check_vectors(request: SampleRequest, conditions: Conditions) -> None:
-    for condition in (condition for condition in conditions if isinstance(condition, Vector)):
-        try:
-            vectors = np.array(request.values["vector"], np.float32)
-        except (TypeError, ValueError):
-            raise ConfigError("--vectors", "must be vectors of numbers, all of the same length") from None
-        if vectors.shape[1:] != (condition.width,) or not np.isfinite(vectors).all():
-            raise ConfigError("--vectors", f"of shape {vectors.shape}: the model takes finite (N, {condition.width})")
-
-
-def check_amount(what: str, total: int, config: ModelConfig, output: Path) -> None:
-    """Raise ConfigError, naming the setting ``what``, for more samples than one request may have.
-
-    output: the file that ``total`` samples are written to; its format determines the memory that they need.
-    """
-    videos, cure = len(config.sample_size) == 3, "generate fewer at once, and the rest with another seed"
-    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
-    if total > most:
-        raise ConfigError(what, f"{total:,} {noun}: at most {most:,} are generated at once", cure)
-    need, available = 0 if videos else memory_bytes(output, total, config.sample_size), host_memory_bytes()
-    if need > available:
-        memory = f"this machine has {available / 2**30:,.1f} GiB"
-        raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {memory}", cure)
-
-
-def read_prompts(flag: str, file: str) -> list[str]:
-    """Return the prompts in the text file that ``flag`` names, one per line; raises ConfigError if there are none."""
-    try:
-        lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} = {file}", f"cannot be read: {error}", "name a text file") from None
-    prompts = [line.strip() for line in lines if line.strip()]
-    if not prompts:
-        raise ConfigError(f"{flag} = {file}", "contains no prompt", "write one prompt per line")
-    return prompts
-
-
-def check_prompts_fit(config: ModelConfig, prompts: Sequence[str], flag: str) -> None:
-    """Raise ConfigError, naming ``flag``, for a prompt that a text encoder of the model cannot read completely."""
-    for section in config.text_encoders if prompts else ():
-        check_captions(open_tokenizer(section), prompts, flag)
-
-
-def together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return the same number of values for each item: a single value is repeated for all values of another."""
-    longest = max(values, key=lambda item: len(values[item]))
-    most = len(values[longest])
-    for item, column in values.items():
-        if len(column) not in (1, most):
-            raise ConfigError(
-                f"{FLAGS[item][0]}: {len(column)} values",
-                f"go with {most} of {FLAGS[longest][0]}",
-                "pass as many of each, or a single one for all",
-            )
-    return {item: column if len(column) == most else column * most for item, column in values.items()}
-
-
-def split_classes(text: str, names: Sequence[str]) -> list[str]:
-    """Return the classes in a list like ``cat,7-9,"salt, pepper"``; a text that is a class name is not split."""
-    parts: list[str] = []
-    for part in [text] if text in names else text.split(","):
-        if parts and parts[-1].lstrip().startswith('"') and parts[-1].count('"') % 2:  # (still inside the quotes)
-            parts[-1] += f",{part}"
-        else:
-            parts.append(part)
-    return parts
-
-
-def in_a_list(name: str) -> str:
-    """Return a class name as it is written in a list."""
-    quoted = "," in name or name.startswith('"') or name != name.strip()
-    return '"' + name.replace('"', '""') + '"' if quoted else name
-
-
-def labels_of(requested: Sequence[str], names: Sequence[str], num_classes: int) -> list[int]:
-    """Return the labels of ``requested``: each a class of ``names``, "3", or a range "7-9" below ``num_classes``.
-
-    A name takes precedence over a number or range; in double quotes it is always a name.
-
-    Raises ConfigError, naming the nearest class, or if a number is the name of a class with another number.
-    """
-    labels = {part: _labels_in_part(part, requested, names, num_classes) for part in dict.fromkeys(requested)}
-    total = sum(len(labels[part]) for part in requested)
-    if total > MOST_IMAGES:
-        raise ConfigError(
-            "--classes", f"lists {total:,} labels, and at most {MOST_IMAGES:,} samples are generated at once"
-        )
-    return [label for part in requested for label in labels[part]]
-
-
-def _labels_in_part(part: str, requested: Sequence[str], names: Sequence[str], num_classes: int) -> Sequence[int]:
-    exact, text = (unicodedata.normalize("NFC", name) for name in (part, part.strip()))
-    if exact in names or text in names:
-        if _is_number(text):
-            _check_agrees(int(text), names, num_classes)
-        return [names.index(exact if exact in names else text)]
-    quoted = text[1:-1].replace('""', '"') if text[:1] == text[-1:] == '"' else None
-    if quoted in names:
-        return [names.index(quoted)]
-    first, dash, last = text.partition("-")
-    if not _is_number(first) or (dash and not (_is_number(last) and int(first) <= int(last))):
-        _refuse_class(requested, part, names)
-    if int(last or first) >= num_classes:
-        reason = f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})"
-        raise ConfigError(f"--classes: {text}", reason)
-    labels = range(int(first), int(last or first) + 1)
-    for label in labels if names else ():
-        _check_agrees(label, names, num_classes)
-    return labels
-
-
-def _check_agrees(number: int, names: Sequence[str], num_classes: int) -> None:
-    """Raise ConfigError if ``number`` is the name of a class and the label of another."""
-    label = names.index(str(number)) if str(number) in names else number
-    if label != number < num_classes:
-        raise ConfigError(
-            f"--classes: {number}",
-            f"is the name of label {label}, and label {number} is {names[number] if number < len(names) else number}",
-            f"name classes in double quotes, such as '\"{number}\"'",
-        )
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20
-
-
-def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
-    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
-    raise ConfigError(
-        f"--classes = {short_repr(','.join(requested))}",
-        f"{short_repr(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
-        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
+    if type is not None:
+        takes["type"] = type
+    if low is not None:
+        check = partial(whole_number if type is int else number, low=low, high=high)
+    elif default is False:
+        takes["action"], check = "store_true", switch
+    return dataclasses.field(
+        default=default, metadata={"flag": flag, "check": check, "item": item, "group": group, "takes": takes}
     )
 
 
-def resized(config: ModelConfig, frames: int | None, size: str | None) -> ModelConfig:
-    """Return ``config`` for samples with other ``frames`` or ``size`` ("HxW"); no weight depends on them."""
-    if frames is None and size is None:
-        return config
-    default = config.sample_size
-    if frames is not None and len(default) == 2:
-        raise ConfigError(f"--frames = {short_repr(frames)}", "this model generates images, not videos", "leave it out")
-    target = default[-2:] if size is None else _parse_size(size)
-    if len(default) == 3:
-        frames = default[0] if frames is None else whole_number("--frames", frames, 1, MOST_FRAMES)
-        target = (frames, *target)
+def _weights(what: str, value: Any) -> str:
+    if not isinstance(value, str) or value not in ("ema", "model"):
+        raise ConfigError(
+            f"{what} = {short_repr(value)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
+        )
+    return value
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} = {short_repr(value)}", "is not a string")
+    return value
+
+
+def _paths(what: str, value: Any) -> list[str]:
     try:
-        predictor = config.predictor.resized(config.ae.latent_shape(target))
-    except ConfigError as error:
-        flag = "--frames" if "frames" in error.what or size is None else "--size"
-        raise ConfigError(f"{flag} = {frames if flag == '--frames' else size}", error.reason, error.cure) from None
-    _check_forward_fits(predictor, f"--size = {size}" if size is not None else f"--frames = {frames}")
-    return dataclasses.replace(config, predictor=predictor)
+        return [path_of(what, path) for path in ([value] if isinstance(value, (str, bytes, Path)) else value)]
+    except TypeError:
+        raise ConfigError(f"{what} = {short_repr(value)}", "is neither a path nor a list of paths") from None
 
 
-def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
-    """Raise ConfigError if the tokens of one sample alone take more than this machine's memory."""
-    need, available = FORWARD_TENSORS * 4 * predictor.num_tokens * int(predictor.hidden_size), host_memory_bytes()
-    if need > available:
-        reason = f"a sample of {predictor.num_tokens:,} tokens needs {need / 2**30:,.1f} GiB"
-        raise ConfigError(what, f"{reason}, and this machine has {available / 2**30:,.1f}", "generate smaller samples")
+def _size(what: str, value: Any) -> tuple[int, int]:
+    """Return height and width from "480x832" or two numbers."""
+    sides = value.tolist() if hasattr(value, "tolist") else value
+    sides = sides.partition("x")[::2] if isinstance(sides, str) else sides
+    if not isinstance(sides, Sequence) or isinstance(sides, BYTES) or len(sides) != 2:
+        raise ConfigError(f"{what} = {short_repr(value)}", "is not height and width", 'write (480, 832), or "480x832"')
+    if not all(str(side).isdecimal() for side in sides):
+        raise ConfigError(f"{what} = {short_repr(value)}", "is not HEIGHTxWIDTH", "write 480x832")
+    height, width = (whole_number(what, int(side), 1, MOST_PIXELS) for side in sides)
+    return height, width
 
 
-def _parse_size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
-        raise ConfigError(f"--size = {short_repr(text)}", "is not HEIGHTxWIDTH", "write 480x832")
-    for side in (height, width):
-        check_between("--size", int(side), 1, MOST_PIXELS)
-    return int(height), int(width)
+def _interval(what: str, value: Any) -> Any:
+    """Return two numbers from "0.2,0.8", or the value as it is; ``Guidance`` checks them."""
+    try:
+        low, high = map(float, value.split(",")) if isinstance(value, str) else (value, None)
+        return value if high is None else (low, high)
+    except ValueError:
+        raise ConfigError(f"{what} = {short_repr(value)}", "is not two numbers", "write 0.2,0.8") from None
+
+
+def _options(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{what} = {short_repr(value)}", "must be a mapping", 'write {"eta": 0.5}')
+    return {name: item.tolist() if hasattr(item, "tolist") else item for name, item in value.items()}
+
+
+class Request:
+    """A frozen dataclass of settings. Each value is checked, but for a default of None."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if check is not None and not (value is None and field.default is None):
+                object.__setattr__(self, field.name, check(word_of(field), value))
+
+    @classmethod
+    def from_flags(cls: type[R], flags: argparse.Namespace, **values: Any) -> R:
+        """Return the request of parsed ``flags``; ``values``: settings that are not one flag."""
+        words = {field.name: word_of(field)[2:].replace("-", "_") for field in dataclasses.fields(cls)}  # type: ignore
+        return cls(**{**{name: getattr(flags, word) for name, word in words.items() if hasattr(flags, word)}, **values})
+
+
+def word_of(field: dataclasses.Field) -> str:
+    """Return what errors call a setting: its flag, or its name if it has none."""
+    flag = field.metadata["flag"]
+    return field.name if flag is None else flag_of(flag or field.name)
+
+
+def help_of(request: Any, **words: Any) -> dict[str, str]:
+    """Return the text below each setting of a request, by name; ``words``: what stands in braces in the texts."""
+    (definition,) = ast.parse(inspect.getsource(request)).body
+    texts: dict[str, str] = {}
+    for declared, text in pairwise(definition.body):  # type: ignore[attr-defined]
+        if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr):
+            texts[ast.unparse(declared.target)] = " ".join(ast.literal_eval(text.value).split()).format(**words)
+    return texts
+
+
+def add_flags(parser: Any, request: type[Request], *names: str, required: bool = True, **words: Any) -> None:
+    """Add the flags of a request's settings, or of those with ``names``, to a parser; skip flags that it has.
+
+    required: whether a setting without a default is. words: what stands in braces in the help texts.
+    """
+    groups, texts = {group.title: group for group in parser._action_groups}, help_of(request, **words)
+    for field in dataclasses.fields(request):  # type: ignore[arg-type]
+        flag, title, takes = word_of(field), field.metadata["group"], field.metadata["takes"]
+        if not flag.startswith("-") or (names and field.name not in names) or flag in parser._option_string_actions:
+            continue
+        if title and title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        if field.default is MISSING:
+            takes = {"required": required, **takes}
+        elif takes.get("action") != "store_true":
+            takes = {"default": [] if "action" in takes else field.default, **takes}
+        help = texts[field.name].replace("%", "%%")
+        (groups[title] if title else parser).add_argument(flag, help=help, **takes)
+
+
+@dataclass(frozen=True)
+class ModelRequest(Request):
+    """A model to load: the arguments of ``dit.load``."""
+
+    checkpoint: str | Path = setting(MISSING, check=path_of, metavar="PATH")
+    """folder of checkpoints (the newest is used), published .pt, or .safetensors"""
+    _: KW_ONLY
+    model: str | Path | None = setting(check=path_of, metavar="JSON")
+    """model.json; not needed if the checkpoint contains it, as those of a run or mm-dit convert do"""
+    lora: Sequence[str] = setting((), check=_paths, action="append", metavar="FILE[:S]")
+    """add adapters (LoRA) of a run or of another program with strength S; may be given several times"""
+    weights: Literal["ema", "model"] = setting("ema", check=_weights, choices=("ema", "model"))
+    """use the EMA of the weights (default), or the weights being trained"""
+    low_noise_checkpoint: str | Path | None = setting(check=path_of, metavar="PATH", group=_EXPERTS)
+    """the low-noise expert; --checkpoint is the high-noise expert, or a diffusers folder of both"""
+    boundary: float | None = setting(type=float, low=0.0, high=1.0, metavar="LEVEL", group=_EXPERTS)
+    """noise level from which on the high-noise expert is used (default: where their training windows meet)"""
+    low_noise_lora: Sequence[str] = setting((), check=_paths, action="append", metavar="FILE[:S]", group=_EXPERTS)
+    """adapters of the low-noise expert"""
+    network_guidance: float | None = setting(flag="guidance", type=float, metavar="G")
+    """strength of guidance for a network that takes it as an input, such as FLUX.1-dev (default: predictor.guidance of
+    its model.json)"""
+    bf16: bool = setting(False)
+    """run the network's matrix products in bfloat16"""
+    torch_compile: bool = setting(False)
+    """compile each block: a minute at the start, then faster steps"""
+    framework: Literal["pytorch", "mindspore"] = setting(FRAMEWORKS[0], "ai-framework", choices=FRAMEWORKS)
+    """framework to use (default pytorch)"""
+
+
+@dataclass(frozen=True)
+class SampleRequest(Request):
+    """Samples to generate, and how: the arguments of ``Pipeline.sample``. None: the model's default."""
+
+    classes: Any = setting(item="label", metavar="LIST")
+    """labels, e.g. 0-9 or 1,5,7-9, or names that the checkpoint knows, e.g. cat,dog (default: the first 10); a name
+    comes before a number or range, and one with a comma stands in double quotes: 'cat,"salt, pepper"'"""
+    _: KW_ONLY
+    prompts: Sequence[str] | str | None = setting(
+        flag="prompt", item="caption", group=_TEXT, action="append", metavar="TEXT"
+    )
+    """what a sample shows; may be given several times"""
+    negative_prompt: str | None = setting(check=_text, item="caption", group=_TEXT, metavar="TEXT")
+    """text that guidance leads away from (default: the empty caption)"""
+    vectors: Any = setting(item="vector", metavar="FILE")
+    """an .npy of vectors (N, P), for a model conditioned on them"""
+    num: int = setting(1, None)
+    """samples of each class, prompt or vector"""
+    size: tuple[int, int] | str | None = setting(check=_size, metavar="HxW")
+    """height and width in pixels (default: from model.json)"""
+    image: Any = setting(item="image", group=_VIDEOS, metavar="FILE")
+    """the first frame, for a model that begins with an image"""
+    last_image: Any = setting(item="image", group=_VIDEOS, metavar="FILE")
+    """the last frame, for a model that takes one"""
+    frames: int | None = setting(type=int, low=1, high=MOST_FRAMES, group=_VIDEOS, metavar="N")
+    """frames of a video (default: from model.json)"""
+    sampler: str = setting(metavar="NAME")
+    """{samplers}"""
+    steps: int = setting(type=int, low=1)
+    """steps of the sampler (default 250, for videos 50, for FLUX.1 28)"""
+    guidance: float = setting(flag="cfg-scale", type=float)
+    """classifier-free guidance: 1 is none, larger is closer to the class (default {cfg_scale:g}, or 1 for a network
+    that takes --guidance)"""
+    weaker: Any = setting(flag="guidance-checkpoint", metavar="PATH")
+    """autoguidance: guide away from the conditional prediction of this weaker model (an earlier checkpoint, a smaller
+    network) instead of the model's own unconditional one; scaled by --cfg-scale, on all channels by default"""
+    channels: Literal["3", "all"] = setting(flag="cfg-channels", choices=("3", "all"))
+    """guide the first 3 latent channels, as the published DiT does (default), or all (default with prompts)"""
+    rescale: Literal["token", "sample"] | None = setting(flag="cfg-rescale", choices=("token", "sample"))
+    """give the guided prediction the norm of the conditional one: at each 2 x 2 latent pixels, as Qwen-Image does, or
+    of the whole sample where it is longer, as Z-Image can (default: neither)"""
+    interval: tuple[float, float] = setting("0,1", "cfg-interval", check=_interval, metavar="LOW,HIGH")
+    """guide only at noise levels, t/T or 1 - t, between LOW and HIGH (default 0,1: everywhere)"""
+    low_noise_guidance: float | None = setting(
+        flag="low-noise-cfg-scale", type=float, low=0.0, high=MOST_GUIDANCE, group=_EXPERTS, metavar="S"
+    )
+    """guidance of the low-noise expert (default: --cfg-scale)"""
+    seed: int = setting(0, type=int, low=0)
+    """seed of all noise (default 0)"""
+    batch_size: int = setting(64, type=int, low=1, metavar="N")
+    """samples generated at once (default 64)"""
+    bf16: bool = setting(False)
+    """run the network's matrix products in bfloat16"""
+    options: Mapping[str, Any] = setting(None, None, check=_options)
+    """further options of the sampler, by name"""
+    path: int = setting(1, None, type=int, low=1)
+    """states of the trajectory to return, e.g. 8; 1 returns only the samples"""
+    on_step: Callable[[int], object] | None = setting(flag=None)
+    """called after every sampling step with the number of samples it worked on"""
+
+    @property
+    def low_noise_scale(self) -> float:
+        """Guidance of the low-noise expert, if there is one."""
+        return self.guidance if self.low_noise_guidance is None else self.low_noise_guidance
+
+    @property
+    def words(self) -> str:
+        """The settings that determine the samples, as a caption."""
+        return f"{self.sampler}, {self.steps} steps, guidance {self.guidance:g}, seed {self.seed}"
+
+
+# --- Python ----------------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    word_of(field).strip("-").replace("-", "_"): field.name
+    for kind in (ModelRequest, SampleRequest)
+    for field in dataclasses.fields(kind)
+} | {"num_per_class": "num", "num_per_prompt": "num", "output": "path"}
+"""Argument by flag, both with underscores."""
+
+
+@contextmanager
+def naming_arguments(flags: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Let errors name arguments of Python in place of flags; ``flags``: those that the caller used as arguments."""
+    names = {**_NAMES, **flags}
+
+    def renamed(text: str) -> str:
+        return re.sub(r"--([a-z][a-z0-9-]*)", lambda flag: names.get(flag[1].replace("-", "_"), flag[0]), text)
+
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(renamed(error.what), renamed(error.reason), renamed(error.cure)) from None
+
+
+class _Decorator(Protocol[P, R_co]):
+    @overload
+    def __call__(self, function: Callable[[R_co], T]) -> Callable[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[[S, R_co], T]) -> Callable[Concatenate[S, P], T]: ...
+
+
+def arguments_of(request: Callable[P, R]) -> _Decorator[P, R]:
+    """Return a decorator of a function or method of a request, which callers then call with its settings.
+
+    A setting also goes by the name of its flag, e.g. ``cfg_scale`` for ``guidance``.
+    """
+
+    def decorated(function: Any) -> Any:
+        *bound, _ = inspect.signature(function).parameters.values()
+        settings = inspect.signature(request).parameters
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            flags = {name: name for name in kwargs if name not in settings and _NAMES.get(name) in settings}
+            with naming_arguments(flags):
+                for flag in flags:
+                    if _NAMES[flag] in kwargs:
+                        raise ConfigError(
+                            _NAMES[flag], f"is the same argument as {flag}, and both are passed", "drop one"
+                        )
+                    kwargs[_NAMES[flag]] = kwargs.pop(flag)
+                return function(*args[: len(bound)], request(*args[len(bound) :], **kwargs))
+
+        texts = help_of(request, cfg_scale=CFG_SCALE, samplers="one of the model's objective")
+        call.__doc__ = "\n".join([function.__doc__ or "", *(f"    {name}: {text}" for name, text in texts.items())])
+        call.__signature__ = inspect.Signature([*bound, *settings.values()])  # type: ignore[attr-defined]
+        return call
+
+    return decorated

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.request import read_prompts
+from mindspeed_mm_dit.sampling.conditions import read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.data_set import open_data_set
 

@@ -25,13 +25,14 @@ from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
 from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
-from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate_spread
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate_on_ranks
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.plan import SamplePlan, with_defaults
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
@@ -97,34 +98,34 @@ def _next_command(job: ReportJob) -> str:
 
 def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Write the picture of samples, and return their score, or what to do if the text encoder cannot run."""
-    _, config, names, *_ = describe(job.save, None)
+    described = describe(ModelRequest(job.save))
+    config = described.config
     conditions = config.predictor.conditions
     judges = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
     judge = None if job.frames else next(filter(None, judges), None)
     try:
-        model, _ = load_model(job.save, None, bf16=job.bf16)
+        model = load_model(described, bf16=job.bf16)
     except PlatformError as error:
         return f"no samples are generated: {error.what} {error.reason}; mm-dit sample generates them on PyTorch"
     if judge:
-        request = SampleRequest(judge.conditions)
+        samples = SampleConditions(judge.conditions)
     else:
-        request = SampleRequest(job.examples | _frames(job)).each(
-            SAMPLES_PER_CLASS if conditions.items == ("label",) else 1
-        )
-    guidance = Guidance(job.cfg_scale, channels="3" if conditions.items == ("label",) else "all")
-    settings = SampleSettings(job.sampler, job.steps, guidance, job.seed, bf16=job.bf16)
+        each = SAMPLES_PER_CLASS if conditions.items == ("label",) else 1
+        samples = SampleConditions(job.examples | _frames(job)).each(each)
+    request = SampleRequest(sampler=job.sampler, steps=job.steps, guidance=job.cfg_scale, seed=job.seed, bf16=job.bf16)
+    request = with_defaults(request, config)
     displayed = judge.displayed if judge else slice(None)
     parts, lines = [], []
     configs = [with_size(config, tuple(shape)) for shape in job.shapes] or [config]
     for size_config in configs:
-        samples = generate_spread(picture, (model, size_config), request, settings)
-        assert samples is not None, "the one process of a report has the samples"
-        parts.append(samples[displayed])
+        images = generate_on_ranks(picture, model, SamplePlan(size_config, request, samples))
+        assert images is not None, "the one process of a report has the samples"
+        parts.append(images[displayed])
         prefix = f"{size_words([size_config.sample_size])}: " if job.shapes else ""
-        lines += [prefix + judge.score(samples, request.values)] if judge else []
+        lines += [prefix + judge.score(images, samples.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
-    grid = draw_sizes(parts, request.titles(names)[displayed], SAMPLES_SHOWN)
-    captioned(grid, f"{settings.words}, {size_words([size_config.sample_size for size_config in configs])}").save(
+    grid = draw_sizes(parts, samples.titles(described.classes)[displayed], SAMPLES_SHOWN)
+    captioned(grid, f"{request.words}, {size_words([size_config.sample_size for size_config in configs])}").save(
         picture
     )
     return "\n".join(lines)

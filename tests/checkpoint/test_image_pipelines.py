@@ -35,16 +35,16 @@ FAMILIES = {
     "StableDiffusion3Pipeline": (
         "sd3", {"pooled_projection_dim": 24, "joint_attention_dim": 32, "pos_embed_max_size": 16, "qk_norm": "rms_norm",
                 "dual_attention_layers": [0]},
-        {"sample_schedule": "sd3", "shift": 3.0}, {"guidance_scale": 4.5}, {"scale": 4.5}),
+        {"sample_schedule": "sd3", "shift": 3.0}, {"guidance_scale": 4.5}, {"guidance": 4.5}),
     "QwenImagePipeline": (
         "qwen_image", {**TURNED, "latent_size": [4, 6]}, {"sample_schedule": "qwen_image"},
-        {"true_cfg_scale": 4.0, "negative_prompt": " "}, {"scale": 4.0, "rescale": "token"}),
+        {"true_cfg_scale": 4.0, "negative_prompt": " "}, {"guidance": 4.0, "rescale": "token"}),
     "ZImagePipeline": ("z_image", {**TURNED, "num_refiner_layers": 1}, {"shift": 3.0},
-                       {"guidance_scale": 3.0}, {"scale": 4.0}),
+                       {"guidance_scale": 3.0}, {"guidance": 4.0}),
     "Flux2Pipeline": ("flux2", FLUX2 | {"guidance_embeds": True}, {"sample_schedule": "flux2"},
                       {"guidance_scale": 3.5, "text_encoder_out_layers": (1, 2)}, {}),
     "Flux2KleinPipeline": ("flux2", FLUX2 | {"guidance_embeds": False}, {"sample_schedule": "flux2"},
-                           {"guidance_scale": 4.0, "text_encoder_out_layers": (1, 2)}, {"scale": 4.0}),
+                           {"guidance_scale": 4.0, "text_encoder_out_layers": (1, 2)}, {"guidance": 4.0}),
 }  # fmt: skip
 """Class in diffusers -> predictor, its settings, those of the objective, arguments of a call there, and here."""
 CLIP = partial(write_clip, projected=True)
@@ -101,13 +101,15 @@ def filled(config):
 
 def our_picture(place, config, asked, *adapters):
     """Pixels (H, W, 3) from 0 to 1."""
-    from mindspeed_mm_dit.sampling.generate import generate, settings_for
-    from mindspeed_mm_dit.sampling.load import load_adapters, load_model
-    from mindspeed_mm_dit.sampling.request import SampleRequest
+    from mindspeed_mm_dit.sampling.conditions import SampleConditions
+    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.load import describe, load_model
+    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
-    model, _ = load_model(place / "a.safetensors", None, adapters=load_adapters(adapters, config))
-    settings = settings_for(config, steps=STEPS, seed=3, **({"scale": 1.0} | asked))
-    return generate(model, config, SampleRequest({"caption": [TEXT]}), settings)[0] / 255
+    model = load_model(describe(ModelRequest(place / "a.safetensors", lora=adapters)))
+    request = with_defaults(SampleRequest(steps=STEPS, seed=3, **({"guidance": 1.0} | asked)), config)
+    return generate(model, config, SampleConditions({"caption": [TEXT]}), request)[0] / 255
 
 
 def their_picture(pipeline, config, asked, predictor):

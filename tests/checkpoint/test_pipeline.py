@@ -64,13 +64,17 @@ def test_layer_answers_alike_at_the_timesteps_of_its_chain():
 
 
 def drawn_here(source, labels, steps):
-    from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-    from mindspeed_mm_dit.sampling.load import load_model
-    from mindspeed_mm_dit.sampling.request import SampleRequest
+    from mindspeed_mm_dit.sampling.conditions import SampleConditions
+    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.load import describe, load_model
+    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
-    settings = SampleSettings("ddim", steps, Guidance(4.0, "all"), seed=5)
-    return generate(*load_model(source, None), SampleRequest({"label": labels}), settings).astype(int)
+    described = describe(ModelRequest(source))
+    request = SampleRequest(sampler="ddim", steps=steps, guidance=4.0, channels="all", seed=5)
+    request = with_defaults(request, described.config)
+    samples = generate(load_model(described), described.config, SampleConditions({"label": labels}), request)
+    return samples.astype(int)
 
 
 def drawn_there(folder, labels, monkeypatch, **steps):

@@ -18,10 +18,11 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import SampleRequest, labels_of, split_classes
+from mindspeed_mm_dit.sampling.conditions import SampleConditions, labels_of, split_classes
+from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.sampling.plan import with_defaults
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit
 
@@ -110,12 +111,11 @@ def test_batch_size_and_precision_change_little(trained, tmp_path):
 
 
 def test_weights_in_bfloat16_draw_what_autocast_draws(trained):
-    settings = SampleSettings("ddim", 5, Guidance(2.0), bf16=True)
+    described = describe(ModelRequest(f"{trained}/checkpoints"))
+    request = with_defaults(SampleRequest(sampler="ddim", steps=5, guidance=2.0, bf16=True), described.config)
+    conditions = SampleConditions({"label": [0, 1, 2, 3]})
     images = [
-        generate(
-            *load_model(f"{trained}/checkpoints", None, bf16=kept), SampleRequest({"label": [0, 1, 2, 3]}), settings
-        )
-        for kept in (False, True)
+        generate(load_model(described, bf16=bf16), described.config, conditions, request) for bf16 in (False, True)
     ]
     assert np.array_equal(*images)
 
@@ -268,7 +268,7 @@ def test_weights_of_another_model_are_refused(trained, tmp_path, capsys):
 
 @pytest.mark.cpu
 def test_positions_of_a_file_are_used(trained, tmp_path):
-    weights = load_model(f"{trained}/checkpoints", None)[0].predictor.state_dict()
+    weights = load_model(describe(ModelRequest(f"{trained}/checkpoints"))).predictor.state_dict()
     positions, draw = weights["pos_embed"], torch.Generator().manual_seed(0)
     moved = {name: own + 0.1 * torch.randn(own.shape, generator=draw) for name, own in weights.items()}
     for name, own in (("own", positions), ("other", positions.flip(1).contiguous())):

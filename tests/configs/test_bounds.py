@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.objective import Clip
-from mindspeed_mm_dit.sampling.generate import SampleSettings
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 
 DIT = DiTConfig(input_size=8, num_classes=10, hidden_size=8, num_layers=1, num_heads=2)
@@ -40,7 +40,7 @@ BOUNDS = [
     (DATASET, "image_size", [1], [0]),
     (DATASET, "valid_fraction", [0.0, NEARLY_ONE], [-TINY, 1.0]),
     (DataloaderParam(), "prefetch_batches", [1], [0]),
-    (SampleSettings(), "seed", [0, 2**63 - 1], [-1, 2**63]),
+    (SampleRequest(), "seed", [0, 2**63 - 1], [-1, 2**63]),
     (Clip(), "clip", [TINY, 1e300], [0.0, -1.0, float("inf"), float("nan")]),
 ]
 

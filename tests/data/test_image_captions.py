@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.sample import prompts_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.sampling.conditions import read_prompts
 from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, SEEN, UNSEEN, captions_of
 from tests.captions_fixtures import CAPTIONS, LAYOUTS, write_beside, write_csv, write_parquet, write_tar
 
@@ -101,7 +101,7 @@ def test_line_ends_with_a_line_feed_alone(tmp_path):
         (tmp_path / "a/first/00.txt").write_bytes(f"\ufeffa one{mark}moves\r\n\r\n  a two \n".encode())
         assert opened(tmp_path / "a", found).captions == ((f"a one{mark}moves", "a two", "一"),)
         (tmp_path / "prompts").write_bytes(f"a one{mark}moves\r\na two".encode())
-        assert prompts_of([], str(tmp_path / "prompts")) == [f"a one{mark}moves", "a two"]
+        assert read_prompts("--prompts", str(tmp_path / "prompts")) == [f"a one{mark}moves", "a two"]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from mindspeed_mm_dit.data.captions import parse_caption_file
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.request import in_a_list, split_classes
-from mindspeed_mm_dit.sampling.request import labels_of as labels_asked
+from mindspeed_mm_dit.sampling.conditions import in_a_list, split_classes
+from mindspeed_mm_dit.sampling.conditions import labels_of as labels_asked
 
 LETTERS = st.characters(blacklist_categories=("Cs", "Cc"))
 NAMES = st.one_of(st.text(LETTERS, min_size=1, max_size=6), st.sampled_from(["cat", "Cat", "e\u0301", "é", "7-9"]))

@@ -7,8 +7,8 @@ import pytest
 
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS
 from mindspeed_mm_dit.models.registry import load_encoders
-from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import objective_of
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.device import counted
 from tests.device.steps import Steps, narrow, on_the_cpu
@@ -29,13 +29,14 @@ ADAPTIVE = ("dopri5",)
 
 
 def drawn(config, sampler, steps):
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.plan import with_defaults
 
     model = Steps(config).engine.model
     model.ae, _ = load_encoders(config, True)
     counted.reset()
-    settings = SampleSettings(sampler, steps, Guidance(1.5))
-    return generate(model, config, SampleRequest({"label": np.array([3, 7])}), settings)
+    request = with_defaults(SampleRequest(sampler=sampler, steps=steps, guidance=1.5, channels="all"), config)
+    return generate(model, config, SampleConditions({"label": np.array([3, 7])}), request)
 
 
 @pytest.mark.parametrize(("diffusion", "sampler"), SAMPLERS)

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.shard_rows import ParquetReader, ShardQuery, scan_parquet
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
-from mindspeed_mm_dit.sampling import request
+from mindspeed_mm_dit.sampling import conditions, plan
 from mindspeed_mm_dit.tools.evaluate.image_set import open_image_set
 from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from tests.conftest import ROOT
@@ -61,16 +61,16 @@ def test_first_frame_of_another_size_is_refused_undecoded(tmp_path, monkeypatch)
     config = SimpleNamespace(ae=SimpleNamespace(channels=3), sample_size=(5, 32, 32))
     for given in (tmp_path / "a.png", Image.open(tmp_path / "a.png")):
         with pytest.raises(ConfigError, match="64 x 64"):
-            request._pixels(given, "--image", config)
+            conditions._pixels(given, "--image", config)
 
 
 def test_request_beyond_memory_is_refused_before_it_is_drawn(monkeypatch):
     model = load_model_config(ROOT / "examples/dit/digits_flow/model.json")
     with pytest.raises(ConfigError, match="--size = 32768x32768"):
-        monkeypatch.setattr(request, "host_memory_bytes", lambda: 1 << 36)
-        request.resized(model, None, "32768x32768")
+        monkeypatch.setattr(plan, "host_memory_bytes", lambda: 1 << 36)
+        plan.resized(model, None, (32768, 32768))
     with pytest.raises(ConfigError, match="10,000,000 labels"):
-        request.labels_of(["0-9"] * 1_000_000, (), 10)
+        conditions.labels_of(["0-9"] * 1_000_000, (), 10)
 
 
 def test_a_pt_that_unpacks_to_far_more(tmp_path):

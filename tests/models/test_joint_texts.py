@@ -204,18 +204,21 @@ def test_a_text_encoder_that_does_not_fit_is_named_before_weights_are_read(tmp_p
 
 def test_the_strength_of_guidance_is_told_where_it_is_an_input(framework, tmp_path):
     """FLUX.1-dev is guided by its input alone, with Euler steps, unless one asks for more."""
-    from mindspeed_mm_dit.sampling.generate import settings_for
-    from mindspeed_mm_dit.sampling.load import load_model
+    from mindspeed_mm_dit.sampling.load import describe, load_model
+    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
     model, _ = configs_of(tmp_path, "flux", {"guidance_embeds": True})
     config = load_model_config(model)
     weights = initial_weights(parameters_of(config), 0)
     save_file(weights, tmp_path / "weights.safetensors")
-    loaded = [load_model(tmp_path / "weights.safetensors", model, guidance=strength)[0] for strength in (None, 2.0)]
+    file = tmp_path / "weights.safetensors"
+    requests = [ModelRequest(file, model=model, network_guidance=strength) for strength in (None, 2.0)]
+    loaded = [load_model(describe(request)) for request in requests]
     assert [float(own.predictor.guidance) for own in loaded] == [3.5, 2.0]
-    settings = settings_for(config)
-    assert (settings.sampler, settings.steps, settings.guidance.scale) == ("euler", 28, 1.0)
-    assert settings_for(config, scale=2.0).guidance.scale == 2.0
+    request = with_defaults(SampleRequest(), config)
+    assert (request.sampler, request.steps, request.guidance) == ("euler", 28, 1.0)
+    assert with_defaults(SampleRequest(guidance=2.0), config).guidance == 2.0
 
 
 def test_a_strength_of_guidance_that_no_input_takes_is_refused(tmp_path, capsys):

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.cli.sample import add_sampler_options
+from mindspeed_mm_dit.cli.sample import add_sampling_flags
 from mindspeed_mm_dit.configs.arguments import Parser
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
@@ -123,7 +123,7 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
     parser = Parser()
     parser.add_argument("--seed")
     with pytest.raises(ConfigError, match="option 'seed' of the sampler 'twice': --seed is a flag of this command"):
-        add_sampler_options(parser)
+        add_sampling_flags(parser)
 
 
 def test_latents_of_another_size_are_for_the_predictor_to_take(config):

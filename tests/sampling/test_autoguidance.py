@@ -1,6 +1,7 @@
 """Autoguidance (Karras et al. 2024): images and clips led away from what a weaker network says."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,18 +28,23 @@ def network(framework, config, seed):
 @pytest.mark.parametrize("config", TRIED, ids=lambda config: name_of(config.predictor, config.diffusion))
 def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, config):
     """A step of Euler is linear in what is said: s of the network's and 1 - s of the weaker one's."""
-    from mindspeed_mm_dit.objectives.guidance import Guidance
-    from mindspeed_mm_dit.sampling.generate import SampleSettings, states
+    from mindspeed_mm_dit.sampling.generate import states
+    from mindspeed_mm_dit.sampling.load import CheckpointDescription
+    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.request import SampleRequest
 
     smaller = replace(config, predictor=replace(config.predictor, num_layers=1))
     ours, theirs, numbers = network(framework, config, 0), network(framework, smaller, 1), np.arange(2)
     given = config.predictor.conditions.examples(2)
 
     def end(model, scale=1.0, weaker=None, interval=(0.0, 1.0)):
-        guidance = Guidance(scale, interval=interval)
-        settings = SampleSettings("euler", 1, guidance, weaker=None if weaker is None else lambda: weaker.predictor)
+        request = SampleRequest(sampler="euler", steps=1, guidance=scale, channels="all", interval=interval)
+        if weaker is not None:
+            other = SimpleNamespace(description=CheckpointDescription(smaller), predictor=weaker.predictor)
+            request = replace(request, weaker=other)
+        request = with_defaults(request, config)
         with framework.ops.no_grad():
-            *_, last = states(model, config, given, numbers, settings, given)
+            *_, last = states(model, config, given, numbers, request, given)
         return framework.ops.numpy(last)
 
     expected = 2.5 * end(ours) - 1.5 * end(theirs)
@@ -49,10 +55,14 @@ def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, c
 
 
 def test_model_without_a_null_class_is_guided_by_a_weaker_one(framework):
-    from mindspeed_mm_dit.sampling.generate import settings_for
+    from mindspeed_mm_dit.sampling.load import CheckpointDescription
+    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.request import SampleRequest
 
     config = next(m for m in models() if m.diffusion.model_id == "flow_matching" and m.predictor.num_classes)
     config = replace(config, predictor=replace(config.predictor, class_dropout_prob=0.0))
     with pytest.raises(ConfigError, match="no null class"):
-        settings_for(config, sampler="euler", steps=1, scale=2.0)
-    assert settings_for(config, sampler="euler", steps=1, scale=2.0, weaker=object).guidance.channels == "all"
+        with_defaults(SampleRequest(sampler="euler", steps=1, guidance=2.0), config)
+    weaker = SimpleNamespace(description=CheckpointDescription(config))
+    request = SampleRequest(sampler="euler", steps=1, guidance=2.0, weaker=weaker)
+    assert with_defaults(request, config).channels == "all"

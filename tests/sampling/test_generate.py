@@ -12,9 +12,11 @@ from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling import generate as room
-from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states
+from mindspeed_mm_dit.sampling import generate as module
+from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
+from mindspeed_mm_dit.sampling.generate import decode, generate, states
+from mindspeed_mm_dit.sampling.load import CheckpointDescription
+from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.parts import models
 
@@ -33,6 +35,11 @@ def test_samples_become_the_pixels_that_training_made_images_of():
         assert to_pixels(as_images(images)).ravel().tolist() == LEVELS.tolist()
     assert to_pixels(as_images([-9.0, -1.01, 1.01, 9.0])).ravel().tolist() == [0, 0, 255, 255]
     assert to_pixels(as_images([-1.0, -0.5, 0.0, 0.5, 1.0])).ravel().tolist() == [0, 64, 128, 191, 255]
+
+
+def without_guidance(config, **settings):
+    """A request with the defaults of a model, but for guidance."""
+    return with_defaults(SampleRequest(**{"guidance": 1.0, "channels": "all", **settings}), config)
 
 
 @pytest.fixture
@@ -58,7 +65,7 @@ def model(config):
 def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config):
     """Beside the same chain without noise, what is added at each step is that step's draw."""
     numbers, labels = np.array([3, 70_000]), np.array([1, 2])
-    settings = SampleSettings(steps=4, seed=2**62 + 5)
+    settings = without_guidance(config, steps=4, seed=2**62 + 5)
     found = list(states(model, config, {"labels": labels}, numbers, settings))
     start = normals(settings.seed, Stream.SAMPLE_START, numbers, config.latent_shape)
     np.testing.assert_array_equal(model.asked[0][0].numpy(), start)
@@ -77,39 +84,43 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
 
 
 def test_guided_chain_asks_for_the_null_class_too(model, config):
-    settings = SampleSettings(steps=2, guidance=Guidance(3.0))
+    settings = without_guidance(config, steps=2, guidance=3.0)
     list(states(model, config, {"labels": np.array([1, 2])}, np.arange(2), settings))
     assert [y for _, _, y in model.asked] == [[1, 2, 10, 10]] * 2
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_images_do_not_depend_on_the_batch_size(model, config, batch_size):
-    done, asked = [], SampleRequest({"label": [0, 1, 2, 3, 9]})
-    settings = SampleSettings(steps=3, options={"clip": 1.0})
-    images = generate(model, config, asked, replace(settings, batch_size=batch_size), done.append)
-    np.testing.assert_array_equal(images, generate(model, config, asked, settings))
+    done, conditions = [], SampleConditions({"label": [0, 1, 2, 3, 9]})
+    settings = without_guidance(config, steps=3, options={"clip": 1.0})
+    images = generate(model, config, conditions, replace(settings, batch_size=batch_size, on_step=done.append))
+    np.testing.assert_array_equal(images, generate(model, config, conditions, settings))
     assert images.shape == (5, 8, 8, 1) and sum(done) == 15 and max(done) <= batch_size
     assert len({image.tobytes() for image in images}) == 5
 
 
 @pytest.mark.parametrize(("points", "shown"), [(1, [5]), (2, [0, 5]), (3, [0, 2, 5]), (6, range(6))])
 def test_path_shows_states_from_the_first_to_the_last(model, config, points, shown):
-    asked, settings = SampleRequest({"label": [3]}), SampleSettings(steps=6)
-    whole = room.generate_path(model, config, asked, settings, 6)
-    way = room.generate_path(model, config, asked, settings, points)
+    conditions, settings = SampleConditions({"label": [3]}), without_guidance(config, steps=6)
+    whole = generate(model, config, conditions, replace(settings, path=6))
+    states_shown = generate(model, config, conditions, replace(settings, path=points))
     assert len({state.tobytes() for state in whole[0]}) == 6
-    np.testing.assert_array_equal(way, whole[:, list(shown)])
+    np.testing.assert_array_equal(states_shown if points > 1 else states_shown[:, None], whole[:, list(shown)])
 
 
 def test_chain_and_guidance_are_those_of_the_model_unless_named(config):
-    usual = room.settings_for(config)
-    assert (usual.sampler, usual.steps, usual.options, usual.guidance) == ("ddpm", 250, {}, Guidance(4.0, "3"))
-    assert room.settings_for(config, channels="all").guidance == Guidance(4.0, "all")
-    assert room.settings_for(config, weaker=lambda: None).guidance == Guidance(4.0, "all")
-    named = room.settings_for(config, sampler="ddim", steps=7, options={"clip": np.float64(1)}, rescale="token")
-    assert (named.sampler, named.steps, named.guidance.rescale) == ("ddim", 7, "token")
+    def guidance(**settings):
+        request = with_defaults(SampleRequest(**settings), config)
+        return request.guidance, request.channels
+
+    usual, weaker = with_defaults(SampleRequest(), config), SimpleNamespace(description=CheckpointDescription(config))
+    assert (usual.sampler, usual.steps, usual.options, usual.interval) == ("ddpm", 250, {}, (0.0, 1.0))
+    assert [guidance(), guidance(channels="all"), guidance(weaker=weaker)] == [(4.0, "3"), (4.0, "all"), (4.0, "all")]
+    named = SampleRequest(sampler="ddim", steps=7, options={"clip": np.float64(1)}, rescale="token")
+    named = with_defaults(named, config)
+    assert (named.sampler, named.steps, named.rescale) == ("ddim", 7, "token")
     assert named.options == {"clip": 1.0} and type(named.options["clip"]) is float
-    assert room.settings_for(CLIPS).steps == 50
+    assert with_defaults(SampleRequest(), CLIPS).steps == 50
 
 
 @pytest.mark.parametrize(
@@ -121,30 +132,29 @@ def test_chain_and_guidance_are_those_of_the_model_unless_named(config):
         ({"steps": 0}, "--steps = 0"),
         ({"bf16": "yes"}, "--bf16 = 'yes'"),
         ({"options": {"clip": -1}}, "--clip = -1"),
+        ({"low_noise_guidance": 2.0}, "--low-noise-cfg-scale = 2.0: needs two experts"),
     ],
 )
 def test_impossible_settings_are_refused_by_flag(config, given, words):
+    config = given.pop("config", config)
     with pytest.raises(ConfigError, match=f"^{words}"):
-        room.settings_for(**{"config": config} | given)
+        with_defaults(SampleRequest(**given), config)
 
 
-def test_labels_beyond_the_classes_are_refused(model, config, model_json):
+def test_labels_and_guidance_beyond_the_model_are_refused(config, model_json):
     for label in (-1, 10):
         with pytest.raises(ConfigError, match=rf"--classes: {label}: is outside 0 \.\.\. 9"):
-            generate(model, config, SampleRequest({"label": [9, 0, label]}), SampleSettings(steps=1))
-    assert model.asked == []
+            check_conditions(SampleConditions({"label": [9, 0, label]}), config)
     model_json["predictor"]["class_dropout_prob"] = 0.0
     never = model_config_from_mapping(model_json, "model.json")
     with pytest.raises(ConfigError, match="no null class"):
-        generate(model, never, SampleRequest({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.5)))
-    assert (
-        len(generate(model, never, SampleRequest({"label": [0]}), SampleSettings(steps=1, guidance=Guidance(1.0)))) == 1
-    )
+        with_defaults(SampleRequest(steps=1, guidance=1.5), never)
+    assert with_defaults(SampleRequest(steps=1, guidance=1.0), never).guidance == 1.0
 
 
 @pytest.mark.parametrize(("size", "at_a_time"), [(2, 7), (4, 2), (5, 1), (9, 1)])
 def test_images_are_decoded_by_a_number_of_pixels(monkeypatch, size, at_a_time):
-    monkeypatch.setattr(room, "DECODED_PIXELS", 40)
+    monkeypatch.setattr(module, "DECODED_PIXELS", 40)
     decoded = []
     ae = SimpleNamespace(decode=lambda latents: decoded.append(len(latents)) or latents + 1)
     latents = torch.arange(14.0).reshape(7, 2, 1, 1)
@@ -157,7 +167,7 @@ def test_clip_bounds_the_clean_image(model, config):
     far = SimpleNamespace(**{**vars(model), "predictor": lambda x, t, y: torch.full_like(x, -1e6)})
 
     def last(**options):
-        settings = SampleSettings("ddim", steps=5, options=options)
+        settings = without_guidance(config, sampler="ddim", steps=5, options=options)
         *_, state = states(far, config, {"labels": np.array([1])}, np.arange(1), settings)
         return state
 

@@ -1,5 +1,8 @@
 """What samples are asked for: images in every form that a clip may begin with, and each wrong request by its name."""
 
+import dataclasses
+import inspect
+import io
 import re
 from types import SimpleNamespace
 
@@ -7,18 +10,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mindspeed_mm_dit.cli.main import parser_of
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.sampling.request import SampleRequest, check_request, requested_images, together
+from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions, requested_conditions
+from mindspeed_mm_dit.sampling.conditions import _together as together
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest, arguments_of, help_of, word_of
 
 FIRST, BOTH = FirstFrame((1, 5, 4, 4), 4), FirstFrame((1, 5, 4, 4), 4, with_last=True)
+UNKNOWN = SimpleNamespace(classes=(), captions=(), words=())
+"""What is known of a checkpoint without facts."""
 STILL = FirstFrame((1, 1, 4, 4), 4)
 
 
 def model(*conditions, channels=1):
     """What is asked of a model's config."""
     predictor = SimpleNamespace(conditions=Conditions(*conditions))
-    return SimpleNamespace(predictor=predictor, ae=SimpleNamespace(channels=channels), sample_size=(5, 4, 6))
+    ae = SimpleNamespace(channels=channels)
+    return SimpleNamespace(predictor=predictor, ae=ae, sample_size=(5, 4, 6), text_encoders=())
+
+
+def values_of(config, **settings):
+    return requested_conditions(SampleRequest(**settings), config, UNKNOWN).values
 
 
 def picture(grey, channels=3):
@@ -29,18 +42,19 @@ def picture(grey, channels=3):
 def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
     Image.fromarray(picture(40)).save(tmp_path / "first.png")
     given = [tmp_path / "first.png", str(tmp_path / "first.png"), Image.open(tmp_path / "first.png"), picture(40)]
-    found = requested_images(model(BOTH, channels=channels), given, [picture(50)] * 4)
-    for images in found:
+    config = model(BOTH, channels=channels)
+    for images in values_of(config, image=given, last_image=[picture(50)] * 4)["image"]:
         assert [image.shape for image in images] == [(channels, 4, 6)] * 2
         assert [set(image.flat) for image in images] == [{40}, {50}]
-    assert requested_images(model(FIRST), picture(7, 1), None)[0][0].shape == (1, 4, 6)
-    assert requested_images(model(FIRST), None, None) == [None]
+    assert values_of(model(FIRST), image=picture(7, 1))["image"][0][0].shape == (1, 4, 6)
+    optional = FirstFrame((1, 5, 4, 4), 1)
+    assert values_of(model(ClassLabel(3, 0), optional), classes=1)["image"] == [None]
 
 
 @pytest.mark.parametrize(
     ("conditions", "first", "last", "message"),
     [
-        ([ClassLabel(3, 0)], picture(0), None, "--image: this model takes no first frame"),
+        ([ClassLabel(3, 0)], picture(0), None, "--image: this model is conditioned on classes, not on images"),
         ([FIRST], picture(0), picture(0), "--last-image: this model takes no last frame"),
         ([BOTH], None, picture(0), "--image: is required with --last-image"),
         ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image: 2 images: go with 3 of --image"),
@@ -52,7 +66,7 @@ def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
 )
 def test_impossible_images_are_refused(conditions, first, last, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        requested_images(model(*conditions), first, last)
+        values_of(model(*conditions), image=first, last_image=last)
 
 
 WHOLE = np.zeros((1, 4, 6), np.uint8)
@@ -74,10 +88,74 @@ WHOLE = np.zeros((1, 4, 6), np.uint8)
 )
 def test_samples_that_a_model_cannot_draw_are_refused(conditions, values, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        check_request(SampleRequest(values), model(*conditions))
+        check_conditions(SampleConditions(values), model(*conditions))
 
 
 def test_one_value_goes_with_all_and_two_do_not_go_with_three():
     assert together({"label": [1, 2, 3], "caption": ["a"]}) == {"label": [1, 2, 3], "caption": ["a"] * 3}
     with pytest.raises(ConfigError, match=r"--prompt.*: 2 values: go with 3 of --classes"):
         together({"label": [1, 2, 3], "caption": ["a", "b"]})
+
+
+def npy_of(shape):
+    """An .npy that promises float32 numbers of this shape, and has one."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue() + b"\0" * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--vectors: is missing"),
+        (b"text", r"--vectors = .*v.npy: cannot be read"),
+        (np.ones(4), r"has shape \(4,\); must be finite vectors"),
+        (np.array([[1.0, np.nan]]), r"has shape \(1, 2\); must be finite vectors"),
+        (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
+        (np.array([["a"]]), r"has shape \(1, 1\); must be finite vectors"),
+        (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes of data, expected 35,184,372,088,832"),
+    ],
+)
+def test_file_of_no_vectors_is_refused(tmp_path, content, message):
+    path = tmp_path / "v.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content)
+    with pytest.raises(ConfigError, match=message):
+        values_of(model(Vector(5, 0.1)), vectors=None if content is None else str(path))
+
+
+def test_vectors_of_a_file_are_those_of_an_array(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((3, 5))
+    np.save(tmp_path / "v.npy", vectors)
+    for given in (f"{tmp_path}/v.npy", tmp_path / "v.npy", vectors.astype(np.float32)):
+        read = values_of(model(Vector(5, 0.1)), vectors=given)["vector"]
+        np.testing.assert_array_equal(read, vectors.astype(np.float32))
+
+
+def test_each_setting_is_a_flag_and_an_argument():
+    """--num-per-class and --num-per-prompt are one argument, as are --prompt and --prompts."""
+    flags = {word for action in parser_of("sample")._actions for word in action.option_strings}
+    for request in (ModelRequest, SampleRequest):
+        fields = dataclasses.fields(request)
+        assert {word_of(field) for field in fields if word_of(field).startswith("--")} <= flags
+        assert list(help_of(request, cfg_scale=4, samplers="")) == [field.name for field in fields if field.name != "_"]
+        call = arguments_of(request)(lambda settings: settings)
+        assert list(inspect.signature(call).parameters) == [field.name for field in fields]
+    request = arguments_of(SampleRequest)(lambda settings: settings)([3], cfg_scale=2, interval="0.2,0.8", size="8x16")
+    assert (request.guidance, request.interval, request.size) == (2, (0.2, 0.8), (8, 16))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"guidance": 1, "cfg_scale": 2}, "guidance: is the same argument as cfg_scale"),
+        ({"low_noise_cfg_scale": -1}, "low_noise_cfg_scale = -1.0: must be at least 0"),
+        ({"low_noise_guidance": -1}, "low_noise_guidance = -1.0: must be at least 0"),
+        ({"cfg_interval": "a"}, "cfg_interval = 'a': is not two numbers"),
+    ],
+)
+def test_errors_name_the_argument_that_was_passed(settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        arguments_of(SampleRequest)(lambda request: request)(**settings)

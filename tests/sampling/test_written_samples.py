@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.sampling.outputs import Output
+from mindspeed_mm_dit.sampling.outputs import GeneratedSamples, Output
 
 IMAGES = np.zeros((2, 8, 8, 3), np.uint8)
 VIDEOS = np.zeros((2, 3, 8, 8, 1), np.uint8)
@@ -19,7 +19,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def save(name, samples=IMAGES):
-    return Output(str(name), 8).save(samples, np.array([1, 2]), ["1", "2"], 0, {})
+    return Output(str(name), 8).save(GeneratedSamples(samples, ("1", "2"), np.array([1, 2]), 0), {})
 
 
 @pytest.mark.parametrize(

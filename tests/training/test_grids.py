@@ -9,11 +9,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.load import load_model
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import captioned, draw_grid
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.plan import with_defaults
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.training.callbacks.grids import check_grids
 from tests.conftest import run_config
 
@@ -37,12 +38,12 @@ def pixels(folder, iteration):
 @pytest.mark.ranks
 def test_the_grid_is_what_is_sampled_of_the_average_in_the_checkpoint(alone):
     _, folder = alone
-    model, config = load_model(folder / "checkpoints", None)
-    settings = SampleSettings("ddim", 20, Guidance(2.0, channels="3"), seed=1234, batch_size=16)
+    described = describe(ModelRequest(folder / "checkpoints"))
+    model, config = load_model(described), described.config
+    request = SampleRequest(sampler="ddim", steps=20, guidance=2.0, seed=1234, batch_size=16)
     labels = np.repeat(np.arange(10), 4)
-    drawn = draw_grid(
-        generate(model, config, SampleRequest({"label": labels.tolist()}), settings), list(map(str, labels))
-    )
+    conditions = SampleConditions({"label": labels.tolist()})
+    drawn = draw_grid(generate(model, config, conditions, with_defaults(request, config)), list(map(str, labels)))
     whole = captioned(drawn, "step 6: ddim, 20 steps, guidance 2, seed 1234, 8 x 8")
     np.testing.assert_array_equal(pixels(folder, 6), np.asarray(whole))
     assert sorted(path.name for path in (folder / "samples").iterdir()) == ["iter_0000003.png", "iter_0000006.png"]

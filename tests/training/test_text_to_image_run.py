@@ -16,6 +16,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.sampling.load import describe
+from mindspeed_mm_dit.sampling.request import ModelRequest
 from tests.captions_fixtures import WIDTH, captioned_configs, png, write_beside
 from tests.inception_fixtures import write_random_weights
 from tests.text_encoder_fixtures import write_clip
@@ -96,12 +97,13 @@ def test_a_model_of_words_alone_says_which_words_it_has_not_learned(tmp_path, ca
     (tmp_path / "model.json").write_text(json.dumps(model))
     outcome = configs.run(STEPS + f"--save {tmp_path}/checkpoints")
     assert outcome.code == 0, outcome.output
-    assert sorted(describe(tmp_path / "checkpoints", None).words) == ["a", "left", "moves", "one", "seven", "一"]
+    described = describe(ModelRequest(tmp_path / "checkpoints"))
+    assert sorted(described.words) == ["a", "left", "moves", "one", "seven", "一"]
     assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no training caption" not in capsys.readouterr().err
     assert sample(tmp_path, tmp_path / "b.png", "--prompt", "seven zebras") == 0
     assert "'zebras'" in capsys.readouterr().err
     after = configs.run(STEPS + f"--init-from {tmp_path}/checkpoints --save {tmp_path}/after")
-    assert after.code == 0 and describe(tmp_path / "after", None).words == ()  # (it knows those of before, too)
+    assert after.code == 0 and describe(ModelRequest(tmp_path / "after")).words == ()  # (it knows those of before, too)
 
 
 @pytest.mark.extended

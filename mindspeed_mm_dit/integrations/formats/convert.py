@@ -131,15 +131,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Summary:
     """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
-    from mindspeed_mm_dit.sampling.load import describe_both
+    from mindspeed_mm_dit.sampling.load import describe
+    from mindspeed_mm_dit.sampling.request import ModelRequest
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
             cure = "drop it, or convert the experts one by one"
             raise ConfigError(f"{flag} = {short_repr(value)}", "does not go with --low-noise-checkpoint", cure)
-    *_, boundary = describe_both(args.source, args.low_noise_checkpoint, args.model, args.boundary)
+    described = describe(
+        ModelRequest(
+            args.source, model=args.model, low_noise_checkpoint=args.low_noise_checkpoint, boundary=args.boundary
+        )
+    )
     return convert_experts(
-        args.source, args.low_noise_checkpoint, args.target, boundary, args.weights, args.overwrite, log
+        args.source, args.low_noise_checkpoint, args.target, described.boundary, args.weights, args.overwrite, log
     )
 
 

@@ -10,43 +10,34 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.lora import ScaledLora, parse
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, of_newest
-from mindspeed_mm_dit.cli.sample import (
-    add_drawing,
-    add_model,
-    add_sampler_flags,
-    add_sampler_options,
-    add_size,
-    check_prompts,
-    load_asked,
-    prompts_of,
-    settings_of,
-)
+from mindspeed_mm_dit.checkpoint.lora import parse
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.cli.sample import add_sampling_flags, request_of
 from mindspeed_mm_dit.configs.files import digest_of_files
-from mindspeed_mm_dit.configs.limits import check_between, check_path
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import check_launched, collective_error, end_with_launcher
+from mindspeed_mm_dit.sampling.conditions import MOST_IMAGES, SampleConditions
 from mindspeed_mm_dit.sampling.pictures import draw_grid
-from mindspeed_mm_dit.sampling.request import MOST_IMAGES, SampleRequest, resized
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest, add_flags
 from mindspeed_mm_dit.terminal import echo, progress
 from mindspeed_mm_dit.tools.evaluate.evaluation import PAGE, REPORT, Candidates, Evaluation, Judge, cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet, open_image_set, sha256_of
 from mindspeed_mm_dit.tools.evaluate.images_judge import DIGITS, DigitsJudge, ImagesJudge
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.sampling.generate import SampleSettings
+    from mindspeed_mm_dit.sampling.load import CheckpointDescription
     from mindspeed_mm_dit.tools.evaluate.shards import Shards
 
 
@@ -55,6 +46,11 @@ PUBLISHED_CFG_SCALE = 1.5
 GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
 """The grid shows this number of classes, and of images per class, out of this number of first images."""
 
+MODEL_FLAGS = ("checkpoint", "model", "lora", "weights", "network_guidance", "bf16", "torch_compile", "framework")
+SAMPLING_FLAGS = (
+    *("size", "sampler", "steps", "guidance", "weaker", "channels", "rescale", "interval"),
+    *("seed", "batch_size", "bf16"),
+)
 DESCRIPTION = """\
 Score a model: generate many images, then compare them with real ones. With --inception you get FID, sFID, Inception
 Score, precision and recall as ADM's evaluator defines them. Without it you get the fraction of the samples that a
@@ -75,7 +71,7 @@ interruption. docs/evaluation.md explains the scores, and where to get the weigh
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    add_model(parser, required=False)
+    add_flags(parser, ModelRequest, *MODEL_FLAGS, required=False)
     parser.add_argument(
         "--samples", metavar="PATH", help="score the images of an .npz or a folder instead of a model's"
     )
@@ -99,13 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
     parser.add_argument("--image-size", type=int, metavar="PIXELS", help="resize images in folders to this size")
-    add_size(parser)
-    add_sampler_flags(parser, PUBLISHED_CFG_SCALE)
-    add_drawing(parser)
+    add_sampling_flags(parser, *SAMPLING_FLAGS, cfg_scale=PUBLISHED_CFG_SCALE)
     parser.add_argument(
         "--output", required=True, metavar="PATH", help="folder of the report; with --statistics an .npz"
     )
-    add_sampler_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         if work:
             draw(args, work)
     except CheckpointError:
-        if work is None or work.checkpoint.exists() or runtime.world_size() > 1:
+        if work is None or work.described.path.exists() or runtime.world_size() > 1:
             raise
         return run(args)  # the run has deleted this checkpoint meanwhile: score the newest one
     if work:
@@ -153,9 +146,10 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError(f"--size = {args.size}", "is for images that a model generates", "leave it out")
     if args.inception and args.ai_framework != "pytorch":
         raise ConfigError(
-            f"--inception = {args.inception}", "is a network of PyTorch",
+            f"--inception = {args.inception}",
+            "is a network of PyTorch",
             "score samples.npz with --samples where PyTorch is, without --ai-framework",
-        )  # fmt: skip
+        )
     if args.statistics:
         if not args.inception:
             raise ConfigError("--statistics", "are made with --inception", INCEPTION)
@@ -167,8 +161,11 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError("--reference", "is needed", "name ADM's .npz, a folder of real images, or digits")
 
     if args.reference == DIGITS and args.inception:
-        raise ConfigError(f"--inception = {args.inception}", f"is not used: a classifier of digits scores --reference "
-                          f"{DIGITS}", "leave it out")  # fmt: skip
+        raise ConfigError(
+            f"--inception = {args.inception}",
+            f"is not used: a classifier of digits scores --reference {DIGITS}",
+            "leave it out",
+        )
     check_output_folder("--output", args.output, make=False)
 
 
@@ -256,7 +253,7 @@ def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
     order = np.argsort(labels, kind="stable")
     order = order[np.isin(labels[order], np.unique(labels)[:GRID_CLASSES])]
     png = io.BytesIO()
-    titles = SampleRequest({"label": labels[order].tolist()}).titles(classes)
+    titles = SampleConditions({"label": labels[order].tolist()}).titles(classes)
     draw_grid(images[order], titles, GRID_PER_CLASS).save(png, "PNG")
     return png.getvalue()
 
@@ -265,10 +262,11 @@ def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
 class Work:
     """A checked request for images, with its settings and output files."""
 
-    checkpoint: Path
-    """The checkpoint, resolved to the newest of its folder when the request was checked."""
+    described: CheckpointDescription
+    """The checkpoint: the newest of its folder when the request was checked."""
     config: ModelConfig
-    settings: SampleSettings
+    """Its model.json, with the size of the samples."""
+    request: SampleRequest
     shards: Shards
     labels: np.ndarray
     """(num,) int64; the index of the prompt for a text-conditional model."""
@@ -276,21 +274,16 @@ class Work:
     """Number of classes of the model, or of prompts."""
     classes: tuple[str, ...]
     """Names of the classes, if known; or the prompts."""
-    adapters: Sequence[ScaledLora]
-    """Adapters that --lora adds to the weights."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check all flags before weights are read."""
-        check_path("--checkpoint", args.checkpoint)
-        return of_newest(args.checkpoint, "--checkpoint", lambda path: cls._checked(args, path))
-
-    @classmethod
-    def _checked(cls, args: argparse.Namespace, checkpoint: Path) -> Work:
-        from mindspeed_mm_dit.sampling.load import describe, load_adapters
+        from mindspeed_mm_dit.sampling.load import describe
+        from mindspeed_mm_dit.sampling.plan import resized, with_defaults
         from mindspeed_mm_dit.tools.evaluate.shards import Shards, draw_labels
 
-        path, config, classes, *_ = describe(checkpoint, args.model)
+        described = describe(ModelRequest.from_flags(args))
+        config, classes = described.config, described.classes
         of_captions = config.predictor.conditions.items == ("caption",) and len(config.latent_shape) == 3
         if of_captions:
             classes = tuple(_prompts(args, config))
@@ -299,12 +292,13 @@ class Work:
             num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         if args.prompts is not None and not of_captions:
             raise ConfigError(f"--prompts = {args.prompts}", "this model is conditioned on classes", "leave it out")
-        config = resized(config, None, args.size)
-        settings = settings_of(args, config)
-        shards = Shards(Path(args.output), _drawing(args, path, config, settings))
+        request = request_of(args)
+        config = resized(config, None, request.size)
+        request = with_defaults(request, config, cfg_scale=PUBLISHED_CFG_SCALE)
+        shards = Shards(Path(args.output), _drawing(args, described.path, config, request))
         _check_disk_space(args, config, shards)
         labels = draw_labels(args.labels, args.num, num_classes, args.seed)
-        return cls(path, config, settings, shards, labels, num_classes, classes, load_adapters(args.lora, config))
+        return cls(described, config, request, shards, labels, num_classes, classes)
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -315,28 +309,45 @@ class Work:
 def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts in the file of --prompts, checked against the text encoders."""
     if args.reference == "digits":
-        raise ConfigError("--reference = digits", "is for class-conditional models, and this one is text-conditional",
-                          "a run on captioned_digits prints its score at the end (--report)")  # fmt: skip
-    prompts = prompts_of([], args.prompts, "--prompts")
-    check_prompts(config, prompts, None, "--prompts")
+        raise ConfigError(
+            "--reference = digits",
+            "is for class-conditional models, and this one is text-conditional",
+            "a run on captioned_digits prints its score at the end (--report)",
+        )
+    from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
+
+    if args.prompts is None:
+        cure = "name a text file with one prompt per line"
+        raise ConfigError("--prompts", "is missing: this model is conditioned on text", cure)
+    prompts = read_prompts("--prompts", args.prompts)
+    check_prompts(config, prompts, "--prompts")
     return prompts
 
 
-def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, settings: SampleSettings) -> Any:
+def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, request: SampleRequest) -> Any:
     from mindspeed_mm_dit.tools.evaluate.shards import Drawing
 
     model = asdict(config)
     model["ae"].pop("from_pretrained", None)  # its path does not matter
-    guidance = settings.guidance
+    same = {name: getattr(request, name) for name in ("seed", "sampler", "steps", "bf16")}
     return Drawing(
-        num=args.num, labels=args.labels, seed=settings.seed, sampler=settings.sampler, steps=settings.steps,
-        options=dict(settings.options), cfg_scale=guidance.scale, cfg_channels=guidance.channels,
-        cfg_rescale=guidance.rescale or "",
-        cfg_interval=list(guidance.interval), weights=args.weights, checkpoint_sha256=digest_of_files(str(checkpoint)),
-        autoencoder_sha256=config.ae.digest(), adapters=_adapters(args.lora), model=model, bf16=settings.bf16,
-        ai_framework=args.ai_framework, weaker_sha256=_digest_of_weaker(args.guidance_checkpoint),
+        num=args.num,
+        labels=args.labels,
+        options=dict(request.options),
+        cfg_scale=request.guidance,
+        cfg_channels=request.channels,
+        cfg_rescale=request.rescale or "",
+        cfg_interval=list(request.interval),
+        weights=args.weights,
+        checkpoint_sha256=digest_of_files(str(checkpoint)),
+        autoencoder_sha256=config.ae.digest(),
+        adapters=_adapters(args.lora),
+        model=model,
+        ai_framework=args.ai_framework,
+        weaker_sha256=_digest_of_weaker(args.guidance_checkpoint),
         prompts_sha256=hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest() if args.prompts else "",
-    )  # fmt: skip
+        **same,
+    )
 
 
 def _digest_of_weaker(checkpoint: str | None) -> str:
@@ -372,6 +383,7 @@ def _check_disk_space(args: argparse.Namespace, config: ModelConfig, shards: Sha
 def draw(args: argparse.Namespace, work: Work) -> None:
     """Generate the missing images, each rank a part of the files, and join the files."""
     from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.sampling.load import load_model
     from mindspeed_mm_dit.tools.evaluate.shards import draw_missing
 
     rank, ranks = runtime.rank(), runtime.world_size()
@@ -380,14 +392,15 @@ def draw(args: argparse.Namespace, work: Work) -> None:
     missing = work.shards.missing()
     mine = missing[rank::ranks]
     images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
-    model = load_asked(args, work.adapters, work.checkpoint)[0] if mine else None
+    model = load_model(work.described, bf16=args.bf16, torch_compile=args.torch_compile) if mine else None
     if rank == 0:
         work.shards.begin()
     runtime.barrier()  # (no rank writes before all have looked)
     if mine:
-        steps = work.settings.steps * sum(len(work.shards.numbers(file)) for file in mine)
+        steps = (work.request.steps or 0) * sum(len(work.shards.numbers(file)) for file in mine)
         with progress("sampling", total=steps, unit="image-step") as bar:
-            draw_missing(work.shards, mine, work.labels, (model, work.config), work.settings, bar.update, work.prompts)
+            request = replace(work.request, on_step=bar.update)
+            draw_missing(work.shards, mine, work.labels, (model, work.config), request, work.prompts)
     runtime.barrier()
     if rank == 0:
         work.shards.join(work.labels)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,8 @@ from mindspeed_mm_dit.configs.files import replace_file
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.order import Stream, generator
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate
 from mindspeed_mm_dit.sampling.request import SampleRequest
 
 SHARD_IMAGES = 250
@@ -194,8 +195,7 @@ def draw_missing(
     files: Sequence[int],
     labels: np.ndarray,
     model: tuple[Any, ModelConfig],
-    settings: SampleSettings,
-    on_step: Callable[[int], None] = lambda images: None,
+    request: SampleRequest,
     prompts: Sequence[str] = (),
 ) -> None:
     """Generate ``files`` of ``shards``, one after another.
@@ -206,5 +206,5 @@ def draw_missing(
         numbers = shards.numbers(shard)
         shard_labels = labels[numbers].tolist()
         values = {"caption": [prompts[label] for label in shard_labels]} if prompts else {"label": shard_labels}
-        request = SampleRequest(values, first_number=int(numbers[0]))
-        shards.write(shard, generate(*model, request, settings, on_step))
+        conditions = SampleConditions(values, first_number=int(numbers[0]))
+        shards.write(shard, generate(*model, conditions, request))

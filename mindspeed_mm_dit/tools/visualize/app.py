@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.configs.files import lines_of
-from mindspeed_mm_dit.configs.limits import check_between, number, whole_number
+from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.words_encoder import note_of_words
 from mindspeed_mm_dit.objectives.registry import objective_of
-from mindspeed_mm_dit.sampling.outputs import draw_strips
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.outputs import GeneratedSamples, draw_strips
 from mindspeed_mm_dit.sampling.pictures import draw_grid
-from mindspeed_mm_dit.sampling.pipeline import GeneratedSamples, Pipeline
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.pipeline import Pipeline
 from mindspeed_mm_dit.terminal import echo
 
 LOOPBACK = "127.0.0.1"
@@ -56,9 +56,10 @@ def gradio() -> Any:
         import gradio
     except ImportError as error:
         raise PlatformError(
-            "mm-dit app", f"the page needs Gradio, which cannot be imported here: {error}",
+            "mm-dit app",
+            f"the page needs Gradio, which cannot be imported here: {error}",
             "pip install 'gradio<6.18' 'pandas<3'",
-        ) from None  # fmt: skip
+        ) from None
     return gradio
 
 
@@ -85,9 +86,16 @@ def launch(page: Any, port: int | None = None) -> str:
     trusted_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
     page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
     _, address, _ = page.launch(
-        server_name=LOOPBACK, server_port=port, share=False, ssr_mode=False, quiet=True, prevent_thread_lock=True,
-        max_file_size="1kb", css=STYLE, app_kwargs={"middleware": [trusted_hosts, Middleware(_LimitedBody)]},
-    )  # fmt: skip
+        server_name=LOOPBACK,
+        server_port=port,
+        share=False,
+        ssr_mode=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        max_file_size="1kb",
+        css=STYLE,
+        app_kwargs={"middleware": [trusted_hosts, Middleware(_LimitedBody)]},
+    )
     return str(address)
 
 
@@ -127,19 +135,25 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     """Return the page, not served yet."""
     gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
-        raise ConfigError("mm-dit app", "this model is conditioned on vectors, for which the page has no input",
-                          "sample it from Python: docs/sampling.md")  # fmt: skip
+        raise ConfigError(
+            "mm-dit app",
+            "this model is conditioned on vectors, for which the page has no input",
+            "sample it from Python: docs/sampling.md",
+        )
     if conditions.needs_frames:
-        raise ConfigError("mm-dit app", "this model begins a clip with an image, for which the page has no input",
-                          "mm-dit sample --image FILE")  # fmt: skip
+        raise ConfigError(
+            "mm-dit app",
+            "this model begins a clip with an image, for which the page has no input",
+            "mm-dit sample --image FILE",
+        )
     is_video, left = len(pipe.config.sample_size) == 3, set[str]()
 
-    def draw(classes, prompts, num, scale, steps, sampler, seed, request) -> Any:  # type: ignore[no-untyped-def]
+    def draw(values, request) -> Any:  # type: ignore[no-untyped-def]
         def go_on(samples: int) -> None:
             if request.session_hash in left:
                 raise _VisitorLeft
 
-        return _samples_and_paths(pipe, classes, prompts, num, scale, steps, sampler, seed, go_on)
+        return _samples_and_paths(pipe, {name: values[component] for name, component in inputs.items()}, go_on)
 
     def leave(request) -> None:  # type: ignore[no-untyped-def]
         left.add(request.session_hash)
@@ -152,11 +166,18 @@ def page_of(pipe: Pipeline, title: str) -> Any:
             inputs, button, samples, path = _inputs_and_outputs(pipe)
         if not is_video:
             gr.Markdown("### Drawn so far, the newest first")
-        before = gr.Gallery(show_label=False, height=320, object_fit="contain", format="png", interactive=False,
-                            buttons=["download", "fullscreen"], visible=not is_video)  # fmt: skip
-        drawings = [button.click(draw, inputs, [samples, path], api_name="draw")]
-        if pipe.captions or "caption" not in conditions.items:
-            drawings.append(page.load(draw, inputs, [samples, path], api_name=False))
+        before = gr.Gallery(
+            show_label=False,
+            height=320,
+            object_fit="contain",
+            format="png",
+            interactive=False,
+            buttons=["download", "fullscreen"],
+            visible=not is_video,
+        )
+        drawings = [button.click(draw, {*inputs.values()}, [samples, path], api_name="draw")]
+        if pipe.description.captions or "caption" not in conditions.items:
+            drawings.append(page.load(draw, {*inputs.values()}, [samples, path], api_name=False))
         for drawing in () if is_video else drawings:
             drawing.success(_with_newest, [samples, before], before, api_name=False)
         page.unload(leave)
@@ -168,70 +189,63 @@ def _with_newest(newest: Any, before: Any) -> list[Any]:
     return [newest, *(picture for picture, _ in before or ())][:MOST_DRAWINGS]
 
 
-def _inputs_and_outputs(pipe: Pipeline) -> tuple[list[Any], Any, Any, Any]:
-    """Return the inputs of the page, its button, and the outputs for samples and their path from noise."""
+def _inputs_and_outputs(pipe: Pipeline) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Return an input for each setting of a SampleRequest that the page offers, its button, and the outputs.
+
+    The outputs are those for samples and for their path from noise.
+    """
     gr, conditions, objective = gradio(), pipe.config.predictor.conditions, objective_of(pipe.config.diffusion)
-    is_video = len(pipe.config.sample_size) == 3
+    is_video, guided = len(pipe.config.sample_size) == 3, conditions.has_unconditional
+    labels = list(range(conditions.label.num_classes)) if conditions.label else []
+    names = SampleConditions({"label": labels}).titles(pipe.description.classes)
+    caption = " ".join("".join(pipe.description.captions[:1]).split())
     with gr.Column(min_width=280):
-        classes = _classes(pipe)
-        prompts = gr.Textbox(" ".join("".join(pipe.captions[:1]).split()), label="Prompts, one per line", lines=3,
-                             visible="caption" in conditions.items)  # fmt: skip
-        num = gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt")
-        scale = gr.Slider(1, MOST_SCALE, 2 if conditions.has_unconditional else 1, step=0.1, label="Guidance scale",
-                          visible=conditions.has_unconditional)  # fmt: skip
-        steps = gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps")
-        sampler = gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler")
-        seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        inputs = {
+            "classes": gr.Dropdown(
+                [*zip(names, labels)], value=labels[:1], label="Classes", multiselect=True, visible=bool(labels)
+            ),
+            "prompts": gr.Textbox(
+                caption, label="Prompts, one per line", lines=3, visible="caption" in conditions.items
+            ),
+            "num": gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt"),
+            "guidance": gr.Slider(1, MOST_SCALE, 2 if guided else 1, step=0.1, label="Guidance scale", visible=guided),
+            "steps": gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps"),
+            "sampler": gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler"),
+            "seed": gr.Number(0, label="Seed", precision=0, minimum=0),
+        }
         button = gr.Button("Draw", variant="primary")
     with gr.Column(scale=3):  # (three images of SHOWN_PIXELS side by side on a laptop's screen)
         gr.Markdown("### Samples")
         samples = gr.Gallery(show_label=False, object_fit="contain") if is_video else _picture()
         gr.Markdown("### The path from noise")
         path = _picture()
-    return [classes, prompts, num, scale, steps, sampler, seed], button, samples, path
+    return inputs, button, samples, path
 
 
 def _picture() -> Any:
     return gradio().Image(show_label=False, format="png", interactive=False, buttons=["download", "fullscreen"])
 
 
-def _classes(pipe: Pipeline) -> Any:
-    label = pipe.config.predictor.conditions.label
-    labels = list(range(label.num_classes)) if label else []
-    names = SampleRequest({"label": labels}).titles(pipe.classes)
-    choices = list(zip(names, labels))
-    return gradio().Dropdown(choices, value=labels[:1], label="Classes", multiselect=True, visible=bool(labels))
-
-
 def _samples_and_paths(
-    pipe: Pipeline,
-    classes: Any,
-    prompts: Any,
-    num: Any,
-    scale: Any,
-    steps: Any,
-    sampler: Any,
-    seed: Any,
-    go_on: Callable[[int], object] = lambda samples: None,
+    pipe: Pipeline, settings: Mapping[str, Any], on_step: Callable[[int], object] | None = None
 ) -> tuple[Any, Image.Image]:
     """Return what the page shows: the samples, and their paths from noise; the page also shows errors.
 
-    The values come from anyone who can reach the page, not only from its sliders.
+    The ``settings`` come from anyone who can reach the page; Gradio has checked them against its sliders and choices.
     """
-    items = pipe.config.predictor.conditions.items
     try:
-        conditions: dict[str, Any] = {"label": np.array(classes or [], np.int64), "caption": _lines(prompts)}
-        for item, values in conditions.items():
-            check_between(f"number of {item}s", len(values) if item in items else 0, 0, MOST_CONDITIONS)
-        if note := note_of_words(pipe.config, pipe.words, conditions["caption"]):
+        settings = {
+            **settings,
+            "prompts": _lines(settings["prompts"]),
+            "classes": np.array(settings["classes"] or [], np.int64),
+        }
+        items = pipe.config.predictor.conditions.items
+        for name, item in (("classes", "label"), ("prompts", "caption")):
+            check_between(f"number of {name}", len(settings[name]) if item in items else 0, 0, MOST_CONDITIONS)
+            settings |= {} if item in items else {name: None}
+        if note := note_of_words(pipe.config, pipe.description.words, settings["prompts"] or ()):
             gradio().Info(note)
-        samples = pipe.sample(
-            conditions["label"] if "label" in items else None,
-            prompts=conditions["caption"] if "caption" in items else None,
-            num=whole_number("samples of each", num, 1, MOST_EACH), steps=whole_number("steps", steps, 1, MOST_STEPS),
-            guidance=number("guidance scale", scale, 0, MOST_SCALE), sampler=sampler, seed=seed, path=POINTS,
-            on_step=go_on,
-        )  # fmt: skip
+        samples = pipe.sample(**settings, path=POINTS, on_step=on_step)
         return _displayed(samples), _path_strips(samples)
     except (UserError, OSError) as error:
         raise gradio().Error(str(error), print_exception=False) from None

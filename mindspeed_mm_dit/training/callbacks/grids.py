@@ -14,11 +14,12 @@ from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.models.registry import check_encoders
-from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
+from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
@@ -42,10 +43,10 @@ class SampleGrids(Callback):
     def __init__(self, args: RunConfig, log: RunLog) -> None:
         self._classes, self._log = args.mm.classes, log
         self._folder = folder_of(args)
-        self._settings = settings_of(args)
+        self._request = request_of(args)
         config: ModelConfig = args.mm.model
         data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
-        self._request = SampleRequest(data.examples(prompts_to_sample(args))).each(each)
+        self._conditions = SampleConditions(data.examples(prompts_to_sample(args))).each(each)
         self._configs = [with_size(config, shape) for shape in data.sampled_shapes()] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
@@ -62,10 +63,10 @@ class SampleGrids(Callback):
             with engine.averaged(self._log.prints) as model:
                 if model is None:
                     return
-                titles = self._request.titles(self._classes)
-                samples = [generate(model, config, self._request, self._settings) for config in self._configs]
+                titles = self._conditions.titles(self._classes)
+                samples = [generate(model, config, self._conditions, self._request) for config in self._configs]
                 sizes = size_words([config.sample_size for config in self._configs])
-                picture = captioned(draw_sizes(samples, titles), f"step {iteration:,}: {self._settings.words}, {sizes}")
+                picture = captioned(draw_sizes(samples, titles), f"step {iteration:,}: {self._request.words}, {sizes}")
         except ConvergenceError:
             self._log.echo(f"samples at iteration {iteration}: not finite, so no grid is written")
             return
@@ -88,18 +89,18 @@ def folder_of(args: RunConfig) -> Path | None:
     return Path(args.save).parent / "samples" if args.save else None
 
 
-def settings_of(args: RunConfig) -> SampleSettings:
-    """Return the sampling settings of a run's grids."""
+def request_of(args: RunConfig) -> SampleRequest:
+    """Return how the samples of a run's grids are generated."""
     model = args.mm.model
-    conditions = model.predictor.conditions
-    scale = model.predictor.cfg_scale(args.report_cfg_scale) if conditions.has_unconditional else 1.0
-    return SampleSettings(
+    has_guidance = model.predictor.conditions.has_unconditional
+    request = SampleRequest(
         sampler=objective_of(model.diffusion).quick_sampler,
         steps=STEPS,
-        guidance=Guidance(scale, channels="3" if conditions.items == ("label",) else "all"),
+        guidance=model.predictor.cfg_scale(args.report_cfg_scale) if has_guidance else 1.0,
         seed=args.seed,
         batch_size=args.micro_batch_size,  # what fits with a gradient fits without, even with guidance
     )
+    return with_defaults(request, model)
 
 
 def check_grids(args: RunConfig, world_size: int) -> None:

@@ -14,10 +14,11 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.sampling.generate import SampleSettings, generate
-from mindspeed_mm_dit.sampling.load import load_model
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.load import describe, load_model
+from mindspeed_mm_dit.sampling.plan import with_defaults
+from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
 from tests.training.launch import mm_dit, run
@@ -74,9 +75,10 @@ def test_report_has_scores_and_every_setting(alone, untrained):
 
 def test_images_have_the_noise_of_their_numbers(alone, untrained):
     """Image 260 lies in the second file; drawn from its number by hand it is the same, up to rounding."""
-    settings = SampleSettings("ddim", 2, Guidance(1.5, "3"))
-    model = load_model(untrained[1], untrained[3])
-    by_hand = generate(*model, SampleRequest({"label": [260 % 10]}, first_number=260), settings)
+    described = describe(ModelRequest(untrained[1], model=untrained[3]))
+    request = with_defaults(SampleRequest(sampler="ddim", steps=2, guidance=1.5), described.config)
+    conditions = SampleConditions({"label": [260 % 10]}, first_number=260)
+    by_hand = generate(load_model(described), described.config, conditions, request)
     with np.load(alone / "samples.npz") as file:
         assert abs(file["arr_0"][260].astype(int) - by_hand[0]).max() <= 1
         assert abs(file["arr_0"][10].astype(int) - by_hand[0]).max() > 1  # the same class, another number

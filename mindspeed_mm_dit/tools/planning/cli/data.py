@@ -24,8 +24,8 @@ from mindspeed_mm_dit.data.rows import Rows, SourceRequest
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
 from mindspeed_mm_dit.sampling.pictures import PICTURES, draw_grid
-from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.overview import (
     bucket_table,
@@ -185,7 +185,7 @@ def _draw(args: argparse.Namespace, data: DataConfig, train: Rows, channels: int
     values = {"label": train.labels[rows].tolist()} if "label" in train.items else {}
     if "caption" in train.items:
         values = {"caption": [train.captions[row][0] for row in rows.tolist()]}
-    titles = SampleRequest(values).titles(train.classes)
+    titles = SampleConditions(values).titles(train.classes)
     Path(args.output).parent.mkdir(parents=True, exist_ok=True)
     draw_grid(pixels, titles).save(args.output)
     echo(f"{args.output}: {len(pixels)} images as a run with --seed {args.seed} first takes them")

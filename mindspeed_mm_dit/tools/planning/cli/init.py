@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.model import autoencoder_in
@@ -32,7 +31,8 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.words_encoder import has_words
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.sampling.request import in_a_list
+from mindspeed_mm_dit.sampling.conditions import in_a_list
+from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.begin import Base, adapted_starter, base_of
 from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted, example_of, files_of, value_text
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
     )
-    add_framework(parser)
+    add_flags(parser, ModelRequest, "framework")
     parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from mindspeed_mm_dit.cli.sample import add_framework
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
 
 DESCRIPTION = """\
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, to check vae/ and step/latents in it")
     parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, to check umt5/ and step/prompt_embeds in it")
     parser.add_argument("--lora", metavar="DIR", help="folder of adapters, to check a file of LoRA values")
-    add_framework(parser)
+    add_flags(parser, ModelRequest, "framework")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
     parser.add_argument(
         "--table-tolerance", type=float, default=1e-12, help="the same for the float64 schedule tables (default 1e-12)"

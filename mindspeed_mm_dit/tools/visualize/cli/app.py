@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from mindspeed_mm_dit.cli.sample import add_experts, add_framework, add_model
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 
 DESCRIPTION = """\
 Serve a page on which you generate samples with a model in your browser: pick classes or write prompts, choose guidance,
@@ -21,10 +21,8 @@ Only this machine can open the page, until you press Ctrl-C. It needs Gradio: pi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    add_model(parser, required=True)
-    add_experts(parser)
+    add_flags(parser, ModelRequest)
     parser.add_argument("--port", type=int, default=7860, metavar="N", help="port of the page (default 7860)")
-    add_framework(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +33,5 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_mm_dit.tools.visualize.app import gradio, serve
 
     gradio()  # checks that Gradio is there, before weights are read
-    loras, low = (args.lora, args.low_noise_lora), args.low_noise_checkpoint
-    pipe = Pipeline.of_checkpoint(args.checkpoint, args.model, args.weights == "ema", False, loras, low, args.boundary)
-    serve(pipe, f"mm-dit: {args.checkpoint}", args.port)
+    serve(Pipeline.load(ModelRequest.from_flags(args)), f"mm-dit: {args.checkpoint}", args.port)
     return 0
