@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, lines_of
 from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between, short_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.data.clips import grey
+from mindspeed_mm_dit.data.clip_reader import grey
 from mindspeed_mm_dit.data.transforms import flatten, load_still, opacity_of, still_size
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework.contract import host_memory_bytes

@@ -7,8 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.cli.sample import prompts_of
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.rows import SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, SEEN, UNSEEN, captions_of
 from tests.captions_fixtures import CAPTIONS, LAYOUTS, write_beside, write_csv, write_parquet, write_tar
