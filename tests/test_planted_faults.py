@@ -25,11 +25,11 @@ class Fault:
 
 FAULTS = {
     "schedule": Fault(
-        "objectives/gaussian.py", "scale * 0.02", "scale * 0.0201",
+        "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
         "tests/objectives/gaussian/test_schedule.py",
     ),
     "validation": Fault(
-        "objectives/gaussian.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
+        "objectives/gaussian/objective.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
         "tests/objectives/test_validation_draws.py",
     ),
     "epsilon": Fault(
@@ -37,7 +37,7 @@ FAULTS = {
         "tests/golden/test_block.py",
     ),
     "colours of videos": Fault(
-        "data/video_file.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
+        "data/video_file.py", '"src_colorspace": matrix or other', '"src_colorspace": other',
         "tests/data/test_video_display.py -k colours_are_those",
     ),
     "strength of adapters": Fault(
@@ -65,11 +65,11 @@ FAULTS = {
         "tests/training/test_same_numbers.py -k noise-replicated",
     ),
     "stretched positions": Fault(
-        "models/layers.py", "rows * (base / height)", "rows * (base / width)",
+        "models/positions.py", "rows * (base / height)", "rows * (base / width)",
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(
-        "data/mixed.py", "int((plan[:position] == source).sum())", "position",
+        "data/order.py", "int((plan[:position] == source).sum())", "position",
         "tests/data/test_mixed.py -k has_its_share",
     ),
     "classes": Fault(
