@@ -19,9 +19,9 @@ from common import Report
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.source import Budget, size_words
-from mindspeed_mm_dit.data.buckets import BucketOrder, counted, fraction_after_crop, shapes_of
+from mindspeed_mm_dit.data.buckets import counted, fraction_after_crop, shapes_of
 from mindspeed_mm_dit.data.check_images import look_at
-from mindspeed_mm_dit.data.order import micro_batches
+from mindspeed_mm_dit.data.order import BucketOrder, micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.planning.memory import train_flop

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import mindspeed_mm_dit as dit
-from mindspeed_mm_dit.data.clips import resize_levels
+from mindspeed_mm_dit.data.clip_reader import resize_levels
 from mindspeed_mm_dit.sampling.outputs import draw_strips
 from mindspeed_mm_dit.tools.evaluate.demo import DIRECTIONS, NAMES, NUM_CLIPS, OFFSETS, moving, read_digits
 from mindspeed_mm_dit.tools.evaluate.digits import real_digits

@@ -22,9 +22,8 @@ from PIL import Image
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import SampleOrder
-from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.shards import INDEX
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 
 SHARD_ROWS, GROUP_ROWS, CLASSES = 10_000, 100, 1_000
 PIXELS, DRAWN = 16, 2_000

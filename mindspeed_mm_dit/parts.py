@@ -73,11 +73,11 @@ ENTRIES = {
         "siglip": "mindspeed_mm_dit.models.registry:SIGLIP",
     },
     "data_source": {
-        "image_folder": "mindspeed_mm_dit.data.sources:IMAGE_FOLDER",
-        "parquet": "mindspeed_mm_dit.data.sources:SHARDS",
-        "webdataset": "mindspeed_mm_dit.data.sources:SHARDS",
-        "clips": "mindspeed_mm_dit.data.sources:CLIPS",
-        "mixed": "mindspeed_mm_dit.data.sources:MIXED",
+        "image_folder": "mindspeed_mm_dit.data.images:IMAGE_FOLDER",
+        "parquet": "mindspeed_mm_dit.data.images:SHARDS",
+        "webdataset": "mindspeed_mm_dit.data.images:SHARDS",
+        "clips": "mindspeed_mm_dit.data.clips:CLIPS",
+        "mixed": "mindspeed_mm_dit.data.mixed:MIXED",
     },
     "condition": {
         "mindspeed_mm_dit.configs.condition.ClassLabel": "mindspeed_mm_dit.data.conditions:LABEL",

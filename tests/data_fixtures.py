@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.order import split
-from mindspeed_mm_dit.data.rows import SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.objectives.registry import draw_of
 

@@ -37,7 +37,7 @@ FAULTS = {
         "tests/golden/test_block.py",
     ),
     "colours of videos": Fault(
-        "data/video_file.py", "in_color_matrix=matrix", 'in_color_matrix="bt601"',
+        "data/video_file.py", '"src_colorspace": matrix or other', '"src_colorspace": other',
         "tests/data/test_video_display.py -k colours_are_those",
     ),
     "strength of adapters": Fault(
@@ -69,7 +69,7 @@ FAULTS = {
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(
-        "data/mixed.py", "int((plan[:position] == source).sum())", "position",
+        "data/order.py", "int((plan[:position] == source).sum())", "position",
         "tests/data/test_mixed.py -k has_its_share",
     ),
     "classes": Fault(

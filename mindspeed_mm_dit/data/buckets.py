@@ -1,20 +1,12 @@
-"""Buckets: choose a shape for each sample, and order the samples so that those of one shape come together.
-
-Both are pure functions. The shape depends on the sizes of the samples, known before any is read; the order depends on
-the seed and the sample index.
-"""
+"""Buckets: choose a shape for each sample, by the sizes of the samples alone; ``BucketOrder`` is in ``order.py``."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from functools import lru_cache
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.source import Shape, SourceParam, size_words
-from mindspeed_mm_dit.data.order import VALIDATION_START, Order, Stream, generator
-from mindspeed_mm_dit.data.rows import Rows
-from mindspeed_mm_dit.errors import ConfigError, DataError
+from mindspeed_mm_dit.data.sources import Rows
+from mindspeed_mm_dit.errors import DataError
 
 
 def fraction_after_crop(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -114,84 +106,3 @@ def lines(shapes: np.ndarray, group: int) -> list[str]:
     words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in shape_counts)
     left_out = f"; each epoch drops {rest:,}, different ones each time" if rest else ""
     return [f"buckets   {words}, {group} in a row{left_out}"]
-
-
-class BucketOrder(Order):
-    """Endless order of samples in groups, each from one bucket; reshuffled each epoch from the seed.
-
-    An epoch has ``len(self)`` sample indices and repeats no sample. The samples of a bucket that do not fill a whole
-    group are left out; with shuffling, these differ from epoch to epoch.
-
-    buckets: (N,) bucket of each sample, counted from 0. fill: leave nothing out, and complete the last group of a
-    bucket with samples from its start. costs: (N,) cost of a step with each sample, in any unit that grows with it.
-    """
-
-    def __init__(
-        self,
-        buckets: np.ndarray,
-        group: int,
-        seed: int,
-        shuffle: bool = True,
-        fill: bool = False,
-        costs: np.ndarray | None = None,
-    ) -> None:
-        self.group, self._seed, self._shuffle, self._fill = group, seed, shuffle, fill
-        self._buckets, self._counts = buckets, np.bincount(buckets)
-        self._costs = np.zeros(len(buckets)) if costs is None else costs
-        self._epoch = lru_cache(maxsize=2)(self._groups)
-
-    def __len__(self) -> int:
-        return int(sum(map(self._length, self._counts.tolist())))
-
-    def _length(self, count: int) -> int:
-        """Return how many sample indices a bucket of ``count`` samples takes in an epoch."""
-        return (-(-count // self.group) if self._fill else count // self.group) * self.group
-
-    def _groups(self, epoch: int) -> np.ndarray:
-        """Return the samples of an epoch, in order."""
-        samples = np.arange(len(self._buckets))
-        if self._shuffle:
-            samples = generator(self._seed, Stream.ORDER, epoch).permutation(samples)
-        by_bucket = [samples[self._buckets[samples] == bucket] for bucket in range(len(self._counts))]
-        groups = np.concatenate(
-            [np.resize(members, self._length(len(members))).reshape(-1, self.group) for members in by_bucket]
-        )
-        if self._shuffle:
-            groups = generator(self._seed, Stream.ORDER, epoch, block=1).permutation(groups)
-        return groups.reshape(-1)
-
-    def images(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the row at each sample index, (B,) int64; validation starts at the first group."""
-        epochs, offsets = np.divmod(sample_indices % VALIDATION_START, len(self))
-        return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
-
-    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        """Yield the micro-batches of one rank, each from one bucket.
-
-        The micro-batches of a step are dealt to the ranks by cost, the most expensive first, and in reverse order every
-        second round. Ranks then wait little for each other, whether they synchronize after each round or after the
-        step.
-        """
-        while True:
-            step = np.arange(start, start + rounds * ranks * size).reshape(-1, size)
-            dealt = np.argsort(-self._costs[self.images(step[:, 0])], kind="stable").reshape(rounds, ranks)
-            dealt[1::2] = dealt[1::2, ::-1]
-            yield from step[dealt[:, rank]]
-            start += step.size
-
-    def check(self, micro_batch_size: int, start: int = 0) -> None:
-        if self.group % micro_batch_size:
-            raise ConfigError(
-                f"--micro-batch-size = {micro_batch_size}",
-                f"does not divide dataset_param.bucket_group: {self.group} % {micro_batch_size} = "
-                f"{self.group % micro_batch_size}",
-                f"set bucket_group to {-(-self.group // micro_batch_size) * micro_batch_size}, or use a divisor of it: "
-                "a micro-batch has samples of one shape",
-            )
-        if start % micro_batch_size:
-            raise ConfigError(
-                f"--micro-batch-size = {micro_batch_size}",
-                f"does not divide the {start} samples that the run has consumed, so micro-batches would have samples "
-                "of two shapes",
-                "resume with the micro-batch and global batch that the run had",
-            )

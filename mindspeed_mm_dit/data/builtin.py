@@ -25,6 +25,12 @@ class BuiltinData(NamedTuple):
     """Labels are 0 ... num_classes - 1."""
 
 
+_written: list[tuple[Path, list[Path]]] = []
+"""Built-in data written by this process, each with the parent folders that were created for it."""
+IMAGES, CLIPS = Registry[BuiltinData]("builtin_images"), Registry[BuiltinData]("builtin_clips")
+"""The built-in data sets by name, which is a value of ``dataset_param.source``."""
+
+
 @contextmanager
 def written_aside(folder: Path) -> Iterator[Path]:
     """Yield a path next to ``folder`` that is renamed to it at the end, unless another rank has created it first."""
@@ -40,12 +46,6 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-_written: list[tuple[Path, list[Path]]] = []
-"""Built-in data written by this process, each with the parent folders that were created for it."""
-IMAGES, CLIPS = Registry[BuiltinData]("builtin_images"), Registry[BuiltinData]("builtin_clips")
-"""The built-in data sets by name, which is a value of ``dataset_param.source``."""
-
-
 def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None:
     """Fill ``folder`` with the built-in data set ``source``, one of ``known``, unless the folder exists.
 
@@ -53,16 +53,16 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
         DataError: the folder is not named like the data set, or cannot be written. The name is checked so that a
             mistyped path, or a ``source`` copied from another file, does not yield the wrong images.
     """
-    there = is_folder(folder)
+    exists, what = is_folder(folder), f"dataset_param.data_folder = {folder}"
     if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(
-            f"dataset_param.data_folder = {folder}",
-            f"{'exists' if there else 'does not exist'}, and dataset_param.source is {source!r}, "
+            what,
+            f"{'exists' if exists else 'does not exist'}, and dataset_param.source is {source!r}, "
             f"built-in data whose folder must be named {source}",
-            f'for data of your own {"" if there else "correct data_folder and "}drop "source" from data.json; '
+            f'for data of your own {"" if exists else "correct data_folder and "}drop "source" from data.json; '
             f"for the built-in data name a folder .../{source}",
         )
-    if there:
+    if exists:
         return
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
@@ -70,11 +70,8 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
         known[source].write(folder)
         _written.append((folder, missing))
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"dataset_param.data_folder = {folder}",
-            f"the built-in {source} cannot be written there: {reason_of(error)}",
-            "name a folder on a disk that has room and may be written",
-        ) from None
+        reason = f"the built-in {source} cannot be written there: {reason_of(error)}"
+        raise DataError(what, reason, "name a folder on a disk that has room and may be written") from None
 
 
 def take_back() -> None:

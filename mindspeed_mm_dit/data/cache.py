@@ -1,9 +1,9 @@
 """A cache of encoded samples on disk, with everything a run must agree on to use it. No framework.
 
-    index.json               what the cache was made from and with, rows per shard; written last
+    index.json               what the cache was made from and with, rows per shard; written last (cache_index.py)
     rows.jsonl               path, label and captions of every row, in order
     null.safetensors         the encoded empty caption of each text condition
-    sources.jsonl            the files that the rows were read from, with size, time and digest (cache_sources.py)
+    sources.jsonl            the files that the rows were read from, with size, time and digest (cache_index.py)
     rows-00000.safetensors   mean and, if the posterior is sampled, std: (rows of the shard, views, C, ...);
                              frame_mean, the same for the frames that an image-to-video network is conditioned on;
                              features0 ... of teachers, image_embeds: (rows of the shard, views, N, width);
@@ -18,28 +18,134 @@ Shards are mapped into memory. A crash costs one shard, and ranks write their sh
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
-from mindspeed_mm_dit.configs.files import UnusableFile, digest_of, read_bytes
-from mindspeed_mm_dit.data.cache_before import rows_of_before
-from mindspeed_mm_dit.data.cache_index import INDEX, MAKE_AGAIN, Shard, Texts, first_not_finite, read_index
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.data.cache_index import INDEX, RESUMES, CachedText, CacheIndex, read_index
 from mindspeed_mm_dit.data.conditions import NO_CAPTION
 from mindspeed_mm_dit.data.labels import named_to_the_last
-from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Read, Rows
-from mindspeed_mm_dit.data.threads import in_threads
+from mindspeed_mm_dit.data.sources import Read, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.terminal import progress
 
 ROWS, NULL = "rows.jsonl", "null.safetensors"
+MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
+_MOMENTS = ("mean", "std", "frame_mean")
 
 Arrays = dict[str, np.ndarray]
+
+
+def open_shard(path: Path) -> Any:
+    """Return an open safetensors file, of which only what is read comes into memory; raises DataError if damaged."""
+    try:
+        check_file(path)
+        file = safe_open(path, "numpy")  # (it compares the header with the size of the file)
+        kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        if not kinds <= {"F32", "F16", "I64"}:
+            raise UnusableFile(f"it has tensors of {', '.join(sorted(kinds))}")
+        return file
+    except (UnusableFile, SafetensorError, OSError) as error:
+        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
+
+
+def _shape_of(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.get_shape())
+
+
+class Texts:
+    """The encoded captions of some rows, one caption after another."""
+
+    def __init__(self, path: Path, file: Any, texts: Mapping[str, CachedText], rows: int) -> None:
+        """``file``: an open shard, or that of the empty caption."""
+        self._texts, names = texts, set(file.keys())
+        states = {name: f"{name}.states" if text.length else name for name, text in texts.items()}
+        tokens = {name: f"{name}.tokens" for name, text in texts.items() if text.length}
+        if missing := sorted({*states.values(), *tokens.values()} - names):
+            raise DataError(str(path), f"holds no {missing[0]}", MAKE_AGAIN)
+        self.counts = file.get_tensor("captions") if "captions" in names else np.ones(rows, np.int64)
+        self._first = np.cumsum(self.counts) - self.counts
+        self._arrays = {name: file.get_slice(tensor) for name, tensor in states.items()}
+        self._tokens = {name: file.get_tensor(tensor) for name, tensor in tokens.items()}
+        num_states = {name: texts[name].num_states(counts) for name, counts in self._tokens.items()}
+        self._ends = {name: np.cumsum(counts) for name, counts in num_states.items()}
+        for name, array in self._arrays.items():
+            shape, entries = _shape_of(array), len(self._tokens.get(name, ()))
+            if name in tokens and (len(shape) != 2 or shape[0] != num_states[name].sum()):
+                raise DataError(str(path), f"holds {shape} states of {num_states[name].sum()} tokens", MAKE_AGAIN)
+            if len(self.counts) != rows or (entries if name in tokens else shape[0]) != self.counts.sum():
+                raise DataError(str(path), f"holds other rows or captions than the {rows} of the index", MAKE_AGAIN)
+
+    def width(self, name: str) -> int:
+        """Return the width of a state, or of a vector."""
+        return _shape_of(self._arrays[name])[1]
+
+    def read(self, name: str, row: int, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return states (L, D) float32 and mask (L,) int64 of caption ``number`` of ``row``; or a vector and None."""
+        caption, array, length = int(self._first[row]) + number, self._arrays[name], self._texts[name].length
+        if not length:
+            return array[caption].astype(np.float32), None
+        end, tokens = int(self._ends[name][caption]), int(self._tokens[name][caption])
+        count = int(self._texts[name].num_states(self._tokens[name])[caption])
+        states = np.zeros((length, self.width(name)), np.float32)
+        states[:count] = array[end - count : end]
+        return states, (np.arange(length) < tokens).astype(np.int64)
+
+
+class Shard:
+    """Some rows: their latents and their encoded captions."""
+
+    def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
+        file = open_shard(path)
+        names = set(file.keys())
+        self._views = index.views
+        self.latents = {n: file.get_slice(n) for n in (*_MOMENTS, "vector", *index.features) if n in names}
+        self._shapes = file.get_tensor("latent_shape") if index.ragged and "latent_shape" in names else None
+        shapes = {name: _shape_of(array) for name, array in self.latents.items() if name in _MOMENTS}
+        if index.ragged:
+            sizes = [] if self._shapes is None else self._shapes.prod(1) * index.views
+            self._ends = np.cumsum(sizes, dtype=np.int64)
+            is_right = len(sizes) == rows and shapes == dict.fromkeys(index.moments, (int(self._ends[-1]),))
+            expected = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
+        else:
+            shape = shapes.get("mean", ())
+            is_right = shape[:2] == (rows, index.views) and shapes == dict.fromkeys(index.moments, shape)
+            is_right = is_right and len(shape) >= 4
+            expected = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
+        if not is_right:
+            raise DataError(str(path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
+        self.texts = Texts(path, file, index.texts, rows)
+
+    @property
+    def latent_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes (C, ...) of the latents."""
+        if self._shapes is None:
+            return {_shape_of(self.latents["mean"])[2:]}
+        return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
+
+    def vectors(self) -> np.ndarray:
+        """Return the vector of each row, (rows, width)."""
+        return self.latents["vector"][:]
+
+    def latent(self, name: str, position: int, view: int) -> np.ndarray:
+        """Return a moment (C, ...) of a row in a view, or the features of a teacher or an image encoder."""
+        if self._shapes is None or name not in _MOMENTS:
+            return self.latents[name][position, view]
+        shape = tuple(self._shapes[position].tolist())
+        size = math.prod(shape)
+        first = int(self._ends[position]) - (self._views - view) * size
+        return self.latents[name][first : first + size].reshape(shape)
+
+
+def first_not_finite(*arrays: np.ndarray) -> int | None:
+    """Return the first row (axis 0 of all ``arrays``) with a value that is not finite; None if all are finite."""
+    good = np.logical_and.reduce([np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in arrays])
+    return None if good.all() else int(np.argmin(good))
 
 
 class Cache:
@@ -51,11 +157,12 @@ class Cache:
     def __init__(self, folder: str | Path, setting: str) -> None:
         self.folder, self.setting = Path(folder), setting
         self.index = read_index(self.folder, setting)
-        self._null = [Texts(self.folder / NULL, self.index.texts, 1)] if self.index.texts else []
-        self._shards = [self._open(shard) for shard in range(self.index.num_shards)]
-
-    def _open(self, shard: int) -> Shard:
-        return Shard(self.index.shard_path(self.folder, shard), len(self.index.rows_of(shard)), self.index)
+        path = self.folder / NULL
+        self._null = Texts(path, open_shard(path), self.index.texts, 1) if self.index.texts else None
+        self._shards = [
+            Shard(self.index.shard_path(self.folder, shard), len(self.index.rows_of(shard)), self.index)
+            for shard in range(self.index.num_shards)
+        ]
 
     @property
     def latent_shapes(self) -> set[tuple[int, ...]]:
@@ -69,38 +176,31 @@ class Cache:
     def check_features(self, expected: Mapping[str, tuple[int, int]], what: str) -> None:
         """Raise ConfigError unless the cache has the ``expected`` features, given as shapes (N, width) by name."""
         for name, shape in expected.items():
-            for actual in {shard.latents[name].shape[2:] if name in shard.latents else None for shard in self._shards}:
+            for shard in self._shards:
+                actual = _shape_of(shard.latents[name])[2:] if name in shard.latents else None
                 if actual != shape:
-                    raise ConfigError(
-                        what,
-                        f"holds {name} of shape {actual}, but the predictor expects {shape}",
-                        "correct predictor.z_dims, or make another cache",
-                    )
+                    reason = f"holds {name} of shape {actual}, but the predictor expects {shape}"
+                    raise ConfigError(what, reason, "correct predictor.z_dims, or make another cache")
 
     def rows(self, data_folder: str) -> Rows:
         """Return the rows, with paths below ``data_folder``; raises DataError if their list is damaged."""
-        entries = self._listed()
+        entries, index = self._listed(), self.index
         items: dict[str, Any] = {}
         if all("label" in row for row in entries):
             items["label"] = np.array([row["label"] for row in entries], np.int64)
         if all("vector" in shard.latents for shard in self._shards):
-            items["vector"] = np.concatenate([shard.latents["vector"] for shard in self._shards])
-        if self.index.texts:
+            items["vector"] = np.concatenate([shard.vectors() for shard in self._shards])
+        if index.texts:
             counts = np.concatenate([shard.texts.counts for shard in self._shards]).tolist()
-            listed = (row.get("captions") for row in entries)
-            items["caption"] = tuple(
-                tuple(captions) if captions else tuple(f"caption {n}" for n in range(count))
-                for captions, count in zip(listed, counts)
-            )
-        classes = self.index.classes
+            numbered = ([f"caption {n}" for n in range(count)] for count in counts)  # (for rows without texts)
+            items["caption"] = tuple(tuple(row.get("captions") or names) for row, names in zip(entries, numbered))
+        classes = index.classes
         if not classes and "label" in items:
             classes = named_to_the_last((), items["label"])
         paths = tuple(str(Path(data_folder, row["path"])) for row in entries)
-        index = self.index
         shapes = np.array([row["shape"] for row in entries], np.int64) if index.ragged else None
-        return Rows(
-            paths, items, classes, index.skipped, digest=index.digest, shapes=shapes, cached=np.arange(len(paths))
-        )
+        numbers = np.arange(len(paths))
+        return Rows(paths, items, classes, index.skipped, digest=index.digest, shapes=shapes, cached=numbers)
 
     @property
     def knows_captions(self) -> bool:
@@ -109,18 +209,11 @@ class Cache:
 
     def _listed(self) -> list[dict[str, Any]]:
         try:
-            old_entries = rows_of_before(self.folder, self.index.stem, self.index.num_rows)
-            if old_entries is not None:
-                return old_entries
             entries = [json.loads(line) for line in read_bytes(self.folder / ROWS).splitlines()]
             if len(entries) != self.index.num_rows or not all(isinstance(row.get("path"), str) for row in entries):
                 raise ValueError(f"it lists {len(entries)} rows, but {INDEX} counts {self.index.num_rows}")
         except (UnusableFile, ValueError, AttributeError) as error:
-            raise DataError(
-                f"{self.setting} = {self.folder}",
-                f"{ROWS} cannot be read: {error}",
-                "run mm-dit cache-latents again: it keeps what is encoded",
-            ) from None
+            raise DataError(f"{self.setting} = {self.folder}", f"{ROWS} cannot be read: {error}", RESUMES) from None
         return entries
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
@@ -147,13 +240,13 @@ class Cache:
         Raises:
             DataError: a value is not finite.
         """
-        positions = [divmod(row, self.index.shard_rows) for row in rows.tolist()]
-        texts = [
-            self._null[0].read(name, 0, 0)
-            if number == NO_CAPTION
-            else self._shards[shard].texts.read(name, position, number)
-            for (shard, position), number in zip(positions, numbers.tolist())
-        ]
+        assert self._null is not None, "a cache of texts has the empty caption"
+        texts = []
+        for row, number in zip(rows.tolist(), numbers.tolist()):
+            shard, position = divmod(row, self.index.shard_rows)
+            is_empty = number == NO_CAPTION
+            source = self._null if is_empty else self._shards[shard].texts
+            texts.append(source.read(name, *((0, 0) if is_empty else (position, number))))
         batch = {name: np.stack([states for states, _ in texts])}
         self._check_finite(batch, rows)
         masks = [mask for _, mask in texts if mask is not None]
@@ -163,11 +256,9 @@ class Cache:
         bad = first_not_finite(*arrays.values())
         if bad is not None:
             row = int(rows[bad])
-            raise DataError(
-                str(self.index.shard_path(self.folder, row // self.index.shard_rows)),
-                f"row {row}, {self._listed()[row]['path']}, has a value that is not finite",
-                MAKE_AGAIN,
-            )
+            path = self.index.shard_path(self.folder, row // self.index.shard_rows)
+            reason = f"row {row}, {self._listed()[row]['path']}, has a value that is not finite"
+            raise DataError(str(path), reason, MAKE_AGAIN)
 
 
 class CachedVisuals:
@@ -178,13 +269,8 @@ class CachedVisuals:
 
         others: names of the features and of the latents of conditioning frames to read.
         """
-        self.views, self._cache, self._rows = cache.index.views, cache, rows
+        self.views, self.views_at, self._cache, self._rows = cache.index.views, file_reader.views_at, cache, rows
         self._with_std, self._others = with_std, others
-        self._file_reader = file_reader
-
-    def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the view of each sample, the same as for the files."""
-        return self._file_reader.views_at(seed, sample_indices)
 
     def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, ...) float32, unscaled."""
@@ -193,101 +279,3 @@ class CachedVisuals:
         names = ("mean", "std") if self._with_std else ("mean",)
         latents = {f"latent_{name}": arrays[name] for name in names}
         return Read(latents | {name: arrays[name] for name in self._others}, rows)
-
-
-SOURCES = "sources.jsonl"
-READ_BYTES = 256 * 2**20
-"""Files of up to this size in all are read by every run, which takes less than a second."""
-NOT_RECORDED = "does not record its source files (it is of an earlier version), so changes of them are not noticed"
-
-
-class SourceFile(NamedTuple):
-    """A file as it was when a cache was made."""
-
-    path: str
-    """Relative to ``data_folder``."""
-    size: int
-    """In bytes."""
-    mtime_ns: int
-    digest: str
-
-
-def source_files(rows: Rows, folder: str) -> list[SourceFile]:
-    """Return the files that ``rows`` are read from, each read once; raises DataError if one cannot be read."""
-
-    def look(path: str) -> SourceFile:
-        stat = os.stat(path)
-        return SourceFile(os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns, digest_of(path).hex())
-
-    paths = [path for path in dict.fromkeys(rows.files or rows.paths) if os.path.isfile(path)]
-    try:
-        return list(progress("reading files", in_threads(look, paths), total=len(paths), unit="file", delay=2))
-    except (UnusableFile, OSError) as error:
-        raise DataError(folder, f"a file cannot be read: {error}", "run the command again") from None
-
-
-def digest_of_sources(files: Iterable[SourceFile]) -> str:
-    """Return a digest of the paths and contents of ``files``, whatever their times are."""
-    lines = sorted(f"{file.path}\0{file.digest}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def sources_json(files: Iterable[SourceFile]) -> str:
-    """Return the content of SOURCES."""
-    return "".join(json.dumps(file) + "\n" for file in files)
-
-
-def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return notes on the source files of a ``cache``; ``setting``: the key of data.json that names it.
-
-    folder: where the files are looked for; listed: files that the cache must have been made from, if it records any.
-    Raises DataError, naming those that changed or were added since the cache was made.
-    """
-    if not os.path.isdir(folder):
-        return ()
-    if not (cache / SOURCES).exists():
-        return (f"note: {cache} {NOT_RECORDED}; mm-dit cache-latents into another folder makes one that does",)
-    try:
-        files = [SourceFile(*json.loads(line)) for line in read_bytes(cache / SOURCES).splitlines()]
-        changed, touched = _compared(files, folder)
-        changed += sorted({os.path.relpath(path, folder) for path in listed} - {file.path for file in files})
-    except (UnusableFile, ValueError, TypeError, RecursionError) as error:
-        cure = "run mm-dit cache-latents again: it keeps what is encoded"
-        raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", cure) from None
-    if changed:
-        names = ", ".join(changed[:PROBLEMS_SHOWN]) + (", ..." if len(changed) > PROBLEMS_SHOWN else "")
-        raise DataError(
-            f"{setting} = {cache}",
-            f"was made before files in {folder} were changed or added, {len(changed):,} in all: {names}",
-            "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ...",
-        )
-    if touched:
-        return (
-            f"note: {touched:,} source files of {cache} have new modification times but the same bytes, and were read; "
-            "mm-dit cache-latents into the same folder records the new times",
-        )
-    return ()
-
-
-def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]:
-    """Return the names of the files that changed, and how many others had only another time and were read."""
-    reads_all = sum(file.size for file in files) <= READ_BYTES
-
-    def look(file: SourceFile) -> str:
-        path = os.path.join(folder, file.path)
-        try:
-            stat = os.stat(path)
-            if stat.st_size != file.size:
-                return "changed"
-            has_time = stat.st_mtime_ns == file.mtime_ns
-            if has_time and not reads_all:
-                return ""
-            if digest_of(path).hex() != file.digest:
-                return "changed"
-            return "" if has_time or reads_all else "touched"
-        except (UnusableFile, OSError, ValueError):  # (absent or not readable: it is not needed)
-            return ""
-
-    looks = in_threads(look, files)
-    states = list(progress("comparing files", looks, total=len(files), unit="file", delay=2))
-    return [file.path for file, state in zip(files, states) if state == "changed"], states.count("touched")

@@ -1,29 +1,34 @@
-"""The index.json of a cache, its shards of latents and encoded captions, and the check that a run agrees with them.
+"""What a cache was made from and with: its index.json, and its source files; and the check that a run agrees with them.
 
-Shards are mapped into memory. No framework.
+    sources.jsonl   a line for each file: path below data_folder, bytes, modification time in ns, digest
+
+A source file of another size has changed, and one that is absent is not needed. Otherwise the digest decides, except
+that a file with the recorded time counts as unchanged, unread, if the files have more than READ_BYTES in all.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, digest_of, read_bytes
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.cache_before import CLIPS_BEFORE, index_of_before, names_of_before
+from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, first_names, in_threads
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
-INDEX = "index.json"
-GO_ON = "run mm-dit cache-latents; it resumes where it was interrupted"
+INDEX, SOURCES = "index.json", "sources.jsonl"
+READ_BYTES = 256 * 2**20
+"""Files of up to this size in all are read by every run, which takes less than a second."""
+RESUMES = "run mm-dit cache-latents again: it keeps what is encoded"
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,7 @@ class CacheIndex:
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}", "must be positive", GO_ON)
-
-    @property
-    def lists_files(self) -> bool:
-        """Whether the rows have their paths and captions; version 0.1 stored none for clips."""
-        return self.stem != CLIPS_BEFORE
+                raise ConfigError(f"{name} = {getattr(self, name)}", "must be positive", RESUMES)
 
     @property
     def num_shards(self) -> int:
@@ -102,7 +102,7 @@ class CacheIndex:
 
 
 def read_index(folder: Path, setting: str) -> CacheIndex:
-    """Read index.json, of this version or an earlier one; raises DataError if the cache is missing or not finished."""
+    """Read index.json; raises DataError if the cache is missing, not finished, or of version 0.1."""
     where = f"{folder}/{INDEX}"
     try:
         content = json.loads(read_bytes(folder / INDEX))
@@ -110,7 +110,8 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
         cure = f"run mm-dit cache-latents with --output {folder}; it resumes where it was interrupted"
         raise DataError(f"{setting} = {folder}", f"holds no finished cache: {INDEX} {error}", cure) from None
     if isinstance(content, dict):
-        content = index_of_before(content, where)
+        if "identity" in content:
+            raise DataError(f"{setting} = {folder}", "was made by version 0.1, whose caches are not read", CACHE_AGAIN)
         texts = content.get("texts")
         if isinstance(texts, dict):
             content["texts"] = {name: from_mapping(CachedText, text, f"{where}: texts") for name, text in texts.items()}
@@ -137,163 +138,96 @@ def check_same(where: str, cached: Mapping[str, str], expected: Mapping[str, str
         if there != here:
             kind = "teacher" if key.startswith("features") else key.partition("[")[0]
             words = _WORDS.get(kind, f"another {kind}")
-            a, b = (short_repr(_SHA256.sub(r"\1", part)) for part in _parts_that_differ(there, here))
-            raise ConfigError(
-                where,
-                f"was made with {words}: {a} there and {b} here",
-                "make the cache again, in another folder: mm-dit cache-latents --model ... --data ... --output ...",
-            )
+            parts = there.split(", "), here.split(", ")
+            if len(parts[0]) == len(parts[1]):  # (only the parts that differ)
+                pairs = [(a, b) for a, b in zip(*parts) if a != b]
+                there, here = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
+            there, here = (short_repr(_SHA256.sub(r"\1", part)) for part in (there, here))
+            raise ConfigError(where, f"was made with {words}: {there} there and {here} here", CACHE_AGAIN)
 
 
-def _parts_that_differ(there: str, here: str) -> tuple[str, str]:
-    """Return the comma-separated parts in which two texts differ."""
-    parts = there.split(", "), here.split(", ")
-    if len(parts[0]) != len(parts[1]):
-        return there, here
-    pairs = [(a, b) for a, b in zip(*parts) if a != b]
-    return ", ".join(a for a, _ in pairs), ", ".join(b for _, b in pairs)
+class SourceFile(NamedTuple):
+    """A file as it was when a cache was made."""
+
+    path: str
+    """Relative to ``data_folder``."""
+    size: int
+    """In bytes."""
+    mtime_ns: int
+    digest: str
 
 
-MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
-_MOMENTS = ("mean", "std", "frame_mean")
-_DTYPES = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
+def source_files(rows: Rows, folder: str) -> list[SourceFile]:
+    """Return the files that ``rows`` are read from, each read once; raises DataError if one cannot be read."""
+
+    def look(path: str) -> SourceFile:
+        stat = os.stat(path)
+        return SourceFile(os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns, digest_of(path).hex())
+
+    paths = [path for path in dict.fromkeys(rows.files or rows.paths) if os.path.isfile(path)]
+    try:
+        return list(in_threads(look, paths, "reading files"))
+    except (UnusableFile, OSError) as error:
+        raise DataError(folder, f"a file cannot be read: {error}", "run the command again") from None
 
 
-def map_tensors(path: Path) -> dict[str, Any]:
-    """Map the tensors of a safetensors file into memory.
+def digest_of_sources(files: Iterable[SourceFile]) -> str:
+    """Return a digest of the paths and contents of ``files``, whatever their times are."""
+    lines = sorted(f"{file.path}\0{file.digest}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
-    Raises:
-        DataError: it is damaged. A truncated file is not mapped, since reading past its end would end the process.
+
+def sources_json(files: Iterable[SourceFile]) -> str:
+    """Return the content of SOURCES."""
+    return "".join(json.dumps(file) + "\n" for file in files)
+
+
+def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return notes on the source files of a ``cache``; ``setting``: the key of data.json that names it.
+
+    folder: where the files are looked for; listed: files that the cache must have been made from, if it records any.
+    Raises DataError, naming those that changed or were added since the cache was made.
     """
+    if not os.path.isdir(folder):
+        return ()
+    if not (cache / SOURCES).exists():
+        reason = "does not record its source files (it is of an earlier version), so changes of them are not noticed"
+        return (f"note: {cache} {reason}; mm-dit cache-latents into another folder makes one that does",)
     try:
-        check_file(path)
-        with safe_open(path, "numpy"):  # compares the header with the size of the file
-            pass
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        return {
-            name: np.memmap(
-                path, _DTYPES[spec["dtype"]], "r", 8 + length + spec["data_offsets"][0], tuple(spec["shape"])
-            )
-            for name, spec in header.items()
-        }
-    except (UnusableFile, SafetensorError, OSError, ValueError, KeyError) as error:
-        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
+        files = [SourceFile(*json.loads(line)) for line in read_bytes(cache / SOURCES).splitlines()]
+        changed, touched = _compared(files, folder)
+        changed += sorted({os.path.relpath(path, folder) for path in listed} - {file.path for file in files})
+    except (UnusableFile, ValueError, TypeError, RecursionError) as error:
+        raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", RESUMES) from None
+    if changed:
+        reason = f"was made before files in {folder} were changed or added, {len(changed):,} in all: "
+        raise DataError(f"{setting} = {cache}", reason + first_names(changed), CACHE_AGAIN)
+    if touched:
+        return (
+            f"note: {touched:,} source files of {cache} have new modification times but the same bytes, and were read; "
+            "mm-dit cache-latents into the same folder records the new times",
+        )
+    return ()
 
 
-def metadata_of(path: Path) -> dict[str, str]:
-    """Return the metadata of a safetensors file; raises DataError if it is damaged."""
-    try:
-        with safe_open(path, "numpy") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
+def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]:
+    """Return the names of the files that changed, and how many others had only another time and were read."""
+    reads_all = sum(file.size for file in files) <= READ_BYTES
 
+    def look(file: SourceFile) -> str:
+        path = os.path.join(folder, file.path)
+        try:
+            stat = os.stat(path)
+            if stat.st_size != file.size:
+                return "changed"
+            has_time = stat.st_mtime_ns == file.mtime_ns
+            if has_time and not reads_all:
+                return ""
+            if digest_of(path).hex() != file.digest:
+                return "changed"
+            return "" if has_time or reads_all else "touched"
+        except (UnusableFile, OSError, ValueError):  # (absent or not readable: it is not needed)
+            return ""
 
-class Texts:
-    """The encoded captions of some rows, one caption after another."""
-
-    def __init__(self, path: Path, texts: Mapping[str, CachedText], rows: int) -> None:
-        self._texts, tensors = texts, names_of_before(map_tensors(path))
-        self.counts = np.asarray(tensors.get("captions", np.ones(rows, np.int64)))
-        self._first = np.cumsum(self.counts) - self.counts
-        self._arrays = {
-            name: _tensor(tensors, path, f"{name}.states" if text.length else name) for name, text in texts.items()
-        }
-        self._tokens = {
-            name: np.asarray(_tensor(tensors, path, f"{name}.tokens")) for name, text in texts.items() if text.length
-        }
-        self._ends: dict[str, np.ndarray] = {}
-        for name, array in self._arrays.items():
-            self._check(path, name, array, rows)
-
-    def _check(self, path: Path, name: str, array: np.ndarray, rows: int) -> None:
-        captions = int(self.counts.sum())
-        if name in self._tokens:
-            num_states = self._texts[name].num_states(self._tokens[name])
-            self._ends[name] = np.cumsum(num_states)
-            if array.ndim != 2 or len(array) != num_states.sum():
-                raise DataError(str(path), f"holds {array.shape} states of {num_states.sum()} tokens", MAKE_AGAIN)
-        entries = len(self._tokens.get(name, array))
-        if len(self.counts) != rows or entries != captions:
-            raise DataError(str(path), f"holds other rows or captions than the {rows} of the index", MAKE_AGAIN)
-
-    def width(self, name: str) -> int:
-        """Return the width of a state, or of a vector."""
-        return int(self._arrays[name].shape[1])
-
-    def read(self, name: str, row: int, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return states (L, D) float32 and mask (L,) int64 of caption ``number`` of ``row``; or a vector and None."""
-        caption, array, length = int(self._first[row]) + number, self._arrays[name], self._texts[name].length
-        if not length:
-            return array[caption].astype(np.float32), None
-        end, tokens = int(self._ends[name][caption]), int(self._tokens[name][caption])
-        count = int(self._texts[name].num_states(self._tokens[name])[caption])
-        states = np.zeros((length, array.shape[1]), np.float32)
-        states[:count] = array[end - count : end]
-        return states, (np.arange(length) < tokens).astype(np.int64)
-
-
-class Shard:
-    """Some rows: their latents and their encoded captions."""
-
-    def __init__(self, path: Path, rows: int, index: CacheIndex) -> None:
-        tensors = map_tensors(path)
-        names = (*_MOMENTS, "vector", *index.features)
-        latents = {name: tensors[name] for name in names if name in tensors}
-        if index.stem == "features":  # version 0.1: one view, without an axis of its own
-            latents = {name: array[:, None] for name, array in latents.items()}
-        self.path, self.latents, self._views = path, latents, index.views
-        self._shapes = tensors["latent_shape"] if index.ragged and "latent_shape" in tensors else None
-        if index.ragged:
-            self._ends = self._checked_ends(rows, index)
-        else:
-            self._check_stacked(rows, index)
-        self.texts = Texts(path, index.texts, rows)
-
-    def _checked_ends(self, rows: int, index: CacheIndex) -> np.ndarray:
-        """Return where the elements of each row end, (rows,) int64; raises DataError if some are missing."""
-        ends = np.cumsum([np.prod(shape) * index.views for shape in self._shapes]) if self._shapes is not None else []
-        shapes = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
-        if len(ends) != rows or shapes != dict.fromkeys(index.moments, (int(ends[-1]),)):
-            expected = f"{' and '.join(index.moments)} of {rows} rows, with latent_shape"
-            raise DataError(str(self.path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
-        return np.asarray(ends, np.int64)
-
-    def _check_stacked(self, rows: int, index: CacheIndex) -> None:
-        """Raise DataError unless all latents are (rows, views, C, ...)."""
-        shapes = {name: array.shape for name, array in self.latents.items() if name in _MOMENTS}
-        shape = shapes.get("mean", ())
-        if len(shape) < 4 or shape[:2] != (rows, index.views) or shapes != dict.fromkeys(index.moments, shape):
-            expected = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
-            raise DataError(str(self.path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
-
-    @property
-    def latent_shapes(self) -> set[tuple[int, ...]]:
-        """Shapes (C, ...) of the latents."""
-        if self._shapes is None:
-            return {self.latents["mean"].shape[2:]}
-        return {tuple(shape) for shape in np.unique(self._shapes, axis=0).tolist()}
-
-    def latent(self, name: str, position: int, view: int) -> np.ndarray:
-        """Return a moment (C, ...) of a row in a view, or the features of a teacher or an image encoder."""
-        if self._shapes is None or name not in _MOMENTS:
-            return self.latents[name][position, view]
-        shape = tuple(self._shapes[position].tolist())
-        size = math.prod(shape)
-        first = int(self._ends[position]) - (self._views - view) * size
-        return self.latents[name][first : first + size].reshape(shape)
-
-
-def _tensor(tensors: Mapping[str, Any], path: Path, name: str) -> Any:
-    if name not in tensors:
-        raise DataError(str(path), f"holds no {name}", MAKE_AGAIN)
-    return tensors[name]
-
-
-def first_not_finite(*arrays: np.ndarray) -> int | None:
-    """Return the first row (axis 0 of all ``arrays``) with a value that is not finite; None if all are finite."""
-    good = np.logical_and.reduce([np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in arrays])
-    return None if good.all() else int(np.argmin(good))
+    states = list(in_threads(look, files, "comparing files"))
+    return [file.path for file, state in zip(files, states) if state == "changed"], states.count("touched")

@@ -1,6 +1,8 @@
-"""Captions of images from the files beside them.
+"""Captions: the files they are read from, and their token ids as the pipelines of each encoder's publishers make them.
 
-From captions to token ids as each encoder's publishers prepare them. No framework.
+A location of captions is written ".txt" for a file's ending next to an image, or after it in a tar; ".json:caption" for
+a key of a JSON object. A text file has one caption per line; a JSON value is one caption or a list. There may be
+several locations, e.g. one per language; an image gets the captions of all.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import json
 import os
 import re
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -27,14 +31,21 @@ from mindspeed_mm_dit.configs.files import (
 )
 from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
-from mindspeed_mm_dit.data.labels import composed
-from mindspeed_mm_dit.data.threads import in_threads
+from mindspeed_mm_dit.data.sources import in_threads
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
-from mindspeed_mm_dit.terminal import progress
 
 VARIED_AMONG = 1000
 """Varied captions are chosen among this many, evenly spread over all of them."""
 NEEDED = "install the packages of requirements/video.txt"
+
+MOST_BYTES = 1 << 20
+"""Largest size of a file of captions."""
+SAVE_AS_UTF_8 = "(save it as UTF-8)"
+"""The end of each problem with a caption in another encoding."""
+
+
+CaptionCheck = Callable[[Sequence[str]], list[str]]
+"""Captions -> what is wrong with each, "" for a good one: :func:`caption_problems` of a text encoder."""
 
 
 class Tokens(NamedTuple):
@@ -77,11 +88,6 @@ def fix_text(caption: str) -> str:
     return ftfy.fix_text(caption)
 
 
-def unchanged(caption: str) -> str:
-    """Return a caption as it is, line breaks and double spaces included."""
-    return caption
-
-
 _TOKENIZER_LOCK = threading.Lock()
 """Each call sets padding and truncation, which are state of the tokenizer."""
 
@@ -92,7 +98,7 @@ class CaptionTokenizer:
     def __init__(self, config: TransformersTextConfig) -> None:
         self.config: TransformersTextConfig = config
         self._tokenizer = _load(config)
-        self._clean: Callable[[str], str] = clean_caption if config.cleans_captions else unchanged
+        self._clean: Callable[[str], str] = clean_caption if config.cleans_captions else str
         if type(self._tokenizer).__name__.startswith("CLIPTokenizer"):
             # The pipelines of FLUX.1 and SD3 load CLIPTokenizer, which does this by itself in transformers 4. The fast
             # tokenizer and transformers 5 do not, and would read other tokens.
@@ -183,11 +189,8 @@ def varied(captions: Sequence[str], most: int) -> list[str]:
     return chosen
 
 
-def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[Callable[[Sequence[str]], list[str]]]) -> list[str]:
-    """Return the first problem with the captions of each of ``rows``; "" if there is none.
-
-    checks: :func:`caption_problems` of each text encoder.
-    """
+def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[CaptionCheck]) -> list[str]:
+    """Return the first problem with the captions of each of ``rows``; "" if there is none."""
     problems = [""] * len(rows)
     numbered = [(number, caption) for number, captions in enumerate(rows) for caption in captions]
     for check in checks:
@@ -224,10 +227,7 @@ def _load(config: TransformersTextConfig) -> Any:
         ) from None
 
 
-MOST_BYTES = 1 << 20
-"""Largest size of a file of captions."""
-SAVE_AS_UTF_8 = "(save it as UTF-8)"
-"""The end of each problem with a caption in another encoding."""
+# --- files of captions ------------------------------------------------------------------------------------------------
 
 
 class ImageCaptions(NamedTuple):
@@ -252,14 +252,10 @@ def merge_captions(parts: Sequence[ImageCaptions], locations: Sequence[str]) -> 
     )
 
 
-def checked(
-    captions: Sequence[ImageCaptions], checks: Sequence[Callable[[Sequence[str]], list[str]]]
-) -> list[ImageCaptions]:
-    """Return ``captions`` with the problems that the text encoders' ``checks`` (``captions.caption_problems``) find."""
+def checked(captions: Sequence[ImageCaptions], checks: Sequence[CaptionCheck]) -> list[ImageCaptions]:
+    """Return ``captions`` with the problems that the text encoders' ``checks`` report."""
     problems = first_problems([image.captions for image in captions], checks)
-    return [
-        image if image.problem else ImageCaptions(image.captions, problem) for image, problem in zip(captions, problems)
-    ]
+    return [image if image.problem else image._replace(problem=problem) for image, problem in zip(captions, problems)]
 
 
 def endings_of(locations: Sequence[str]) -> set[str]:
@@ -274,8 +270,11 @@ def read_sidecar_captions(images: Sequence[Path], locations: Sequence[str]) -> l
     ending has capital letters, or whose name has the image's ending too (x.png.txt).
     """
     folders = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
-    looking = in_threads(lambda image: _sidecar_captions(image, locations, folders[image.parent]), images)
-    return list(progress("reading captions", looking, total=len(images), unit="image", delay=2))
+    read = lambda image: _sidecar_captions(image, locations, folders[image.parent])  # noqa: E731
+    return list(in_threads(read, images, "reading captions", "image"))
+
+
+_normal = partial(unicodedata.normalize, "NFC")
 
 
 class _NamesIn:
@@ -288,18 +287,14 @@ class _NamesIn:
             self._exact = set()
         self._alike: dict[str, list[str]] = {}
         for name in sorted(self._exact):
-            self._alike.setdefault(_normalized(name).casefold(), []).append(name)
+            self._alike.setdefault(_normal(name).casefold(), []).append(name)
 
     def matching(self, stem: str, ending: str) -> list[str]:
         """Return the name that is ``stem`` and ``ending``, or those like it; letters of the stem keep their case."""
         if stem + ending in self._exact:
             return [stem + ending]
-        alike = self._alike.get(_normalized(stem + ending).casefold(), [])
-        return [name for name in alike if _normalized(name).startswith(_normalized(stem))]
-
-
-def _normalized(name: str) -> str:
-    return composed([name])[0]
+        alike = self._alike.get(_normal(stem + ending).casefold(), [])
+        return [name for name in alike if _normal(name).startswith(_normal(stem))]
 
 
 def _sidecar_captions(image: Path, locations: Sequence[str], names: _NamesIn) -> ImageCaptions:

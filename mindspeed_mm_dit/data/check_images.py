@@ -1,7 +1,4 @@
-"""Checks every image of a data set before a run.
-
-Whether it is usable, how large it is, and which are byte for byte the same.
-"""
+"""Checks every image of a data set before a run: whether it is usable, how large it is, and whether it has copies."""
 
 from __future__ import annotations
 
@@ -19,9 +16,8 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, digest_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
 from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
-from mindspeed_mm_dit.data.threads import in_threads
+from mindspeed_mm_dit.data.sources import in_threads
 from mindspeed_mm_dit.data.transforms import BACKGROUND, of_8_bits, opacity_of, open_image, upright_size
-from mindspeed_mm_dit.terminal import progress
 
 ImageFile = Path | Callable[[], bytes]
 """A file, or a function that reads its content."""
@@ -67,8 +63,7 @@ class Look(NamedTuple):
 
 def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
     """Check each image, only its header unless ``decode``; in threads, with a progress bar if it takes long."""
-    looks = in_threads(lambda file: _look(file, image_size, decode), files)
-    return list(progress("checking images", looks, total=len(files), unit="image", delay=2))
+    return list(in_threads(lambda file: _look(file, image_size, decode), files, "checking images", "image"))
 
 
 def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
@@ -103,27 +98,39 @@ def notes_on(
     """
     targets = np.full((len(looks), 2), param.image_size) if shapes is None else shapes
     what = "their buckets" if shapes is not None else f"image_size {param.image_size}"
-    sides, total = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2), f"{len(looks):,}"
-    shorter, longer, megapixels = sides.min(1), sides.max(1), sides.prod(1) / 1e6
-    squares = (targets[:, 0] == targets[:, 1]).all()
-    return (
-        *_note(enlargements(sides, targets) > LARGEST_ENLARGEMENT, -shorter, lambda count, n:
-               f"warning: {count:,} of {total} images are enlarged more than {LARGEST_ENLARGEMENT} times to {what}; "
-               f"the shorter side of {paths[n]} has {looks[n].shorter_side} pixel(s)"),
-        *_note(megapixels > HUGE_MEGAPIXELS, megapixels, lambda count, n:
-               f"warning: {count:,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each is "
-               f"decoded whole every time it is read; {paths[n]} has {megapixels[n]:.0f}: scale them down"),
-        *_note_of_lost(paths, [look.moves for look in looks], "are animated or have several pages, and only "
-                       "the first frame is learned"),
-        *_note_of_lost(paths, [look.opacity[0] < 255 for look in looks],
-                       f"have transparent parts, and are learned on a {BACKGROUND} background, as a viewer shows them"),
-        *_note_of_lost(paths, [look.opacity[1] == 0 for look in looks], "are fully transparent, so that only "
-                       f"{BACKGROUND} is learned", "warning"),
-        *notes_on_colours(paths, [look.colours for look in looks], param.color_profiles),
-        *_note(squares & (longer > LONG * shorter), longer / np.maximum(shorter, 1), lambda count, n:
-               f"note: {count:,} of {total} images are more than {LONG:g} times as long as wide or high, and a square "
-               f"of their middle is learned: {paths[n]} is {looks[n].width} x {looks[n].height}"),
-    )  # fmt: skip
+    sides = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
+    total, shorter, longer, megapixels = f"{len(looks):,}", sides.min(1), sides.max(1), sides.prod(1) / 1e6
+    notes = []
+    is_enlarged = enlargements(sides, targets) > LARGEST_ENLARGEMENT
+    if is_enlarged.any():
+        n = int(np.where(is_enlarged, shorter, np.inf).argmin())
+        notes.append(
+            f"warning: {is_enlarged.sum():,} of {total} images are enlarged more than {LARGEST_ENLARGEMENT} times to "
+            f"{what}; the shorter side of {paths[n]} has {looks[n].shorter_side} pixel(s)"
+        )
+    is_huge = megapixels > HUGE_MEGAPIXELS
+    if is_huge.any():
+        n = int(megapixels.argmax())
+        notes.append(
+            f"warning: {is_huge.sum():,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each "
+            f"is decoded whole every time it is read; {paths[n]} has {megapixels[n]:.0f}: scale them down"
+        )
+    moves, opacities = [look.moves for look in looks], [look.opacity for look in looks]
+    lost = "are animated or have several pages, and only the first frame is learned"
+    notes += _note_of_lossy(paths, moves, lost)
+    lost = f"have transparent parts, and are learned on a {BACKGROUND} background, as a viewer shows them"
+    notes += _note_of_lossy(paths, [least < 255 for least, _ in opacities], lost)
+    lost = f"are fully transparent, so that only {BACKGROUND} is learned"
+    notes += _note_of_lossy(paths, [greatest == 0 for _, greatest in opacities], lost, "warning")
+    notes += notes_on_colours(paths, [look.colours for look in looks], param.color_profiles)
+    is_long = (targets[:, 0] == targets[:, 1]).all() & (longer > LONG * shorter)
+    if is_long.any():
+        n = int(np.where(is_long, longer / np.maximum(shorter, 1), -np.inf).argmax())
+        notes.append(
+            f"note: {is_long.sum():,} of {total} images are more than {LONG:g} times as long as wide or high, and a "
+            f"square of their middle is learned: {paths[n]} is {looks[n].width} x {looks[n].height}"
+        )
+    return tuple(notes)
 
 
 def notes_on_colours(
@@ -132,10 +139,18 @@ def notes_on_colours(
     """Return notes that count the images whose files do not say, or imply, that they are in sRGB."""
     converted = ", and are learned as a viewer shows them"
     ignored = ', which dataset_param.color_profiles = "ignore" leaves alone'
-    profiles = Colours.PROFILE.value + (converted if color_profiles == "convert" else ignored)
-    words = {Colours.PROFILE: profiles, Colours.BROKEN: Colours.BROKEN.value, Colours.UNCLEAR: Colours.UNCLEAR.value}
-    notes = (_note_of_lost(paths, [entry is kind for entry in colours], text) for kind, text in words.items())
-    return tuple(note for lines in notes for note in lines)
+    endings = {Colours.PROFILE: converted if color_profiles == "convert" else ignored}
+    notes: list[str] = []
+    for kind in (Colours.PROFILE, Colours.BROKEN, Colours.UNCLEAR):
+        notes += _note_of_lossy(paths, [entry is kind for entry in colours], kind.value + endings.get(kind, ""))
+    return tuple(notes)
+
+
+def _note_of_lossy(paths: Sequence[str], is_lossy: Sequence[bool], loss: str, level: str = "note") -> list[str]:
+    """Return a note that counts the images that lose something, and names the first of them, if there are any."""
+    if not any(is_lossy):
+        return []
+    return [f"{level}: {sum(is_lossy):,} of {len(is_lossy):,} images {loss}: {paths[is_lossy.index(True)]}"]
 
 
 def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -146,31 +161,20 @@ def enlargements(sizes: np.ndarray, shapes: np.ndarray) -> np.ndarray:
     return (shapes / sizes)[:, -2:].max(1)
 
 
-def _note(which: np.ndarray, values: np.ndarray, message: Callable[[int, int], str]) -> tuple[str, ...]:
-    """Return ``message(count, index)`` of the images in ``which``, if any; index: that of the largest value."""
-    return (message(int(which.sum()), int(np.where(which, values, -np.inf).argmax())),) if which.any() else ()
-
-
-def _note_of_lost(paths: Sequence[str], lost: Sequence[bool], what: str, level: str = "note") -> tuple[str, ...]:
-    """Return a note that counts the images that lose something, and names the first of them, if there are any."""
-    which, counted = np.array(lost, bool), f"of {len(lost):,} images {what}"
-    return _note(which, np.zeros(len(lost)), lambda count, first: f"{level}: {count:,} {counted}: {paths[first]}")
-
-
 def similar_name(path: Path) -> str:
     """Return "Did you mean 'x'? " if the folder of a missing file has a file of the same letters, else ""."""
     if "\\" in path.name and not os.path.lexists(path):
         return "Write / between folders. "
+
+    def plain(name: str) -> str:
+        return unicodedata.normalize("NFC", name).casefold()
+
     try:
         names = os.listdir(path.parent)
     except (OSError, ValueError):
         return ""
-    same = [name for name in names if _plain(name) == _plain(path.name) and name != path.name]
+    same = [name for name in names if plain(name) == plain(path.name) and name != path.name]
     return f"Did you mean {same[0]!r} ({same[0]!a})? " if same else ""
-
-
-def _plain(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
 
 
 class Copy(NamedTuple):
@@ -182,27 +186,20 @@ class Copy(NamedTuple):
 
 def find_copies(paths: Sequence[str]) -> list[Copy]:
     """Return each image that has the bytes of an earlier one; only files of equal size are read."""
-    sizes = [_size_of(path) for path in paths]
-    common = Counter(sizes)
-    suspects = [image for image, size in enumerate(sizes) if size is not None and common[size] > 1]
-    digests = list(in_threads(lambda image: _digest_of(paths[image]), suspects))
+
+    def unless_gone(read: Callable[[str], Any], path: str) -> Any:
+        try:
+            return read(path)
+        except UnusableFile:  # (it is gone, which is reported when a run reads it)
+            return None
+
+    sizes = [unless_gone(check_file, path) for path in paths]
+    counts = Counter(sizes)
+    suspects = [image for image, size in enumerate(sizes) if size is not None and counts[size] > 1]
+    digests = list(in_threads(lambda image: unless_gone(digest_of, paths[image]), suspects))
     first: dict[bytes, int] = {}
     copies = []
     for image, digest in zip(suspects, digests):
         if digest is not None and first.setdefault(digest, image) != image:
             copies.append(Copy(image, first[digest]))
     return copies
-
-
-def _size_of(path: str) -> int | None:
-    try:
-        return check_file(path)
-    except UnusableFile:  # (it is gone, which is reported when it is read)
-        return None
-
-
-def _digest_of(path: str) -> bytes | None:
-    try:
-        return digest_of(path)
-    except UnusableFile:
-        return None

@@ -57,45 +57,43 @@ def find_profile(image: Image.Image) -> None:
 def in_srgb(image: Image.Image) -> Image.Image:
     """Convert an image of 8 bits a channel to sRGB by its embedded profile; return it unchanged if it needs none."""
     try:
-        converter = _converter_for(image)
+        transform = _transform_of(image)
     except ImageCms.PyCMSError:
         return image
-    return converter.apply(image.convert(converter.input_mode)) if converter else image
+    return transform.apply(image.convert(transform.input_mode)) if transform else image
 
 
 def colours_of(image: Image.Image) -> Colours:
     """Return what the header of an image states about its colours; nothing is decoded."""
     try:
-        if _converter_for(image) is not None:
+        if _transform_of(image) is not None:
             return Colours.PROFILE
     except ImageCms.PyCMSError:
         return Colours.BROKEN
     return Colours.UNCLEAR if "icc_profile" not in image.info and _is_not_srgb(image) else Colours.SRGB
 
 
-def _converter_for(image: Image.Image) -> Any:
+def _transform_of(image: Image.Image) -> Any:
     """Return the transform of an image to sRGB; None if none is needed. Raises PyCMSError for an unusable profile."""
     if "icc_profile" not in image.info or image.mode == "LAB":  # (Lab needs no profile: Pillow converts it)
         return None
     mode = "L" if is_grey(image.mode) else "CMYK" if image.mode == "CMYK" else "RGB"
-    return _converter(image.info["icc_profile"], mode)
+    return _transform(image.info["icc_profile"] or b"", mode)  # (None if Pillow could not read it)
 
 
 @lru_cache(maxsize=64)
-def _converter(profile: bytes | None, mode: str) -> Any:
+def _transform(profile: bytes, mode: str) -> Any:
     """Return the transform of pixels of ``mode`` to sRGB; None if it moves no colour. Raises PyCMSError.
 
-    profile: its content; None if Pillow could not read it. The transform may be used by several threads (NOCACHE).
+    It may be used by several threads (NOCACHE). ImageCms.profileToProfile would build it again for each image.
     """
     try:
-        source = ImageCms.ImageCmsProfile(io.BytesIO(profile or b""))
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
     except (OSError, TypeError) as error:
         raise ImageCms.PyCMSError(error) from error
     space = _MODES.get(source.profile.xcolor_space.strip(), "")
-    if space != mode and (space, mode) != (
-        "RGB",
-        "L",
-    ):  # (programs that convert photographs to grey often leave their RGB profile)
+    # Programs that convert photographs to grey often leave their RGB profile.
+    if space != mode and (space, mode) != ("RGB", "L"):
         raise ImageCms.PyCMSError(f"a profile of {space} for pixels of {mode}")
     srgb = ImageCms.createProfile("sRGB")
     transform = ImageCms.buildTransform(source, srgb, space, "RGB", INTENT, ImageCms.Flags.NOCACHE)
@@ -120,12 +118,17 @@ def _is_not_srgb(image: Image.Image) -> bool:
     if "srgb" in image.info:
         return False
     if "gamma" in image.info or "chromaticity" in image.info:
+        gamma = image.info.get("gamma", 1 / 2.2)
         white_and_primaries = image.info.get("chromaticity", SRGB_CHROMATICITY)
-        return not (
-            np.allclose(image.info.get("gamma", 1 / 2.2), 1 / 2.2, atol=0.02)
-            and np.allclose(white_and_primaries, SRGB_CHROMATICITY, atol=0.01)
-        )
-    return _exif_is_not_srgb(image)
+        is_srgb = np.allclose(gamma, 1 / 2.2, atol=0.02)
+        return not (is_srgb and np.allclose(white_and_primaries, SRGB_CHROMATICITY, atol=0.01))
+    try:
+        exif = Image.Image.getexif(image)  # (the method of PNG images would decode the pixels)
+        tags = exif.get_ifd(ExifTags.IFD.Exif)
+        names = exif.get_ifd(ExifTags.IFD.Interop) if ExifTags.IFD.Interop in tags else {}
+        return tags.get(ExifTags.Base.ColorSpace, 1) != 1 or names.get(ExifTags.Interop.InteropIndex) == "R03"
+    except Exception:  # damaged EXIF data can raise anything
+        return False
 
 
 def _code_points(image: Image.Image) -> tuple[int, int] | None:
@@ -144,13 +147,3 @@ def _beginning(file: Any, num_bytes: int) -> bytes:
     content = file.read(num_bytes)
     file.seek(position)
     return content
-
-
-def _exif_is_not_srgb(image: Image.Image) -> bool:
-    try:
-        exif = Image.Image.getexif(image)  # (the method of PNG images would decode the pixels)
-        tags = exif.get_ifd(ExifTags.IFD.Exif)
-        names = exif.get_ifd(ExifTags.IFD.Interop) if ExifTags.IFD.Interop in tags else {}
-        return tags.get(ExifTags.Base.ColorSpace, 1) != 1 or names.get(ExifTags.Interop.InteropIndex) == "R03"
-    except Exception:  # damaged EXIF data can raise anything
-        return False

@@ -1,6 +1,8 @@
-"""Conditions in a batch.
+"""Conditions: from a sample's items to the arrays of a batch, and from these to the inputs of a network.
 
-Class labels and vectors, first and last frames, captions. A record per kind, found by its class.
+A kind of condition is one record, found by the condition's class. Class labels and vectors need no encoder. A caption
+becomes tokens that a text encoder reads on the device, or its cached output. The frames that a clip begins and ends
+with come from the clip in training, and are images that a user names in sampling.
 """
 
 from __future__ import annotations
@@ -21,12 +23,19 @@ from mindspeed_mm_dit.configs.condition import (
     Vector,
 )
 from mindspeed_mm_dit.data.order import Stream, coins, uniforms
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.registry import Registry
 
 Arrays = dict[str, np.ndarray]
 Tensor = Any
+
+NO_CAPTION = -1
+"""Number of the empty caption."""
+KEPT = "frames_kept"
+"""Name of the mask of samples that keep their frames, (B,) float32: 1, or 0 for one trained on its text alone."""
+IMAGES = ("first_image", "last_image")
+"""Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of requested samples."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,46 @@ class ConditionKind:
     """(condition, tensors of a batch, the composite) -> the network's inputs, in the order of its names."""
 
 
-__all__ = ["Arrays", "Condition", "ConditionBatch", "ConditionCollator", "ConditionKind"]
+CONDITIONS = Registry[ConditionKind]("condition")
+"""By the qualified name of a condition's class."""
+
+
+def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
+    """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
+    CONDITIONS[_qualified_name(condition)] = kind
+
+
+def kind_of(condition: Condition) -> ConditionKind:
+    """Return the kind of a condition."""
+    return CONDITIONS[_qualified_name(type(condition))]
+
+
+def _qualified_name(condition: type[Condition]) -> str:
+    return f"{condition.__module__}.{condition.__qualname__}"
+
+
+def request_arrays(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
+    """Return the arrays for requested samples; ``values``: by item, one per sample."""
+    none, arrays = [None] * len(next(iter(values.values()))), dict[str, np.ndarray]()
+    for condition in conditions:
+        arrays |= kind_of(condition).request_arrays(condition, values.get(condition.item, none), tokenizers)
+    return arrays
+
+
+def unconditional_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
+    """Return the arrays for one unconditional sample; ``instead``: negative prompts of guidance, by item."""
+    arrays = dict[str, np.ndarray]()
+    for condition in conditions:
+        arrays |= kind_of(condition).unconditional(condition, instead.get(condition.item), tokenizers)
+    return arrays
+
+
+def encoded(conditions: Conditions, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+    """Return the network's inputs in the order of ``conditions.names``, from a batch and the encoders of ``model``."""
+    return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, model))
+
+
+# --- class labels and vectors -----------------------------------------------------------------------------------------
 
 
 class PlainCollator:
@@ -108,11 +156,8 @@ class VectorCollator(PlainCollator):
     def __init__(self, condition: Vector, inputs: ConditionBatch) -> None:
         super().__init__(condition, inputs)
         if self._values.shape[1:] != (condition.width,):
-            raise ConfigError(
-                f"predictor: {condition.name} of width {condition.width}",
-                f"the samples have vectors of {self._values.shape[1:]}",
-                "make the two agree",
-            )
+            what, reason = f"predictor: {condition.name} of width {condition.width}", "the samples have vectors of "
+            raise ConfigError(what, f"{reason}{self._values.shape[1:]}", "make the two agree")
         bad = ~np.isfinite(self._values).all(1)
         if bad.any():
             raise DataError(inputs.rows.paths[int(bad.argmax())], "has a vector that is not finite", "make it again")
@@ -121,74 +166,19 @@ class VectorCollator(PlainCollator):
         return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]
 
 
-def _plain_kind(collator: Callable[[Any, ConditionBatch], PlainCollator], dtype: type) -> ConditionKind:
+def _plain_kind(collator: type[PlainCollator]) -> ConditionKind:
     return ConditionKind(
         collator,
-        request_arrays=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, dtype)},
+        request_arrays=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, collator.dtype)},
         unconditional=lambda condition, instead, tokenizers: condition.unconditional(1),
         encode=lambda condition, batch, encoders: (batch[condition.names[0]],),
     )
 
 
-LABEL, VECTOR = _plain_kind(PlainCollator, PlainCollator.dtype), _plain_kind(VectorCollator, VectorCollator.dtype)
+LABEL, VECTOR = _plain_kind(PlainCollator), _plain_kind(VectorCollator)
 
 
-KEPT = "frames_kept"
-"""Name of the mask of samples that keep their frames, (B,) float32: 1, or 0 for one trained on its text alone."""
-IMAGES = ("first_image", "last_image")
-"""Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of requested samples."""
-
-
-class NoCollator:
-    """Adds no frames: they come with the clips of the batch, and are encoded from there."""
-
-    def __init__(self, condition: ImageCondition, inputs: ConditionBatch) -> None:
-        self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
-        self._dropout, self._inputs = condition.dropout, inputs
-
-    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return ``KEPT``, with dropout."""
-        return {KEPT: 1 - self._drops(sample_indices).astype(np.float32)} if self._dropout else {}
-
-    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
-        """Return the name of each clip's condition, and whether it is dropped."""
-        return [(self._words, lost) for lost in self._drops(sample_indices).tolist()]
-
-    def _drops(self, sample_indices: np.ndarray) -> np.ndarray:
-        return self._inputs.drops(sample_indices, self._dropout)
-
-
-def initial_images(read: Arrays, with_last: bool) -> Arrays:
-    """Return the initial images of the one sample that was ``read``, by name, or what a cache has of them."""
-    pixels = read.get("pixels")
-    clip_images = {} if pixels is None else dict(zip(IMAGES, (pixels[:, :, 0], pixels[:, :, -1])[: 1 + with_last]))
-    arrays = clip_images | {
-        name: array for name, array in read.items() if name in (*IMAGES, "frame_mean", "image_embeds")
-    }
-    return {name: array[0] for name, array in arrays.items()}
-
-
-def _frame_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
-    """Return images by name, or for samples that begin with none the network's input, zeros."""
-    if isinstance(values[0], Mapping):
-        return {name: np.stack([value[name] for value in values]) for name in values[0]}
-    if values[0] is None:
-        return {name: np.repeat(array, len(values), 0) for name, array in condition.meta_arrays().items()}
-    return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
-
-
-def _frames_kind(encode: Any) -> ConditionKind:
-    return ConditionKind(
-        NoCollator, _frame_arrays, unconditional=lambda condition, instead, tokenizers: {}, encode=encode
-    )
-
-
-FRAMES = _frames_kind(lambda condition, batch, model: (model.frames(condition, batch),))
-IMAGE_TOKENS = _frames_kind(lambda condition, batch, model: (model.image_features(condition, batch),))
-
-
-NO_CAPTION = -1
-"""Number of the empty caption."""
+# --- captions ---------------------------------------------------------------------------------------------------------
 
 
 class CaptionCollator:
@@ -201,7 +191,7 @@ class CaptionCollator:
         self, condition: Any, inputs: ConditionBatch, request_arrays: Callable[..., Arrays] | None = None
     ) -> None:
         """``request_arrays``: as in ``ConditionKind``."""
-        self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _caption_arrays
+        self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _token_arrays
         self._num_captions = np.array([len(captions) for captions in inputs.rows.captions], np.int64)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
@@ -210,18 +200,15 @@ class CaptionCollator:
         if self._inputs.cache is not None and cached is not None:
             texts = [self._inputs.cache.read_text(part.name, cached[rows], numbers) for part in self._condition.parts]
             return dict(pair for arrays in texts for pair in arrays.items())
-        return self._request_arrays(self._condition, self._chosen(rows, numbers), self._inputs.tokenizers)
+        captions = [self._inputs.rows.captions[row] for row in rows.tolist()]
+        chosen = ["" if n == NO_CAPTION else texts[n] for texts, n in zip(captions, numbers.tolist())]
+        return self._request_arrays(self._condition, chosen, self._inputs.tokenizers)
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the captions; for a dropped one, the first caption of its row."""
-        captions = (self._inputs.rows.captions[row] for row in rows.tolist())
+        captions = [self._inputs.rows.captions[row] for row in rows.tolist()]
         numbers = self._numbers(rows, sample_indices).tolist()
         return [(texts[max(number, 0)], number == NO_CAPTION) for texts, number in zip(captions, numbers)]
-
-    def _chosen(self, rows: np.ndarray, numbers: np.ndarray) -> list[str]:
-        """Return the captions of ``numbers`` (B,); a dropped one is empty."""
-        captions = (self._inputs.rows.captions[row] for row in rows.tolist())
-        return ["" if n == NO_CAPTION else texts[n] for texts, n in zip(captions, numbers.tolist())]
 
     def _numbers(self, rows: np.ndarray, sample_indices: np.ndarray) -> np.ndarray:
         """Return which caption of its row each sample index gets, (B,) int64; NO_CAPTION if it is dropped."""
@@ -230,14 +217,10 @@ class CaptionCollator:
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
-def _caption_arrays(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def _token_arrays(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
     tokens = tokenizers[condition.encoder](captions)
     ids, mask = _token_names(condition)
     return {ids: tokens.ids, mask: tokens.mask}
-
-
-def _unconditional(condition: OneText, instead: str | None, tokenizers: Sequence[Any]) -> Arrays:
-    return _caption_arrays(condition, [instead or ""], tokenizers)
 
 
 def _token_names(condition: OneText) -> tuple[str, str]:
@@ -246,56 +229,65 @@ def _token_names(condition: OneText) -> tuple[str, str]:
     return f"{stem}_ids", f"{stem}_mask"
 
 
-def _encode(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+def _encode_text(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     ids, mask = _token_names(condition)
     if ids not in batch:
         return (batch[condition.name],)
-    encoded = model.text_encoders[condition.encoder].network(batch[ids], batch[mask])
-    return (encoded.states if isinstance(condition, TextStates) else encoded.pooled,)
+    output = model.text_encoders[condition.encoder].network(batch[ids], batch[mask])
+    return (output.states if isinstance(condition, TextStates) else output.pooled,)
 
 
-TEXT = ConditionKind(CaptionCollator, _caption_arrays, _unconditional, _encode)
+TEXT = ConditionKind(
+    CaptionCollator,
+    _token_arrays,
+    lambda condition, instead, tokenizers: _token_arrays(condition, [instead or ""], tokenizers),
+    _encode_text,
+)
 
 
-CONDITIONS = Registry[ConditionKind]("condition")
-"""By the qualified name of a condition's class."""
+# --- the frames that a clip begins and ends with ----------------------------------------------------------------------
 
 
-def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
-    """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
-    CONDITIONS[_qualified_name(condition)] = kind
+class FramesCollator:
+    """Adds no frames: they come with the clips of the batch, and are encoded from there."""
+
+    def __init__(self, condition: ImageCondition, inputs: ConditionBatch) -> None:
+        self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
+        self._dropout, self._inputs = condition.dropout, inputs
+
+    def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
+        """Return ``KEPT``, with dropout."""
+        return {KEPT: 1 - self._drops(sample_indices).astype(np.float32)} if self._dropout else {}
+
+    def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
+        """Return the name of each clip's condition, and whether it is dropped."""
+        return [(self._words, dropped) for dropped in self._drops(sample_indices).tolist()]
+
+    def _drops(self, sample_indices: np.ndarray) -> np.ndarray:
+        return self._inputs.drops(sample_indices, self._dropout)
 
 
-def kind_of(condition: Condition) -> ConditionKind:
-    """Return the kind of a condition."""
-    return CONDITIONS[_qualified_name(type(condition))]
+def initial_images(read: Arrays, with_last: bool) -> Arrays:
+    """Return the initial images of the one sample that was ``read``, by name, or what a cache has of them."""
+    pixels = read.get("pixels")
+    clip_images = {} if pixels is None else dict(zip(IMAGES, (pixels[:, :, 0], pixels[:, :, -1])[: 1 + with_last]))
+    names = (*IMAGES, "frame_mean", "image_embeds")
+    arrays = clip_images | {name: array for name, array in read.items() if name in names}
+    return {name: array[0] for name, array in arrays.items()}
 
 
-def _qualified_name(condition: type[Condition]) -> str:
-    return f"{condition.__module__}.{condition.__qualname__}"
+def _image_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers: Sequence[Any]) -> Arrays:
+    """Return images by name, or for samples that begin with none the network's input, zeros."""
+    if isinstance(values[0], Mapping):
+        return {name: np.stack([value[name] for value in values]) for name in values[0]}
+    if values[0] is None:
+        return {name: np.repeat(array, len(values), 0) for name, array in condition.meta_arrays().items()}
+    return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
 
 
-def request_arrays(conditions: Conditions, values: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
-    """Return the arrays for requested samples; ``values``: by item, one per sample."""
-    none = [None] * len(next(iter(values.values())))
-    return {
-        name: array
-        for condition in conditions
-        for name, array in kind_of(condition)
-        .request_arrays(condition, values.get(condition.item, none), tokenizers)
-        .items()
-    }
+def _frames_kind(encode: Callable[..., tuple[Tensor, ...]]) -> ConditionKind:
+    return ConditionKind(FramesCollator, _image_arrays, lambda condition, instead, tokenizers: {}, encode)
 
 
-def unconditional_arrays(conditions: Conditions, instead: Mapping[str, Any], tokenizers: Sequence[Any]) -> Arrays:
-    """Return the arrays for one unconditional sample; ``instead``: negative prompts of guidance, by item."""
-    return {
-        name: array
-        for condition in conditions
-        for name, array in kind_of(condition).unconditional(condition, instead.get(condition.item), tokenizers).items()
-    }
-
-
-def encoded(conditions: Conditions, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
-    """Return the network's inputs in the order of ``conditions.names``, from a batch and the encoders of ``model``."""
-    return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, model))
+FRAMES = _frames_kind(lambda condition, batch, model: (model.frames(condition, batch),))
+IMAGE_TOKENS = _frames_kind(lambda condition, batch, model: (model.image_features(condition, batch),))

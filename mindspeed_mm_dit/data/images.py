@@ -1,26 +1,156 @@
-"""Reads images from their files, and caches them if all fit into memory."""
+"""Data sets of images, in folders or in shards: their rows, each one checked, and the reader of their pixels."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile
+from mindspeed_mm_dit.configs.files import UnusableFile, is_folder
+from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
+from mindspeed_mm_dit.data.buckets import shapes_of
+from mindspeed_mm_dit.data.captions import ImageCaptions, checked
+from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
+from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last, repeats_of
+from mindspeed_mm_dit.data.listing import list_images
 from mindspeed_mm_dit.data.order import Stream, coins
-from mindspeed_mm_dit.data.rows import Read, Rows
-from mindspeed_mm_dit.data.shards import ShardRows
+from mindspeed_mm_dit.data.shards import ShardRows, list_shards, shard_files
+from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Read, Rows, Source, SourceRequest
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import echo_if_open
+
+DECODE_CHECK_LIMIT = 20_000
+"""Up to this many images, a run checks every byte and searches for copies; beyond, it checks only the headers."""
 
 CACHE_BYTES = 256 * 2**20
 """Data sets whose pixels fit in this are decoded once and cached."""
 
 STAND_IN_TRIES = 100
 """This many unreadable images in a row mean that something else is wrong."""
+
+
+def open_folder(param: DatasetParam, request: SourceRequest) -> Rows:
+    """List the images of ``param`` and check that each is there, can be decoded, and has a label in range.
+
+    Raises:
+        DataError: naming the first bad image and how many there are (``skip_bad_images`` leaves them out).
+    """
+    folder, labelled = Path(param.data_folder), _wants_labels(param, request)
+    listed, classes, notes, captions = list_images(param, labelled, request.classes)
+    names, labels = [path for path, _ in listed], np.array([label for _, label in listed], np.int64)
+    paths = tuple(str(folder / path) for path in names)
+    if labelled:
+        check_labels(labels, request.num_classes, paths.__getitem__, classes)
+    decode = request.decode_all or len(paths) <= DECODE_CHECK_LIMIT
+    looks = look_at([Path(path) for path in paths], param.sample_size, decode)
+    repeats, note = repeats_of(names, param, request.classes)
+    rows = Rows(paths, {"label": labels} if labelled else {}, classes, repeats=repeats)
+    rows, good = _usable(rows, param, request, looks, captions)
+    if not decode:
+        notes += (f"note: of {len(rows):,} images only the headers were checked, and copies were not searched",)
+    lines = []
+    for number in good.tolist():
+        texts = "".join(f"\0{caption}" for caption in captions[number].captions) if captions else ""
+        lines.append(f"{names[number]}\0{labels[number]}\0{looks[number].size}{texts}\n")
+    digest = hashlib.sha256("".join(sorted(lines)).encode("utf-8", "surrogateescape")).hexdigest()
+    return replace(rows, notes=notes + note + rows.notes, digest=f"{len(rows):,} images, {digest[:12]}")
+
+
+def open_shards(param: DatasetParam, request: SourceRequest) -> Rows:
+    """Return the images in shards; if they are more than DECODE_CHECK_LIMIT, none is opened before it is read."""
+    labelled = _wants_labels(param, request)
+    paths, labels, classes, notes, digest, captions = list_shards(param, labelled, request.classes)
+    if labelled:
+        check_labels(labels, request.num_classes, paths.__getitem__, classes)
+    rows = Rows(paths, {"label": labels} if labelled else {}, classes, digest=digest, files=paths.files)
+    looks = list[Look]()
+    if len(paths) > DECODE_CHECK_LIMIT and not request.decode_all and param.buckets is None:
+        notes += (f"note: of {len(paths):,} images in shards none is opened before it is read",)
+    else:
+        looks = look_at([partial(paths.content, number) for number in range(len(paths))], param.sample_size, True)
+    rows, _ = _usable(rows, param, request, looks, captions)
+    return replace(rows, notes=notes + rows.notes)
+
+
+def _wants_labels(param: DatasetParam, request: SourceRequest) -> bool:
+    """Return whether labels are read; a data set of captions may have none."""
+    return "label" in request.items or param.captions is None
+
+
+def _usable(
+    rows: Rows, param: DatasetParam, request: SourceRequest, looks: Sequence[Look], captions: Sequence[ImageCaptions]
+) -> tuple[Rows, np.ndarray]:
+    """Return the usable rows, with their captions, shapes and notes, and their numbers (n,).
+
+    ``looks`` and ``captions`` may be empty. Raises DataError if some rows are bad and not to be skipped.
+    """
+    captions = checked(captions, request.caption_problems)
+    pairs = list(zip_longest((look.problem for look in looks), (image.problem for image in captions)))
+    wrong = {number: problem for number, pair in enumerate(pairs) if (problem := pair[0] or pair[1])}
+    problems = tuple(f"{rows.paths[number]} {problem}" for number, problem in wrong.items())
+    if wrong and not (param.skip_bad_images and len(wrong) < len(rows)):
+        cure = "write the shard again without them, or set dataset_param.skip_bad_images to true"
+        if not rows.files:
+            hint = similar_name(Path(rows.paths[next(iter(wrong))]))
+            cure = f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true"
+        raise DataError(problems[0], f"{len(wrong)} of {len(rows)} images cannot be used", cure)
+    good = np.array([number for number in range(len(rows)) if number not in wrong], np.int64)
+    rows, looks = rows.subset(good), [looks[number] for number in good.tolist()] if looks else []
+    sizes = shapes = None
+    if param.buckets is not None:
+        sizes = np.array([(look.height, look.width) for look in looks], np.int64)
+        shapes = shapes_of(sizes[rows.entries], param)[np.unique(rows.entries, return_index=True)[1]]
+    items = dict(rows.items)
+    if captions:
+        items["caption"] = tuple(captions[number].captions for number in good.tolist())
+    classes = named_to_the_last(rows.classes, rows.labels) if "label" in items else ()
+    notes = notes_on(rows.paths, looks, param, shapes) if looks else ()
+    rows = replace(rows, items=items, classes=classes, skipped=len(wrong), problems=problems)
+    return replace(rows, notes=notes, shapes=shapes, sizes=sizes), good
+
+
+def folder_as_listed(param: DatasetParam, rows: Rows) -> Rows:
+    """Return the rows of a cache with the class names from the folder; the images may be absent.
+
+    Raises:
+        DataError: the images are there, but are not those that the cache was made from.
+    """
+    folder = Path(param.data_folder)
+    repeats, note = repeats_of([os.path.relpath(path, folder) for path in rows.paths], param, rows.classes)
+    rows = replace(rows, repeats=repeats, notes=note)
+    if not is_folder(folder):
+        return rows
+    labelled = "label" in rows.items
+    present, classes, notes, captions = list_images(param, labelled, rows.classes)
+    labels = rows.labels.tolist() if labelled else [0] * len(rows)
+    cached = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
+    missing = sorted(set(cached) - set(present))
+    if missing or not len(rows) <= len(present) <= len(rows) + rows.skipped:  # (what was skipped may be gone)
+        gone = f"; {missing[0][0]} is gone or has another label" if missing else ""
+        reason = f"was made of {len(rows) + rows.skipped} images, {folder} holds {len(present)}{gone}"
+        raise DataError(f"dataset_param.latents = {param.latents}", reason, CACHE_AGAIN)
+    listed: Mapping[str, ImageCaptions] = dict(zip((path for path, _ in present), captions))
+    for path, texts in zip(rows.paths, rows.captions) if listed else ():
+        if listed[os.path.relpath(path, folder)].captions != texts:
+            reason = f"was made of other captions: those of {path} have changed"
+            raise DataError(f"dataset_param.latents = {param.latents}", reason, CACHE_AGAIN)
+    return replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes + note)
+
+
+def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
+    """Return the rows of a cache with the shards that are there now; they may be absent."""
+    folder = Path(param.data_folder)
+    return replace(rows, files=tuple(map(str, shard_files(folder, param)))) if is_folder(folder) else rows
 
 
 class ImageReader:
@@ -95,20 +225,26 @@ class ImageReader:
         try:
             pixels = load_pixels(content_of(self._rows, image), size, self.channels, self._color_profiles)
         except UnusableFile as problem:
-            self._note_bad(image, str(problem))
+            with self._bad_changes:
+                if self.skip_bad and image not in self._bad:
+                    path = self._rows.paths[image]
+                    echo_if_open(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
+                self._bad[image] = str(problem)
             return None
         if self._decoded is not None:
             self._decoded[image, size] = pixels
         return pixels
 
-    def _note_bad(self, image: int, problem: str) -> None:
-        with self._bad_changes:
-            if self.skip_bad and image not in self._bad:
-                path = self._rows.paths[image]
-                echo_if_open(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
-            self._bad[image] = problem
-
 
 def content_of(rows: Rows, row: int) -> str | bytes:
     """Return the path of an image, or its content if it is in a shard; raises UnusableFile."""
     return rows.paths.content(row) if isinstance(rows.paths, ShardRows) else rows.paths[row]
+
+
+def _reader(rows: Rows, param: DatasetParam, channels: int) -> ImageReader:
+    flip_prob = 0.5 if param.random_flip else 0.0
+    return ImageReader(rows, param.sample_size, channels, param.skip_bad_images, flip_prob, param.color_profiles)
+
+
+IMAGE_FOLDER = Source(DatasetParam, open_folder, _reader, as_listed=folder_as_listed)
+SHARDS = Source(DatasetParam, open_shards, _reader, as_listed=shards_as_listed)

@@ -1,6 +1,7 @@
-"""Class labels.
+"""The one rule for class labels, whatever they are read from: all are whole numbers, or all are names.
 
-All whole numbers or all names, from files or from folders; kohya's ``10_dog`` is dog, ten times an epoch.
+Whole numbers are the labels themselves. Names are numbered in sorted order, or as the data set itself numbers them.
+Folders called ``10_dog`` are read as kohya's trainers read them: images of the class dog, each 10 times in an epoch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data.sources import first_names
 from mindspeed_mm_dit.errors import DataError
 
 _NUMBER = re.compile(r"-?\d{1,18}")
@@ -25,6 +27,10 @@ _MAX_NAMES = 10
 
 ANY_CLASSES = 1_000_000
 """Bound on labels if no model is given."""
+
+MOST_REPEATS = 1000
+"""A folder whose number is larger does not count as repeats: 2019_photos."""
+_REPEATED = re.compile(r"([1-9]\d{0,3})_(.+)", re.DOTALL)
 
 Named = Callable[[str], str]
 """label as written -> the first row that has it, in words, and the label"""
@@ -88,10 +94,9 @@ def check_labels(
     for row in np.flatnonzero((labels < 0) | (labels >= end))[:1].tolist():
         label, setting = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
         if 0 <= label < len(classes) and classes[label] != str(label):
-            names = ", ".join(classes[:_MAX_NAMES]) + (", ..." if len(classes) > _MAX_NAMES else "")
             raise DataError(
                 f"{location(row)}: class {classes[label]}",
-                f"is one of {len(classes)}: {names}; the model has {end}{setting}",
+                f"is one of {len(classes)}: {first_names(classes, _MAX_NAMES)}; the model has {end}{setting}",
                 "remove its images, or begin a new run with this num_classes in model.json",
             )
         raise DataError(
@@ -131,7 +136,7 @@ def _number_of(word: str, known: Mapping[str, int], named: Named) -> int:
         return known[word]
     if _NUMBER.fullmatch(word) and int(word) not in range(len(known)):
         return int(word)
-    listed = ", ".join(list(known)[:_MAX_NAMES]) + (", ..." if len(known) > _MAX_NAMES else "")
+    listed = first_names(list(known), _MAX_NAMES)
     raise DataError(named(word), f"is not one of the classes that the data set lists: {listed}", "name one of these")
 
 
@@ -148,17 +153,11 @@ def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
 
 
 def _note_of_old_numbers(where: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return a note if names that are numbers keep other numbers, as earlier versions gave them."""
+    """Return a note if names that are numbers keep other numbers, as a run to continue has them."""
     other = [(name, n) for n, name in enumerate(names) if _NUMBER.fullmatch(name) and int(name) != n]
     return tuple(
         f"note: {where}: classes keep the numbers they had: {name!r} is label {number}" for name, number in other[:1]
     )
-
-
-MOST_REPEATS = 1000
-"""A folder whose number is larger does not count as repeats: 2019_photos."""
-MAX_NAMES = 5
-_NAME = re.compile(r"([1-9]\d{0,3})_(.+)", re.DOTALL)
 
 
 def split_names(
@@ -172,7 +171,7 @@ def split_names(
     Raises:
         DataError: repeats are requested, and a folder has another kind of name.
     """
-    matches = [_NAME.fullmatch(name) for name in names]
+    matches = [_REPEATED.fullmatch(name) for name in names]
     pairs = [(int(match[1]), match[2]) for match in matches if match and int(match[1]) <= MOST_REPEATS]
     if setting:
         if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MOST_REPEATS]:
@@ -182,14 +181,10 @@ def split_names(
                 "rename it, or drop the setting",
             )
         return pairs
-    is_off = setting is False or not pairs or len(pairs) < len(names) or set(known_classes) & set(names)
-    return None if is_off or _are_numbered(pairs) else pairs
-
-
-def _are_numbered(pairs: Sequence[tuple[int, str]]) -> bool:
-    """Return whether several folders are merely numbered in a row, such as 1_cat and 2_dog."""
-    numbers = sorted(number for number, _ in pairs)
-    return len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    if setting is False or not pairs or len(pairs) < len(names) or set(known_classes) & set(names):
+        return None
+    numbers = sorted(number for number, _ in pairs)  # (1_cat and 2_dog are merely numbered in a row)
+    return None if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))) else pairs
 
 
 def repeats_of(
@@ -206,8 +201,8 @@ def repeats_of(
     if (pairs := split_names(names, param.folder_repeats, known_classes)) is None:
         return None, ()
     repeats = dict(zip(names, (number for number, _ in pairs)))
-    words = ", ".join(f"{name} {repeats[name]} times" for name in names[:MAX_NAMES])
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    words = ", ".join(f"{name} {repeats[name]} times" for name in names[:5])
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     note = (
         f"note: an epoch takes each image of {words}{more}: the number before the name is read as repeats, as in "
         "kohya's trainers; dataset_param.folder_repeats = false reads it as part of the name"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
@@ -12,12 +12,11 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
 from mindspeed_mm_dit.data.captions import endings_of, read_sidecar_captions
 from mindspeed_mm_dit.data.labels import composed, labels_of, split_names
-from mindspeed_mm_dit.data.labels_csv import JSONL, Listing, is_index, read_labels
-from mindspeed_mm_dit.data.rows import note_of_left_out
+from mindspeed_mm_dit.data.sources import first_names, note_of_left_out
+from mindspeed_mm_dit.data.tables import JSONL, Listing, is_index, read_table
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
-MAX_NAMES = 5
 CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that turns them into folders, such as unzip"
 
 
@@ -30,41 +29,30 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
     Raises:
         DataError: naming the folder, or file and line.
     """
-    folder = Path(param.data_folder)
+    folder, left_out = Path(param.data_folder), _Remainder(endings_of(param.caption_places))
     if param.source is not None:
         provide(IMAGES, param.source, folder)
     if not param.data_folder or not is_folder(folder):
-        raise DataError(
-            f"dataset_param.data_folder = {param.data_folder}",
-            no_folder(folder),
-            f"{_nearest_folder(folder)}correct the path in data.json",
-        )
-    listing = _listing(folder, param, labelled, known_classes)
+        siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
+        cure = nearest(folder.name, [entry.name for entry in siblings if _leads_to_folder(entry)])
+        what = f"dataset_param.data_folder = {param.data_folder}"
+        raise DataError(what, no_folder(folder), f"{cure}correct the path in data.json")
+    if param.index:
+        listing = _list_index(folder, param, labelled, known_classes)
+    elif param.single_class or not labelled:
+        listing = _list_single_class(folder, left_out)
+    else:
+        listing = of_folders(folder, left_out, known_classes, param.folder_repeats)
     if endings_of(param.caption_places):
         paths = [folder / path for path, _ in listing.rows]
         listing = listing._replace(captions=read_sidecar_captions(paths, param.caption_places))
     if not listing.rows:
-        left_out = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
-        raise DataError(
-            f"dataset_param.data_folder = {folder}", f"holds no images{left_out}", _cure_of_empty(folder, param.index)
-        )
+        reason = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
+        what = f"dataset_param.data_folder = {folder}"
+        raise DataError(what, f"holds no images{reason}", _cure_of_empty(folder, param.index))
     if param.source is not None:
         check_is_source(param.source, folder, [label for _, label in listing.rows], labelled)
     return listing
-
-
-def _listing(folder: Path, param: DatasetParam, labelled: bool, known_classes: Sequence[str]) -> Listing:
-    if param.index:
-        return _list_index(folder, param, labelled, known_classes)
-    left_out = _Remainder(endings_of(param.caption_places))
-    if param.single_class or not labelled:
-        return _list_single_class(folder, left_out)
-    return of_folders(folder, left_out, known_classes, param.folder_repeats)
-
-
-def _nearest_folder(folder: Path) -> str:
-    siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
-    return nearest(folder.name, [entry.name for entry in siblings if _leads_to_folder(entry)])
 
 
 def _cure_of_empty(folder: Path, index: str | None) -> str:
@@ -82,7 +70,7 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
     return cure
 
 
-# --- folders ---------------------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def of_folders(
@@ -93,13 +81,12 @@ def of_folders(
 ) -> Listing:
     """Take every sub-folder with images as a class; hidden ones are not classes."""
     left_out = left_out or _Remainder()
-    images = {
-        directory: sorted(path for path in _files_below(directory, left_out) if left_out.keeps(path))
-        for directory in class_folders(folder)
-    }
+    images = {directory: left_out.images_below(directory) for directory in class_folders(folder)}
     classes = [directory for directory, paths in images.items() if paths]
     names = composed(path.name for path in classes)
-    _check_names_differ(folder, names)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        reason = "occurs twice, written with different Unicode characters that look the same"
+        raise DataError(f"{folder}: class {twice[0]!r}", reason, "put the images of both into one folder")
     if repeated := split_names(names, folder_repeats, known_classes):
         names = tuple(name for _, name in repeated)
     labels = labels_of(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
@@ -111,18 +98,11 @@ def of_folders(
     left_out.add_loose(_entries(folder))
     lost = images_of_lost_folders(path for path, _ in rows)
     if lost and len(classes) == 1:
-        raise DataError(
-            f"{folder / lost[0]}",
-            f"and {len(lost) - 1} others have a backslash in their name, so that "
-            f"all images are of the one class {names[0]}",
-            CURE_OF_LOST_FOLDERS,
-        )
+        reason = f"and {len(lost) - 1} others have a backslash in their name, so that all images are of the one class "
+        raise DataError(f"{folder / lost[0]}", reason + names[0], CURE_OF_LOST_FOLDERS)
     notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
     if empty := [directory.name for directory, paths in images.items() if not paths]:
-        notes.append(
-            f"note: these folders are not classes, as they hold no images: {', '.join(empty[:MAX_NAMES])}"
-            f"{', ...' if len(empty) > MAX_NAMES else ''}"
-        )
+        notes.append(f"note: these folders are not classes, as they hold no images: {first_names(empty)}")
     if indices := indices_in(folder):
         unused = folder / indices[0]
         notes.append(f"note: {unused} is not used, as dataset_param.index is not set: the folders are the classes")
@@ -131,8 +111,7 @@ def of_folders(
 
 def _list_single_class(folder: Path, left_out: _Remainder) -> Listing:
     """Take every image below the folder as one class, named like the folder."""
-    images = sorted(path for path in _files_below(folder, left_out) if left_out.keeps(path))
-    rows = [(str(image.relative_to(folder)), 0) for image in images]
+    rows = [(str(image.relative_to(folder)), 0) for image in left_out.images_below(folder)]
     notes = (*left_out.notes(), *_note_of_lost_folders(images_of_lost_folders(path for path, _ in rows)))
     return Listing(rows, composed([Path(os.path.abspath(folder)).name]), notes)
 
@@ -166,9 +145,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        raise DataError(
-            str(folder), f"cannot be read: {reason_of(error)}", "give yourself the right to read it, or move it away"
-        ) from None
+        cure = "give yourself the right to read it, or move it away"
+        raise DataError(str(folder), f"cannot be read: {reason_of(error)}", cure) from None
 
 
 def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
@@ -176,62 +154,6 @@ def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link that goes in a circle
         return False
-
-
-def _files_below(folder: Path, left_out: _Remainder) -> Iterator[Path]:
-    """Yield the files below ``folder``, and folders named like images; links to folders are not followed."""
-    pending = [folder]
-    while pending:
-        for entry in _entries(pending.pop()):
-            if not _leads_to_folder(entry) or _is_image(entry.name):
-                yield Path(entry.path)
-            elif is_hidden(entry.name):
-                left_out.add("hidden folder(s)")
-            elif entry.is_symlink():
-                left_out.add("link(s) to folders")
-            else:
-                pending.append(Path(entry.path))
-
-
-class _Remainder:
-    """Counts files that are neither images nor captions of the data set; ``captions``: endings of the latter."""
-
-    def __init__(self, captions: Iterable[str] = ()) -> None:
-        self._captions = {ending.lower() for ending in captions}
-        self._counts: Counter[str] = Counter()
-
-    def keeps(self, path: Path) -> bool:
-        """Return whether ``path`` is an image by its name; if not, count it."""
-        if path.name.startswith("."):
-            if _is_image(path.name):
-                self.add("hidden image(s)")
-            return False
-        if not _is_image(path.name):
-            if not {path.suffix.lower(), "".join(path.suffixes).lower()} & self._captions:
-                self.add(_kind(path.suffix.lower()))
-            return False
-        return True
-
-    def add(self, kind: str) -> None:
-        """Count one more of ``kind``."""
-        self._counts[kind] += 1
-
-    def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Count images and hidden folders next to the class folders: they could be meant as data."""
-        for entry in entries:
-            if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
-                self.add("image(s) in no class folder")
-            elif _leads_to_folder(entry) and is_hidden(entry.name):
-                self.add("hidden folder(s)")
-
-    def notes(self) -> list[str]:
-        """Return one note with the counts, if any."""
-        return note_of_left_out(self._counts)
-
-
-def _kind(suffix: str) -> str:
-    hint = f" (to read them: pip install {READER_OF[suffix]})" if suffix in READER_OF else ""
-    return (suffix or "without suffix") + hint
 
 
 def _is_image(name: str) -> bool:
@@ -243,32 +165,72 @@ def is_hidden(name: str) -> bool:
     return name.startswith((".", "__"))
 
 
-# --- an index --------------------------------------------------------------------------------------------------
+class _Remainder:
+    """Chooses images by their names, and counts the files that are neither images nor captions of the data set."""
+
+    def __init__(self, captions: Iterable[str] = ()) -> None:
+        """``captions``: endings of files of captions."""
+        self._captions = {ending.lower() for ending in captions}
+        self._counts: Counter[str] = Counter()
+
+    def images_below(self, folder: Path) -> list[Path]:
+        """Return the images below ``folder``, sorted, and folders that are named so; follows no links to folders."""
+        images, pending = [], [folder]
+        while pending:
+            for entry in _entries(pending.pop()):
+                if not _leads_to_folder(entry) or _is_image(entry.name):
+                    images += [Path(entry.path)] if self._is_used(Path(entry.path)) else []
+                elif is_hidden(entry.name):
+                    self._counts["hidden folder(s)"] += 1
+                elif entry.is_symlink():
+                    self._counts["link(s) to folders"] += 1
+                else:
+                    pending.append(Path(entry.path))
+        return sorted(images)
+
+    def _is_used(self, path: Path) -> bool:
+        """Return whether ``path`` is an image by its name; if not, count it."""
+        suffix = path.suffix.lower()
+        if _is_image(path.name):
+            self._counts["hidden image(s)"] += path.name.startswith(".")
+        elif not path.name.startswith(".") and not {suffix, "".join(path.suffixes).lower()} & self._captions:
+            hint = f" (to read them: pip install {READER_OF[suffix]})" if suffix in READER_OF else ""
+            self._counts[(suffix or "without suffix") + hint] += 1
+        return _is_image(path.name) and not path.name.startswith(".")
+
+    def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
+        """Count images and hidden folders next to the class folders: they could be meant as data."""
+        for entry in entries:
+            if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
+                self._counts["image(s) in no class folder"] += 1
+            elif _leads_to_folder(entry) and is_hidden(entry.name):
+                self._counts["hidden folder(s)"] += 1
+
+    def notes(self) -> list[str]:
+        """Return one note with the counts, if any."""
+        return note_of_left_out(+self._counts)
+
+
+# --- an index ---------------------------------------------------------------------------------------------------------
 
 
 def _list_index(folder: Path, param: DatasetParam, labelled: bool, known_classes: Sequence[str]) -> Listing:
     assert param.index is not None
     path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
     if not os.path.lexists(path):
-        raise _no_index(folder, param.index)
-    listing = read_labels(path, labelled, columns, known_classes)
-    left_out = _unlisted(folder, {image for image, _ in listing.rows})
+        classes = [path.name for path in class_folders(folder)]
+        cure = nearest(param.index, indices_in(folder))
+        if classes:
+            cure += f'drop "index" from data.json to take the folders there as classes: {first_names(classes)}'
+        cure = cure or "write image_path,label lines there"
+        raise DataError(f"dataset_param.index = {param.index}", f"there is no {path}", cure)
+    listing = read_table(path, labelled, columns, known_classes)
+    left_out = _count_unlisted(folder, {image for image, _ in listing.rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []
     return listing._replace(notes=(*notes, *listing.notes))
 
 
-def _no_index(folder: Path, index: str) -> DataError:
-    """Return the error for a missing index, with a cure based on the content of ``folder``."""
-    classes = [path.name for path in class_folders(folder)]
-    cure = nearest(index, indices_in(folder))
-    if classes:
-        cure += f'drop "index" from data.json to take the folders there as classes: {_first_names(classes)}'
-    return DataError(
-        f"dataset_param.index = {index}", f"there is no {folder / index}", cure or "write image_path,label lines there"
-    )
-
-
-def _unlisted(folder: Path, listed: set[str]) -> int:
+def _count_unlisted(folder: Path, listed: set[str]) -> int:
     """Count the unlisted images in the folders of listed ones; other folders are not searched."""
     count = 0
     for directory in {os.path.dirname(image) for image in listed}:
@@ -285,18 +247,3 @@ def indices_in(folder: Path) -> list[str]:
     """Return the names of the CSV and .jsonl files in ``folder`` that could be an index."""
     names = (entry.name for entry in _entries(folder) if entry.name.endswith((".csv", JSONL)))
     return sorted(name for name in names if is_index(folder / name))
-
-
-def _check_names_differ(folder: Path, names: Sequence[str]) -> None:
-    """Raise DataError if two folders have the same name in Unicode's composed form."""
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise DataError(
-                f"{folder}: class {name!r}",
-                "occurs twice, written with different Unicode characters that look the same",
-                "put the images of both into one folder",
-            )
-
-
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")

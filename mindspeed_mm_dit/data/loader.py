@@ -1,7 +1,10 @@
-"""Prepares batches ahead of the training step, in threads.
+"""Prepares batches ahead of the training step: in threads or, for a step that an accelerator computes, in processes.
 
-Threads suffice: decoding, resizing and drawing noise release Python's global interpreter lock, and nothing has
-to be copied between processes.
+Threads suffice for a step on the CPU: decoding, resizing and drawing noise release Python's global interpreter lock.
+But decoding an image holds it for a moment, and maps and unmaps memory, which slows down a process that launches
+kernels: on an H200 twelve threads slowed a step from 65 ms to 178 ms (benchmarks/results/2026-11-26-gpu.md). From a
+process, arrays come as memory that both map (memfd_create(2)): they are not copied, and do not need /dev/shm, which
+containers keep small.
 """
 
 from __future__ import annotations
@@ -24,6 +27,14 @@ import numpy as np
 
 from mindspeed_mm_dit.data.samples import Batch
 from mindspeed_mm_dit.errors import PlatformError
+
+ALIGNMENT = 64
+"""Arrays begin at multiples of this many bytes, as in memory that NumPy or PyTorch allocates."""
+LONGEST_MESSAGE = 1 << 16
+"""Bytes that describe a batch, or an error."""
+REQUEST = b"w"
+THREADS = 4
+"""Threads of a process: more of them wait for one another's lock."""
 
 
 class BatchSource(Protocol):
@@ -55,15 +66,6 @@ def load_batches(
             yield ready.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-ALIGNMENT = 64
-"""Arrays begin at multiples of this many bytes, as in memory that NumPy or PyTorch allocates."""
-LONGEST_MESSAGE = 1 << 16
-"""Bytes that describe a batch, or an error."""
-REQUEST = b"w"
-THREADS = 4
-"""Threads of a process: more of them wait for one another's lock."""
 
 
 def load_batches_apart(

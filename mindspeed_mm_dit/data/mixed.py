@@ -1,19 +1,17 @@
-"""Several data sets as one: their rows concatenated, their reader, and an order that mixes them by weight."""
+"""Several data sets as one source: their rows concatenated, and their reader; ``MixedOrder`` is in ``order.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.data import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.buckets import BucketOrder, lines
-from mindspeed_mm_dit.data.order import Order, RepeatedOrder, SampleOrder, Stream, generator
-from mindspeed_mm_dit.data.rows import Read, Rows, Visuals
+from mindspeed_mm_dit.data.buckets import lines
+from mindspeed_mm_dit.data.sources import Read, Rows, Source, SourceRequest, Visuals, source_of
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -140,71 +138,6 @@ class MixedReader:
         return Read({"pixels": np.stack(pixels), **arrays}, row_indices)
 
 
-class MixedOrder(BucketOrder):
-    """Endless order of groups, each from one source and bucket; each period gives every source ``weight`` groups.
-
-    A period has as many groups as the weights add up to. Every source has its own order and epochs, and an epoch
-    repeats no sample: a source with a large weight and few samples begins its next epoch sooner. members: the samples
-    of each source; orders: the order of each.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[np.ndarray],
-        orders: Sequence[Order],
-        group: int,
-        weights: Sequence[int],
-        seed: int,
-        shuffle: bool,
-        costs: np.ndarray,
-    ) -> None:
-        self.group, self._costs = group, costs
-        self._members, self._orders, self._weights = members, orders, np.array(weights)
-
-        def plan(period: int) -> np.ndarray:
-            sources = np.repeat(np.arange(len(weights)), weights)
-            return generator(seed, Stream.SOURCE, period).permutation(sources) if shuffle else sources
-
-        self._plan: Callable[[int], np.ndarray] = lru_cache(maxsize=8)(plan)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._orders))
-
-    def images(self, sample_indices: np.ndarray) -> np.ndarray:
-        """Return the row at each sample index, (B,) int64."""
-        return np.array(
-            [self._at(*divmod(sample_index, self.group)) for sample_index in sample_indices.tolist()], np.int64
-        )
-
-    def _at(self, group: int, offset: int) -> int:
-        period, position = divmod(group, int(self._weights.sum()))
-        plan = self._plan(period)
-        source = plan[position]
-        before = period * int(self._weights[source]) + int((plan[:position] == source).sum())
-        rows = self._orders[source].images(np.array([before * self.group + offset]))
-        return int(self._members[source][rows[0]])
-
-
-def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out: bool = False) -> Order:
-    """Return the order of ``rows``; ``held_out``: for validation, which leaves no row out."""
-    if rows.repeats is not None and not held_out:
-        once = replace(rows.subset(rows.entries), repeats=None)
-        return RepeatedOrder(order_of(once, param, seed, shuffle), rows.entries)
-    if rows.shapes is None:
-        return SampleOrder(len(rows), seed, shuffle)
-    if isinstance(param, MixedParam) and not held_out:
-        orders = [order_of(part, source, seed, shuffle) for part, source in zip(parts_of(rows), param.sources)]
-        members, costs = rows.facts.members(), rows.shapes.prod(1)
-        return MixedOrder(members, orders, param.bucket_group, param.weights, seed, shuffle, costs)
-    return BucketOrder(_buckets(rows), param.bucket_group, seed, shuffle, held_out, rows.shapes.prod(1))
-
-
-def _buckets(rows: Rows) -> np.ndarray:
-    """Return the bucket of each row, counted from 0, (N,) int64."""
-    assert rows.shapes is not None
-    return np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
-
-
 def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
     """Return the lines a run prints about its buckets, per source if there are several."""
     parts = [part for part in parts_of(rows) if part.shapes is not None]
@@ -215,3 +148,22 @@ def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
         f"source    {source.where}: {weight / sum(param.weights):.1%} of a run\n{source_lines[0]}"
         for source, weight, source_lines in zip(param.sources, param.weights, bucket_lines)
     ]
+
+
+def _open(param: MixedParam, request: SourceRequest) -> Rows:
+    parts = [source_of(source).open(source, request) for source in param.sources]
+    return joined(param, request.items or param.items, parts)
+
+
+def _reader(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
+    pairs = zip(param.sources, parts_of(rows))
+    readers = [source_of(source).visuals(part, source, channels) for source, part in pairs]
+    return MixedReader(rows, readers, param.extra_images)
+
+
+def _provide(param: MixedParam) -> None:
+    for source in param.sources:
+        source_of(source).provide(source)
+
+
+MIXED = Source(MixedParam, _open, _reader, _provide)

@@ -10,13 +10,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data import order as draws
 from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
 from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionCollator, kind_of
-from mindspeed_mm_dit.data.mixed import order_of
-from mindspeed_mm_dit.data.order import Order, Stream
-from mindspeed_mm_dit.data.rows import Rows, Visuals
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.order import Order, Stream, normals, order_of
+from mindspeed_mm_dit.data.sources import Rows, Visuals, source_of
 
 Batch = dict[str, np.ndarray]
 Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
@@ -56,7 +53,7 @@ class SampleReader:
         shape = self.latent_shape(read.arrays)
         batch |= self.draw(self.seed, sample_indices, shape)
         if self.posterior_noise:
-            batch["posterior_noise"] = draws.normals(self.seed, Stream.POSTERIOR, sample_indices, shape)
+            batch["posterior_noise"] = normals(self.seed, Stream.POSTERIOR, sample_indices, shape)
         return batch
 
     def words(self, sample_indices: np.ndarray) -> list[list[tuple[str, bool]]]:

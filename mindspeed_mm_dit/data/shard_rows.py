@@ -1,7 +1,10 @@
-"""Rows of shards: Parquet in the Hugging Face hub's format, and tar files in webdataset's layout.
+"""The images of one shard: a Parquet file as on the Hugging Face hub, or a tar file in webdataset's layout.
 
-A scan collects labels, captions and the position of each image; readers then fetch images by row. In a tar, consecutive
-``KEY.jpg`` and ``KEY.cls`` (whose text is the label) are one row.
+Parquet: image {bytes, path}, label and captions. Tar: consecutive KEY.jpg and KEY.cls, whose text is the label;
+captions are KEY.txt, one per line, or KEY.json, an object with texts. A key ends at the first dot of a file's name.
+Files whose names begin with a dot, such as the companions that macOS writes, or have none belong to no sample.
+
+Rows are read at random by their position in the file. Hugging Face's datasets would copy all files to a cache for that.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import json
 import os
 import tarfile
 import threading
-import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +34,15 @@ from mindspeed_mm_dit.data.captions import (
 )
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.transforms import readable_formats
-from mindspeed_mm_dit.errors import DataError, PlatformError, UserError, nearest
+from mindspeed_mm_dit.errors import DataError, UserError, nearest, not_installed
+
+IMAGE_COLUMNS = ("image", "img")
+CACHE_BYTES = 256 * 2**20
+"""Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
+LABEL = ".cls"
+MOST_LABEL_BYTES = 1000
+READ_BYTES = 1 << 15
+"""Buffer size: enough for several headers of small images, little compared with large images."""
 
 
 class ShardQuery(NamedTuple):
@@ -45,7 +55,7 @@ class ShardQuery(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """The rows of one shard, in order."""
+    """The rows of a shard."""
 
     labels: Sequence[str]
     """The class of each row as it is written, or its name if the shard numbers names; "" if labels are not needed."""
@@ -61,11 +71,7 @@ class Scanned(NamedTuple):
     """Captions of each row; empty if captions are not needed."""
 
 
-IMAGE_COLUMNS = ("image", "img")
-CACHE_BYTES = 256 * 2**20
-"""Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
-OPEN_FILES = 16
-"""Files that a thread keeps open."""
+# --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
 def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
@@ -75,7 +81,22 @@ def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
         DataError: it is not a Parquet file, or lacks a column, or a row has no label.
     """
     try:
-        return _scan(path, query)
+        parquet = _open(path)
+        _image_column(path, parquet.schema_arrow)
+        labels, names = _labels_in(path, parquet, query.label) if query.label else ([], ())
+        groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
+        counts = [group.num_rows for group in groups]
+        largest = max((group.total_byte_size for group in groups), default=0)
+        check_unfolded(check_file(path), max(largest, 16 * sum(counts)))
+        where = np.empty((sum(counts), 2), np.int64)
+        where[:, 0] = np.repeat(np.arange(len(counts)), counts)
+        where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
+        columns = [_column(path, parquet, name, "captions").to_pylist() for name in query.captions]
+        captions = [
+            merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], query.captions)
+            for values in zip(*columns)
+        ]
+        return Scanned(labels or [""] * len(where), where, names, read_bytes=largest, captions=captions)
     except UserError:
         raise
     except UnusableFile as problem:
@@ -83,26 +104,6 @@ def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
         reason = " ".join(reason_of(error).split())
         raise DataError(str(path), f"is not a complete Parquet file: {reason}", "fetch it again") from None
-
-
-def _scan(path: Path, query: ShardQuery) -> Scanned:
-    parquet = _open(path)
-    _image_column(path, parquet.schema_arrow)
-    labels, names = _labels_in(path, parquet, query.label) if query.label else ([], ())
-    groups = [parquet.metadata.row_group(group) for group in range(parquet.metadata.num_row_groups)]
-    counts = [group.num_rows for group in groups]
-    largest = max((group.total_byte_size for group in groups), default=0)
-    check_unfolded(check_file(path), max(largest, 16 * sum(counts)))
-    where = np.empty((sum(counts), 2), np.int64)
-    where[:, 0] = np.repeat(np.arange(len(counts)), counts)
-    where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
-    return Scanned(
-        labels or [""] * len(where),
-        where,
-        names,
-        read_bytes=largest,
-        captions=_captions_in(path, parquet, query.captions),
-    )
 
 
 def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[str, ...]]:
@@ -119,13 +120,19 @@ def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[st
     raise DataError(f"{path}: column {name}", f"holds {column.type}", "labels are whole numbers, or names")
 
 
-def _captions_in(path: Path, parquet: Any, names: tuple[str, ...]) -> list[ImageCaptions]:
-    """Return the captions of each row from the columns ``names``, of texts or lists of texts."""
-    columns = [_column(path, parquet, name, "captions").to_pylist() for name in names]
-    return [
-        merge_captions([parse_captions(value, name) for name, value in zip(names, values)], names)
-        for values in zip(*columns)
-    ]
+def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
+    """Return the class names from the hub's features, in the order of their numbers; empty if there are none."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        names = features[label_column]["names"]
+        listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
+    except (KeyError, TypeError, ValueError):
+        return ()
+    class_names = composed(map(str, listed))
+    if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
+        where = f"{path}: column {label_column}"
+        raise DataError(where, f"lists the class {twice!r} twice", "give each class another name")
+    return class_names
 
 
 def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
@@ -159,10 +166,9 @@ def columns_of_texts(path: Path) -> list[str]:
 
 
 class ParquetReader:
-    """Reads images by their position; safe to call from several threads, each with its own open files."""
+    """Reads images by their position; safe to call from several threads."""
 
     def __init__(self) -> None:
-        self._of_thread = threading.local()
         self._groups: OrderedDict[tuple[Path, int], Any] = OrderedDict()
         self._cached_bytes = 0
         self._changes = threading.Lock()
@@ -182,7 +188,12 @@ class ParquetReader:
             if (path, group) in self._groups:
                 self._groups.move_to_end((path, group))
                 return self._groups[path, group]
-        column = self._read_group(path, group)
+        check_file(path)
+        parquet = _open(path)  # anew for each group, as an open one is not for several threads
+        name = _image_column(path, parquet.schema_arrow)
+        column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
+        if hasattr(column.type, "num_fields") and column.type.num_fields:
+            column = column.field("bytes")
         with self._changes:
             if (path, group) not in self._groups:  # (another thread may have read it meanwhile)
                 self._groups[path, group] = column
@@ -191,88 +202,41 @@ class ParquetReader:
                 self._cached_bytes -= self._groups.popitem(last=False)[1].nbytes
         return column
 
-    def _read_group(self, path: Path, group: int) -> Any:
-        check_file(path)
-        files: OrderedDict[Path, Any] = self._of_thread.__dict__.setdefault("files", OrderedDict())
-        if path not in files:
-            files[path] = _open(path)
-        files.move_to_end(path)
-        if len(files) > OPEN_FILES:
-            files.popitem(last=False)
-        parquet = files[path]
-        name = _image_column(path, parquet.schema_arrow)
-        column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
-        return column.field("bytes") if hasattr(column.type, "num_fields") and column.type.num_fields else column
-
 
 def _open(path: Path) -> Any:
     try:
         import pyarrow
-        from pyarrow.parquet import ParquetFile
+        from pyarrow.parquet import ParquetFile, read_metadata
     except ImportError:
-        raise PlatformError(
-            "dataset_param.dataset_type = 'parquet'",
-            "pyarrow is not installed",
-            "pip install pyarrow (extra [parquet])",
-        ) from None
+        raise not_installed("dataset_param.dataset_type = 'parquet'", "pyarrow", "parquet") from None
     try:
-        file = ParquetFile(path)
-        leaves = [file.schema.column(number) for number in range(len(file.schema))]
+        metadata = read_metadata(path)
+        leaves = [metadata.schema.column(number) for number in range(len(metadata.schema))]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and ".list." not in leaf.path]
-        return ParquetFile(path, metadata=file.metadata, read_dictionary=texts)  # (repeated texts take no more memory)
+        return ParquetFile(path, metadata=metadata, read_dictionary=texts)  # (repeated texts take no more memory)
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise DataError(str(path), f"is not a Parquet file: {reason_of(error)}", "fetch it again") from None
 
 
 def _image_column(path: Path, schema: Any) -> str:
-    for name in IMAGE_COLUMNS:
-        if name in schema.names:
-            _check_pictures(path, schema.field(name))
-            return name
-    raise DataError(str(path), f"has the columns {', '.join(schema.names)}", "rename the column of the images to image")
-
-
-def _check_pictures(path: Path, column: Any) -> None:
-    """Raise DataError unless the values of a column are the bytes of files, alone or with a path."""
+    """Return the column of the images; raises DataError unless it has the bytes of files, alone or with a path."""
     from pyarrow import types
 
+    name = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    if name is None:
+        reason = f"has the columns {', '.join(schema.names)}"
+        raise DataError(str(path), reason, "rename the column of the images to image")
+    column = schema.field(name)
     inner = [column.type.field(number) for number in range(column.type.num_fields)]
     kind = next((field.type for field in inner if field.name == "bytes"), column.type)
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
         cure = "write the files themselves: bytes, or {bytes, path} as the Hugging Face hub does"
         raise DataError(f"{path}: column {column.name}", f"holds {column.type}, which are not images", cure)
+    return name
 
 
-def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
-    """Return the class names from the hub's features, in the order of their numbers; empty if there are none."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        names = features[label_column]["names"]
-        listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
-    except (KeyError, TypeError, ValueError):
-        return ()
-    class_names = composed(map(str, listed))
-    if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
-        raise DataError(
-            f"{path}: column {label_column}", f"lists the class {twice!r} twice", "give each class another name"
-        )
-    return class_names
-
-
-LABEL = ".cls"
-MOST_LABEL_BYTES = 1000
-BLOCK = tarfile.BLOCKSIZE
-READ_BYTES = 1 << 15
-"""Buffer size: enough for several headers of small images, little compared with large images."""
-
-
-class Member(NamedTuple):
-    """A file in a tar file."""
-
-    name: str
-    offset: int
-    size: int
+# --- tar --------------------------------------------------------------------------------------------------------------
 
 
 def scan_tar(path: Path, query: ShardQuery) -> Scanned:
@@ -297,7 +261,7 @@ def scan_tar(path: Path, query: ShardQuery) -> Scanned:
                     continue
                 image = sample[images[0]]
                 labels.append(_label(path, file, sample[LABEL]) if query.label else "")
-                where.append((image.offset, image.size))
+                where.append((image.offset_data, image.size))
                 captions += [_captions_of(file, image, sample, query.captions)] if query.captions else []
                 left_out["image(s) after the first of a sample"] += len(images) - 1
                 left_out.update(set(sample) - used - set(images))
@@ -313,7 +277,8 @@ class TarReader:
         """Return the image file at this position; raises UnusableFile."""
         check_file(path)
         try:
-            content = _read(path, offset, size)
+            with open(path, "rb") as file:
+                content = os.pread(file.fileno(), size, offset)
         except OSError as error:
             raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
         if len(content) < size:
@@ -321,72 +286,37 @@ class TarReader:
         return content
 
 
-def members(file: BinaryIO) -> Iterator[Member]:
+def members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """Yield the files of a tar file in order; the caller may seek in ``file`` in between.
-
-    Plain headers are parsed here, all others by tarfile, which is far slower.
 
     Raises:
         tarfile.TarError: it is not a tar file, is cut short, or lacks a header where one should be.
     """
-    end, position = os.fstat(file.fileno()).st_size, 0
+    size = os.fstat(file.fileno()).st_size
     with tarfile.open(fileobj=file, mode="r:") as archive:
-        archive.firstmember = None  # type: ignore[attr-defined]  # (opening has read it; read it again)
-        while parsed := _member_at(position, file, archive):
-            member, position, is_file = parsed
-            if position > end:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # (else tarfile keeps them all)
+            if archive.offset > size:
                 raise tarfile.ReadError(f"{member.name} goes on after its end")
-            if is_file:
+            if member.isfile() and not member.issparse():
                 yield member
-    file.seek(position)
-    block = file.read(BLOCK)
+        # tarfile takes whatever is no header for the end, which in a complete tar file is two blocks of zeros.
+        file.seek(archive.offset)
+        block = file.read(tarfile.BLOCKSIZE)
     if block.strip(b"\0"):
-        raise tarfile.ReadError(f"there is no header at byte {position:,}")
-    if not block:  # a complete tar file ends with two blocks of zeros
+        raise tarfile.ReadError(f"there is no header at byte {archive.offset:,}")
+    if not block:
         raise tarfile.ReadError("it ends without the empty blocks that close a tar file, so more may be missing")
 
 
-def _member_at(position: int, file: BinaryIO, archive: tarfile.TarFile) -> tuple[Member, int, bool] | None:
-    """Return the member whose header is at ``position``, its end, and whether it is a file; None if there is none."""
-    file.seek(position)
-    member = None if archive.pax_headers else _plain(file.read(BLOCK), position)
-    if member:
-        return member, member.offset + -(-member.size // BLOCK) * BLOCK, True
-    file.seek(position)
-    archive.offset = position
-    info = archive.next()
-    archive.members = []  # type: ignore[attr-defined]  # (else tarfile keeps them all)
-    if info is None:
-        return None
-    return Member(info.name, info.offset_data, info.size), archive.offset, info.isfile() and not info.issparse()
-
-
-def _plain(header: bytes, position: int) -> Member | None:
-    """Return the file of a plain header at ``position``; None for any other header.
-
-    A plain header describes a regular file with a name of up to 100 bytes and its size in octal digits, as in POSIX
-    ustar and GNU tar.
-    """
-    if len(header) < BLOCK or header[156:157] != b"0" or header[257:262] != b"ustar" or header[345]:
-        return None
-    try:
-        size, checksum = (int(field.partition(b"\0")[0], 8) for field in (header[124:136], header[148:156]))
-    except ValueError:
-        return None
-    # The checksum is the sum of all bytes, with its own eight bytes counted as spaces. The lower half of Adler-32 is
-    # 1 + the sum of all bytes, modulo 65521.
-    if size < 0 or (checksum - 8 * 32 + sum(header[148:156]) + 1) % 65521 != zlib.adler32(header) & 0xFFFF:
-        return None
-    name = header[:100].partition(b"\0")[0].decode(tarfile.ENCODING, "surrogateescape")
-    return Member(name, position + BLOCK, size)
-
-
-def _samples(path: Path, files: Iterator[Member], left_out: Counter[str]) -> Iterator[dict[str, Member]]:
+def _samples(
+    path: Path, files: Iterator[tarfile.TarInfo], left_out: Counter[str]
+) -> Iterator[dict[str, tarfile.TarInfo]]:
     """Yield the files of each sample, by ending in small letters: consecutive files that share folder and key.
 
     ``left_out`` counts the files that belong to none.
     """
-    sample: dict[str, Member] = {}
+    sample: dict[str, tarfile.TarInfo] = {}
     current = None
     for member in files:
         folder, _, name = member.name.rpartition("/")
@@ -399,16 +329,15 @@ def _samples(path: Path, files: Iterator[Member], left_out: Counter[str]) -> Ite
             sample = {}
         current, ending = (folder, key), (dot + ending).lower()
         if ending in sample:
-            raise DataError(
-                f"{path}: {member.name}", "occurs twice in one sample", "write the tar again with one of them"
-            )
+            cure = "write the tar again with one of them"
+            raise DataError(f"{path}: {member.name}", "occurs twice in one sample", cure)
         sample[ending] = member
     if sample:
         yield sample
 
 
-def _label(path: Path, file: BinaryIO, member: Member) -> str:
-    file.seek(member.offset)
+def _label(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> str:
+    file.seek(member.offset_data)
     content = file.read(min(member.size, MOST_LABEL_BYTES + 1))
     with suppress(UnicodeDecodeError):
         label = content.decode("utf-8-sig").strip()
@@ -418,19 +347,16 @@ def _label(path: Path, file: BinaryIO, member: Member) -> str:
     raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is not a label", cure)
 
 
-def _captions_of(file: BinaryIO, image: Member, sample: dict[str, Member], locations: tuple[str, ...]) -> ImageCaptions:
+def _captions_of(
+    file: BinaryIO, image: tarfile.TarInfo, sample: dict[str, tarfile.TarInfo], locations: tuple[str, ...]
+) -> ImageCaptions:
     """Return the captions of a sample from its files at ``locations``."""
     parts = []
     for location in locations:
         member = sample.get(location.partition(":")[0].lower())
         if member is not None:
             check_size(member.name, member.size)
-            file.seek(member.offset)
+            file.seek(member.offset_data)
             parts.append(parse_caption_file(member.name, file.read(member.size), location))
     stem = image.name.rpartition("/")[2].partition(".")[0]
     return merge_captions(parts, [stem + location for location in locations])
-
-
-def _read(path: Path, offset: int, size: int) -> bytes:
-    with open(path, "rb") as file:
-        return os.pread(file.fileno(), size, offset)

@@ -10,31 +10,26 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder, replace_file
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
-from mindspeed_mm_dit.data import shard_rows
 from mindspeed_mm_dit.data.captions import ImageCaptions
 from mindspeed_mm_dit.data.labels import Labels, labels_of
-from mindspeed_mm_dit.data.rows import note_of_left_out
-from mindspeed_mm_dit.data.shard_rows import Scanned, ShardQuery
+from mindspeed_mm_dit.data.shard_rows import ParquetReader, Scanned, ShardQuery, TarReader, scan_parquet, scan_tar
+from mindspeed_mm_dit.data.sources import note_of_left_out
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
 INDEX = ".mm_dit_index.npz"
-VERSION = 3
+VERSION = 4
 """Version of INDEX; an index of another version is rebuilt."""
 
-INDEX_ARRAYS = ("words", "labels", "stated", "where", "starts", "left_out", "read_bytes", "told")
-"""Arrays in INDEX, besides the fingerprint."""
 MUCH_TO_READ = 64 * 2**20
 """A run warns if more bytes than this are read for one image."""
 
@@ -57,8 +52,8 @@ class ShardFormat(NamedTuple):
 
 
 KINDS: dict[ImageFiles, ShardFormat] = {
-    "parquet": ShardFormat(".parquet", shard_rows.scan_parquet, shard_rows.ParquetReader),
-    "webdataset": ShardFormat(".tar", shard_rows.scan_tar, shard_rows.TarReader),
+    "parquet": ShardFormat(".parquet", scan_parquet, ParquetReader),
+    "webdataset": ShardFormat(".tar", scan_tar, TarReader),
 }
 
 
@@ -107,8 +102,8 @@ class ShardListing(NamedTuple):
     classes: tuple[str, ...]
     """Name of each label; empty if they have none."""
     notes: tuple[str, ...]
-    images: str
-    """Fingerprint of the data set: image count, and a digest of the shards' names and sizes, labels and captions."""
+    digest: str
+    """Image count, and a digest of the shards' names and sizes, labels and captions."""
     captions: Sequence[ImageCaptions] = ()
     """Captions of each image; empty if captions are not requested."""
 
@@ -121,64 +116,56 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     Raises:
         DataError: naming the folder, or the shard.
     """
-    folder, kind = Path(param.data_folder), KINDS[param.dataset_type]
-    files = _files_of(folder, kind, param)
+    folder, form = Path(param.data_folder), KINDS[param.dataset_type]
+    what, files = f"dataset_param.data_folder = {folder}", _files_of(folder, form, param)
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
     query = ShardQuery(param.label_column if labelled else None, param.caption_places)
     fingerprint = json.dumps([VERSION, param.dataset_type, query.label, facts, *query.captions])
-    index_path = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX)
-    arrays, notes = _read_index(index_path, fingerprint)
-    if arrays is None:
-        arrays = _scan_shards(files, kind, query)
-        if not _write_index(index_path, fingerprint, arrays):
+    index_path, notes = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX), list[str]()
+    index = _read_index(index_path, fingerprint, notes)
+    if index is None:
+        index = _scan_shards(files, form, query)
+        try:
+            replace_file(index_path, lambda aside: _write_index(aside, fingerprint, index))
+        except DataError:
             notes.append(f"note: {index_path} cannot be written: every run scans the shards again")
-    left_out = note_of_left_out(Counter(json.loads(str(arrays["left_out"]))))
+    facts_of_rows, where, starts = json.loads(index["facts"].tobytes()), index["where"], index["starts"]
+    left_out = note_of_left_out(Counter(facts_of_rows["left_out"]))
     notes += left_out
-    if arrays["read_bytes"] > MUCH_TO_READ:
-        mebibytes = int(arrays["read_bytes"]) / 2**20
+    if facts_of_rows["read_bytes"] > MUCH_TO_READ:
+        mebibytes = facts_of_rows["read_bytes"] / 2**20
         notes.append(
             f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
             "image that is read at random: write the shards with row groups of some 100 images"
         )
-    if not len(arrays["labels"]):
-        what = "images with labels" if labelled else "images"
+    if not len(where):
         reason = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
-        raise DataError(f"dataset_param.data_folder = {folder}", f"its shards hold no {what}{reason}")
-    rows = ShardRows(files, arrays["starts"], arrays["where"], np.arange(len(arrays["labels"])), kind.reader())
-    labels = _labels_in(arrays, folder, rows, known_classes) if labelled else Labels(arrays["labels"], ())
-    caption_json = arrays["told"].tobytes() if query.captions else b""
-    names = json.dumps([fact[:2] for fact in facts]).encode()
-    digest = hashlib.sha256(names + labels.numbers.tobytes() + caption_json).hexdigest()
-    captions = (
-        [ImageCaptions(tuple(captions), problem) for captions, problem in json.loads(caption_json)]
-        if caption_json
-        else []
-    )
-    images = f"{len(rows):,} images, {digest[:12]}"
-    return ShardListing(rows, labels.numbers, labels.classes, (*notes, *labels.notes), images, captions)
+        raise DataError(what, f"its shards hold no {'images with labels' if labelled else 'images'}{reason}")
+    rows, labels = ShardRows(files, starts, where, np.arange(len(where)), form.reader()), Labels(index["labels"], ())
+    if labelled:
+        words, stated, numbers = facts_of_rows["words"], facts_of_rows["stated"], index["labels"]
+        first_row = lambda word: rows[int((numbers == word).argmax())]  # noqa: E731
+        labels = labels_of(words, str(folder), first_row, stated, known_classes)
+        labels = labels._replace(numbers=labels.numbers[numbers])
+    captions, names = facts_of_rows["captions"], json.dumps([fact[:2] for fact in facts])
+    content = names.encode() + labels.numbers.tobytes() + (json.dumps(captions).encode() if query.captions else b"")
+    digest = f"{len(rows):,} images, {hashlib.sha256(content).hexdigest()[:12]}"
+    image_captions = [ImageCaptions(tuple(texts), problem) for texts, problem in captions]
+    return ShardListing(rows, labels.numbers, labels.classes, (*notes, *labels.notes), digest, image_captions)
 
 
-def _labels_in(arrays: Mapping[str, np.ndarray], folder: Path, rows: ShardRows, known_classes: Sequence[str]) -> Labels:
-    """Return the labels of rows; ``arrays`` has their distinct words, and the number of each row's word."""
-    words, stated, numbers = json.loads(str(arrays["words"])), json.loads(str(arrays["stated"])), arrays["labels"]
-    labels = labels_of(words, str(folder), lambda word: rows[int((numbers == word).argmax())], stated, known_classes)
-    return labels._replace(numbers=labels.numbers[numbers])
-
-
-def _files_of(folder: Path, kind: ShardFormat, param: DatasetParam) -> list[Path]:
+def _files_of(folder: Path, form: ShardFormat, param: DatasetParam) -> list[Path]:
+    what = f"dataset_param.data_folder = {folder}"
     if not is_folder(folder):
-        raise DataError(f"dataset_param.data_folder = {folder}", no_folder(folder), "correct the path in data.json")
+        raise DataError(what, no_folder(folder), "correct the path in data.json")
     chosen = shard_files(folder, param)
     if not chosen:
         begin = f", and whose names begin with {param.split!r}" if param.split else ""
-        raise DataError(f"dataset_param.data_folder = {folder}", f"holds no files that end in {kind.suffix}{begin}")
+        raise DataError(what, f"holds no files that end in {form.suffix}{begin}")
     splits = sorted({match[1] for path in chosen if (match := _SPLIT.match(path.name))})
     if len(splits) > 1 and param.split is None:
-        raise DataError(
-            f"dataset_param.data_folder = {folder}",
-            f"holds the splits {', '.join(splits)}",
-            f'name one: "split": "{"train" if "train" in splits else splits[0]}"',
-        )
+        name = "train" if "train" in splits else splits[0]
+        raise DataError(what, f"holds the splits {', '.join(splits)}", f'name one: "split": "{name}"')
     return chosen
 
 
@@ -195,46 +182,40 @@ def _size_of(file: Path) -> int:
         raise DataError(str(file), str(problem), "fetch it again, or remove it") from None
 
 
-def _scan_shards(files: Sequence[Path], kind: ShardFormat, query: ShardQuery) -> dict[str, np.ndarray]:
-    shards = [kind.scan(file, query) for file in progress("shards", files, total=len(files), unit="shard", delay=2)]
-    words = {
-        word: number for number, word in enumerate(sorted({word for scanned in shards for word in scanned.labels}))
+def _scan_shards(files: Sequence[Path], form: ShardFormat, query: ShardQuery) -> dict[str, np.ndarray]:
+    """Return the arrays of INDEX: the position of each row, the number of its label's word, and facts as JSON."""
+    shards = [form.scan(file, query) for file in progress("shards", files, total=len(files), unit="shard", delay=2)]
+    counts = [len(scanned.labels) for scanned in shards]
+    distinct = sorted({word for scanned in shards for word in scanned.labels})
+    numbers = {word: number for number, word in enumerate(distinct)}
+    facts = {
+        "words": distinct,
+        "stated": list(dict.fromkeys(name for scanned in shards for name in scanned.names)),
+        "left_out": sum((Counter(scanned.left_out) for scanned in shards), Counter[str]()),
+        "read_bytes": max(scanned.read_bytes for scanned in shards),
+        "captions": [image for scanned in shards for image in scanned.captions],
     }
     return {
-        "words": np.array(json.dumps(list(words))),
-        "labels": np.array([words[word] for scanned in shards for word in scanned.labels], np.int64),
-        "stated": np.array(json.dumps(list(dict.fromkeys(name for scanned in shards for name in scanned.names)))),
+        "labels": np.array([numbers[word] for scanned in shards for word in scanned.labels], np.int64),
         "where": np.concatenate([scanned.where for scanned in shards]),
-        "starts": np.concatenate([[0], np.cumsum([len(scanned.labels) for scanned in shards])[:-1]]).astype(np.int64),
-        "left_out": np.array(json.dumps(sum((Counter(scanned.left_out) for scanned in shards), Counter[str]()))),
-        "read_bytes": np.array(max(scanned.read_bytes for scanned in shards)),
-        "told": np.frombuffer(
-            json.dumps([image for scanned in shards for image in scanned.captions]).encode(), np.uint8
-        ),
+        "starts": np.cumsum([0, *counts[:-1]]),
+        "facts": np.frombuffer(json.dumps(facts).encode(), np.uint8),
     }
 
 
-def _read_index(path: Path, fingerprint: str) -> tuple[dict[str, np.ndarray] | None, list[str]]:
+def _read_index(path: Path, fingerprint: str, notes: list[str]) -> dict[str, np.ndarray] | None:
     """Return the index of exactly these shards, or None, and a note if it is damaged."""
     if not path.is_file():
-        return None, []
+        return None
     try:
         with np.load(path) as file:
             is_ours = str(file["fingerprint"]) == fingerprint
-            return ({name: file[name] for name in INDEX_ARRAYS} if is_ours else None), []
+            return {name: file[name] for name in ("labels", "where", "starts", "facts")} if is_ours else None
     except Exception:  # (a damaged zip file or array can raise anything)
-        return None, [f"note: {path} is damaged, so the shards were scanned again"]
+        notes.append(f"note: {path} is damaged, so the shards were scanned again")
+        return None
 
 
-def _write_index(path: Path, fingerprint: str, arrays: dict[str, np.ndarray]) -> bool:
-    """Write the index atomically; return whether that worked."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".mm_dit_", delete=False) as file:
-            np.savez(file, fingerprint=np.array(fingerprint), **arrays)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
-    except OSError:
-        with suppress(OSError, NameError):
-            os.unlink(file.name)
-        return False
-    return True
+def _write_index(path: Path, fingerprint: str, arrays: dict[str, np.ndarray]) -> None:
+    with open(path, "wb") as file:
+        np.savez(file, fingerprint=np.array(fingerprint), **arrays)

@@ -1,20 +1,19 @@
-"""Turns an image file into pixels of one size, as a viewer shows it: upright, transparent parts on a background."""
+"""From an image file to pixels of one size: opened safely, upright, 8 bits a channel, opaque, in sRGB, cut to size."""
 
 from __future__ import annotations
 
 import importlib
 import io
 import re
-import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngStream
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
@@ -36,6 +35,12 @@ _MOVING = ("PNG", "WEBP", "AVIF")
 
 MAX_SCALED_PIXELS = 1 << 27
 """Images so narrow that they would have more pixels than this after scaling their shorter side to fit are refused."""
+
+BACKGROUND = "white"
+"""What transparent pixels of an image or a video show."""
+
+_LARGEST_LEVEL = {"1": 1, "L;2": 3, "L;4": 15}
+"""The level of white in a PNG with fewer than 8 bits a pixel, by Pillow's name of the layout."""
 
 # Pillow warns of damaged EXIF data, transparency, and images of half the size it refuses: users cannot act on these.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -73,8 +78,8 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
         with Image.open(source, formats=list(dict.fromkeys(readable_formats().values()))) as image:
             _check_form(image, *sides(size))
             find_profile(image)
-            read_late_metadata(image)
-            scale_transparent_color(image)
+            _read_late_chunks(image)
+            _scale_transparent_color(image)
             yield image
     except UnusableFile:
         raise
@@ -103,6 +108,39 @@ def _check_form(image: Image.Image, height: int, width: int) -> None:
         raise UnusableFile("has 32 bits a pixel, which do not define where white is: save it with 8 or 16")
 
 
+def load_pixels(
+    path: str | bytes, size: int | Size, channels: int, color_profiles: ColorProfiles = "convert"
+) -> np.ndarray:
+    """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
+
+    size: (H, W), or the side of a square. The EXIF orientation is applied, and an embedded colour profile unless
+    ``color_profiles`` is "ignore"; 16-bit grey is scaled to 8 bits, and transparent pixels show a white background.
+    Raises UnusableFile.
+    """
+    with open_image(path, size) as image:
+        pixels = np.asarray(center_crop(_plain(image, channels, color_profiles), size))
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "convert") -> np.ndarray:
+    """Read an image file at its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; else like ``load_pixels``.
+
+    Raises UnusableFile.
+    """
+    with open_image(path, size) as image:
+        if image.format in _MOVING and getattr(image, "is_animated", False):
+            raise UnusableFile(
+                f"is an animated {image.format}, of which only one frame could be read: save it as .mp4 or .gif"
+            )
+        return np.asarray(_plain(image, 3, color_profiles))
+
+
+def still_size(path: str | Path, size: int) -> Size:
+    """Return (H, W) of an image file from its header, upright; ``size``: as in ``load_still``. Raises UnusableFile."""
+    with open_image(path, size) as image:
+        return upright_size(image)
+
+
 def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
     """Scale to cover ``size``, (H, W) or the side of a square, and cut the centre, as ADM and DiT prepare ImageNet.
 
@@ -119,44 +157,16 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def load_pixels(
-    path: str | bytes, size: int | Size, channels: int, color_profiles: ColorProfiles = "convert"
-) -> np.ndarray:
-    """Read an image file, or its content, as pixels, (channels, H, W) uint8; channels is 1 (grey) or 3 (RGB).
-
-    size: (H, W), or the side of a square. The EXIF orientation is applied, and an embedded colour profile unless
-    ``color_profiles`` is "ignore"; 16-bit grey is scaled to 8 bits, and transparent pixels show a white background.
-    Raises UnusableFile.
-    """
-    with open_image(path, size) as image:
-        pixels = np.asarray(center_crop(_plain(image, channels, color_profiles), size))
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def still_size(path: str | Path, size: int) -> Size:
-    """Return (H, W) of an image file from its header, upright; ``size``: as in ``load_still``. Raises UnusableFile."""
-    with open_image(path, size) as image:
-        return upright_size(image)
-
-
-def load_still(path: str | Path, size: int, color_profiles: ColorProfiles = "convert") -> np.ndarray:
-    """Read an image file at its own size, (h, w, 3) uint8 RGB, to be scaled to ``size``; else like ``load_pixels``.
-
-    Raises UnusableFile.
-    """
-    with open_image(path, size) as image:
-        if image.format in _MOVING and getattr(image, "is_animated", False):
-            raise UnusableFile(
-                f"is an animated {image.format}, of which only one frame could be read: save it as .mp4 or .gif"
-            )
-        return np.asarray(_plain(image, 3, color_profiles))
-
-
 def _plain(image: Image.Image, channels: int, color_profiles: ColorProfiles) -> Image.Image:
     """Return an image upright, with 8 bits a channel, in grey (1 channel) or RGB (3)."""
-    image = _upright(of_8_bits(image))
+    image = of_8_bits(image)
+    with suppress(Exception):  # damaged EXIF data can raise anything, but the image may be intact
+        image = ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
     opacity = opacity_of(image)
     return flatten((in_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels]), opacity)
+
+
+# --- 16 bits a channel ------------------------------------------------------------------------------------------------
 
 
 def _is_of_16_bits(image: Image.Image) -> bool:
@@ -175,38 +185,42 @@ def of_8_bits(image: Image.Image) -> Image.Image:
     return scaled
 
 
+# --- orientation ------------------------------------------------------------------------------------------------------
+
+
 def upright_size(image: Image.Image) -> Size:
-    """Return (H, W) of an image after its EXIF orientation, as far as it is known from the data read so far."""
+    """Return (H, W) of an image after its EXIF orientation; decodes nothing."""
     width, height = image.size
-    try:
-        is_rotated = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (
-            5,
-            6,
-            7,
-            8,
-        )  # (a PNG's would decode)
+    is_rotated = False
+    with suppress(Exception):  # damaged EXIF data can raise anything, but the image may be intact
+        # Image.getexif, as the method of PNG images would decode the pixels.
+        is_rotated = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
         if is_rotated and image.format == "TIFF":  # (some versions of Pillow swap its size)
             width, height = (image.tag_v2[tag] for tag in (ExifTags.Base.ImageWidth, ExifTags.Base.ImageLength))  # type: ignore[attr-defined]
-    except Exception:  # (as below)
-        is_rotated = False
     return (width, height) if is_rotated else (height, width)
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
-    except Exception:  # damaged EXIF data can raise anything, but the image may be intact
-        return image
+def _read_late_chunks(image: Image.Image) -> None:
+    """Read EXIF and XMP from behind the pixels of a PNG, where Pillow looks only once it has decoded them."""
+    if image.format != "PNG" or image.fp is None or "exif" in image.info:
+        return
+    position = image.fp.tell()
+    with suppress(Exception):  # (the end of a damaged file)
+        image.fp.seek(8)
+        stream, kind = PngStream(image.fp), b""
+        while kind != b"IEND":
+            kind, start, length = stream.read()
+            if kind in (b"eXIf", b"iTXt", b"zTXt", b"tEXt"):
+                stream.call(kind, start, length)
+                image.info |= {key: value for key, value in stream.im_info.items() if key not in image.info}
+            image.fp.seek(start + length + 4)
+    image.fp.seek(position)
 
 
-BACKGROUND = "white"
-"""What transparent pixels of an image or a video show."""
-
-_LARGEST_LEVEL = {"1": 1, "L;2": 3, "L;4": 15}
-"""The level of white in a PNG with fewer than 8 bits a pixel, by Pillow's name of the layout."""
+# --- transparency -----------------------------------------------------------------------------------------------------
 
 
-def scale_transparent_color(image: Image.Image) -> None:
+def _scale_transparent_color(image: Image.Image) -> None:
     """Bring the one transparent colour of a PNG just opened to the 8 bits a channel in which Pillow decodes it.
 
     Pillow leaves the levels of the file, which no decoded pixel has. Grey of 16 bits keeps its levels.
@@ -238,42 +252,3 @@ def flattened_frame(pixels: np.ndarray) -> np.ndarray:
     if pixels.shape[2] == 3:
         return pixels
     return np.asarray(flatten(Image.fromarray(pixels[..., :3]), Image.fromarray(pixels[..., 3])))
-
-
-HEADER_BYTES = 33
-"""Bytes of the signature and the first chunk, IHDR."""
-MOST_BYTES = 1 << 22
-"""Larger chunks are skipped."""
-_KINDS = (b"eXIf", b"iTXt", b"zTXt", b"tEXt")
-"""Chunks that may hold EXIF or XMP."""
-_KEYS = ("exif", "xmp", "XML:com.adobe.xmp", "Raw profile type exif")
-"""Where Pillow keeps them."""
-
-
-def read_late_metadata(image: Image.Image) -> None:
-    """Put EXIF and XMP from behind the pixels of a PNG just opened where Pillow looks for them; decodes nothing."""
-    if image.format != "PNG" or image.fp is None or "exif" in image.info:
-        return
-    position = image.fp.tell()
-    image.fp.seek(0)
-    header = image.fp.read(HEADER_BYTES)
-    late = _late_chunks(image.fp)
-    image.fp.seek(position)
-    if late:
-        with suppress(Exception):  # damaged metadata can raise anything, but the pixels may be intact
-            # (the same file without pixels, so that Pillow finds the chunks before them)
-            info = Image.open(io.BytesIO(header + late + struct.pack(">I4sI", 0, b"IDAT", 0)), formats=["PNG"]).info
-            image.info.update({key: info[key] for key in _KEYS if key in info and key not in image.info})
-
-
-def _late_chunks(file: Any) -> bytes:
-    """Return the chunks of _KINDS after the first IDAT of a PNG whose first chunk has been read."""
-    chunks, has_pixels = b"", False
-    while len(head := file.read(8)) == 8:
-        length, kind = struct.unpack(">I4s", head)
-        has_pixels = has_pixels or kind == b"IDAT"
-        if has_pixels and kind in _KINDS and len(chunks) + length <= MOST_BYTES:
-            chunks += head + file.read(length + 4)
-        else:
-            file.seek(length + 4, io.SEEK_CUR)
-    return chunks

@@ -10,14 +10,12 @@ from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.source import Budget, SourceParam
-from mindspeed_mm_dit.data.cache import Cache, check_sources
-from mindspeed_mm_dit.data.cache_before import text_made_by
-from mindspeed_mm_dit.data.cache_index import check_same
+from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.data.cache_index import check_same, check_sources
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.labels import check_labels
-from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.samples import Opened
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import open_tokenizer
 
@@ -161,7 +159,8 @@ def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     for number, section in enumerate(model.text_encoders if texts else ()):
         suffix = f"[{number}]" if number else ""
         identity[f"text_encoder{suffix}"] = section.identity()
-        identity[f"text{suffix}"] = text_made_by(section.max_length, section.zero_padding)
+        padding = "zero" if section.zero_padding else "as the encoder leaves it"
+        identity[f"text{suffix}"] = f"{section.max_length} tokens, padding {padding}"
     if model.predictor.conditions.cached_names(param.extra_images):
         last, names = model.predictor.conditions.frames.with_last, ("first_image", "last_image")
         words = [
@@ -198,9 +197,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
         for part in condition.parts if isinstance(condition, TextCondition) else ():
             _check_cached_text(what, cache, part)
     check_text_widths(model)
-    rows = cache.rows(param.data_folder)
-    if cache.index.lists_files:
-        rows = source_of(param).as_listed(param, rows)
+    rows = source_of(param).as_listed(param, cache.rows(param.data_folder))
     notes = check_sources(cache.folder, param.cache_key, param.data_folder, rows.files)
     return _check_opened(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
 

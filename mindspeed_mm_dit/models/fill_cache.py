@@ -18,11 +18,20 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.configs.files import replace_file
-from mindspeed_mm_dit.data.cache import NULL, ROWS, SOURCES, digest_of_sources, source_files, sources_json
-from mindspeed_mm_dit.data.cache_index import INDEX, CachedText, CacheIndex, check_same, first_not_finite, metadata_of
+from mindspeed_mm_dit.data.cache import NULL, ROWS, first_not_finite, open_shard
+from mindspeed_mm_dit.data.cache_index import (
+    INDEX,
+    SOURCES,
+    CachedText,
+    CacheIndex,
+    check_same,
+    digest_of_sources,
+    source_files,
+    sources_json,
+)
 from mindspeed_mm_dit.data.loader import load_batches
-from mindspeed_mm_dit.data.rows import Visuals
 from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.data.sources import Visuals
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.autoencoder import to_images
@@ -116,7 +125,7 @@ class CacheWriter:
     def _is_there(self, path: Path) -> bool:
         if not path.exists():
             return False
-        metadata = metadata_of(path)
+        metadata = open_shard(path).metadata() or {}
         try:
             made_by = json.loads(metadata["made_by"])
         except (KeyError, ValueError):
@@ -147,10 +156,10 @@ class CacheWriter:
         batches = self._batches(rows)
         reader = _Pixels(self._visuals, self.index.views)
         for batch_rows, batch in zip(batches, load_batches(reader, batches, self.settings.num_workers, 4)):
-            latents = self._latents(autoencoder, batch, batch_rows)
-            features = self._features(teachers, batch["pixels"], batch_rows)
-            features |= self._image_features(image_encoder, batch, batch_rows)
-            for name, array in {**latents, **features, **self._vectors(batch_rows)}.items():
+            arrays = self._encoded_rows(autoencoder, teachers, image_encoder, batch, batch_rows)
+            if "vector" in self._opened.rows.items:
+                arrays["vector"] = np.asarray(self._opened.rows.items["vector"][batch_rows], np.float32)
+            for name, array in arrays.items():
                 parts.setdefault(name, []).append(array)
             on_rows(len(batch_rows))
         if self.index.ragged:
@@ -171,35 +180,26 @@ class CacheWriter:
             batches += np.array_split(bucket_rows, range(size, len(bucket_rows), size))
         return batches
 
-    def _latents(self, autoencoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
-        """Return the moments to store of some rows, each (B, views, C, ...)."""
+    def _encoded_rows(
+        self, autoencoder: Any, teachers: Sequence[Any], image_encoder: Any, batch: Arrays, rows: np.ndarray
+    ) -> Arrays:
+        """Return what is stored of the latents and features of some rows, each (B, views, ...)."""
         moments = encode_moments(autoencoder, batch["pixels"])
-        if self.index.with_frames:
-            moments["frame_mean"] = self._frame_mean(autoencoder, batch, moments["mean"].shape[2])
-        return self._by_view({name: moments[name] for name in self.index.moments}, rows, "latents are")
-
-    def _frame_mean(self, autoencoder: Any, batch: Arrays, frames: int) -> np.ndarray:
-        """Return the raw latents (B, C, F, H, W) of the conditioning frames, padded with zeros to ``frames``."""
-        with ops.no_grad():
-            tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
-            mean = ops.numpy(frame_latents(self._conditions.frames, tensors, autoencoder))
-        return np.pad(mean, ((0, 0), (0, 0), (0, frames - mean.shape[2]), (0, 0), (0, 0)))
-
-    def _image_features(self, image_encoder: Any, batch: Arrays, rows: np.ndarray) -> Arrays:
-        """Return the image encoder's features of some rows' conditioning frames, (B, views, L, width)."""
-        if (tokens := self._conditions.image_tokens) is None:
-            return {}
         tensors = {name: ops.tensor(np.ascontiguousarray(array)) for name, array in batch.items()}
-        features = ops.numpy(frame_features(tokens, tensors, lambda: image_encoder))
-        return self._by_view({"image_embeds": features}, rows, "features by the image encoder are")
-
-    def _features(self, teachers: Sequence[Any], pixels: np.ndarray, rows: np.ndarray) -> Arrays:
-        """Return each teacher's features of some rows, each (B, views, N, width)."""
-        if not teachers:
-            return {}
-        images = to_images(ops.tensor(np.ascontiguousarray(pixels)))
-        arrays = [ops.numpy(teacher(images)) for teacher in teachers]
-        return self._by_view(dict(zip(self.index.features, arrays)), rows, "features by a teacher are")
+        if self.index.with_frames:
+            with ops.no_grad():  # raw latents (B, C, F, H, W) of the conditioning frames
+                mean = ops.numpy(frame_latents(self._conditions.frames, tensors, autoencoder))
+            missing = moments["mean"].shape[2] - mean.shape[2]
+            moments["frame_mean"] = np.pad(mean, ((0, 0), (0, 0), (0, missing), (0, 0), (0, 0)))
+        arrays = self._by_view({name: moments[name] for name in self.index.moments}, rows, "latents are")
+        if teachers:
+            images = to_images(tensors["pixels"])
+            features = dict(zip(self.index.features, (ops.numpy(teacher(images)) for teacher in teachers)))
+            arrays |= self._by_view(features, rows, "features by a teacher are")
+        if (tokens := self._conditions.image_tokens) is not None:
+            embeds = ops.numpy(frame_features(tokens, tensors, lambda: image_encoder))
+            arrays |= self._by_view({"image_embeds": embeds}, rows, "features by the image encoder are")
+        return arrays
 
     def _by_view(self, arrays: Arrays, rows: np.ndarray, what: str) -> Arrays:
         """Return ``arrays``, which have all rows of view 0, then of view 1, as (B, views, ...), rounded."""
@@ -210,10 +210,6 @@ class CacheWriter:
         if bad is not None:
             raise self._not_finite(int(rows[bad]), what)
         return rounded
-
-    def _vectors(self, rows: np.ndarray) -> Arrays:
-        vectors = self._opened.rows.items.get("vector")
-        return {} if vectors is None else {"vector": np.asarray(vectors[rows], np.float32)}
 
     def _captions(self, rows: np.ndarray, text_encoders: Sequence[Any]) -> Arrays:
         """Return the encoded captions of ``rows``; a caption of several rows is encoded once."""

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.configs.files import UnusableFile, lines_of, read_npy
 from mindspeed_mm_dit.configs.limits import BYTES, short_repr
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.clips import grey
+from mindspeed_mm_dit.data.clip_reader import grey
 from mindspeed_mm_dit.data.transforms import flatten, load_still, opacity_of, still_size
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.models.registry import open_tokenizer

@@ -23,11 +23,11 @@ from mindspeed_mm_dit.data.buckets import check_filled, counted
 from mindspeed_mm_dit.data.captions import varied
 from mindspeed_mm_dit.data.check_images import find_copies
 from mindspeed_mm_dit.data.conditions import initial_images
-from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
-from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.data.samples import Draw, Opened, SampleReader
+from mindspeed_mm_dit.data.sources import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import words_of

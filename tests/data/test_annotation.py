@@ -33,10 +33,10 @@ def test_jsonl_has_an_object_per_line(tmp_path):
         ('[{"path": "a"}, ...]', "line 1: is not JSON"),
         ('[\n{"path": "a"}\n{"path": "b"}]', "line 3: is not JSON"),
         ('[\n{"path": "a",\n"resolution": {480, 832}}]', "line 3: is not JSON: {480, 832} is"),  # as a tutorial has it
-        ('{"path": "a"}', "line 1: is not JSON: the annotation is not a list"),
+        ('{"path": "a"}', "line 1: is not JSON: Expecting ["),
         ('[{"path": "a"}', "line 1: is not JSON"),
-        ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: there is more"),
-        ('[{"path": "a"},\n]', "line 2: is not JSON: there is a comma"),
+        ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: Expecting the end of the file"),
+        ('[{"path": "a"},\n]', "line 2: is not JSON: Expecting value"),
         ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "the key 'cap' occurs twice"),
         ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
         ('{"path": "a", "cap": "b"}\n{"path": "c", "cap": "d"}\n', "is a .jsonl"),

@@ -14,8 +14,8 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.source import Budget
-from mindspeed_mm_dit.data.buckets import BucketOrder, counted, fraction_after_crop, lines, nearest, shapes_of
-from mindspeed_mm_dit.data.order import VALIDATION_START
+from mindspeed_mm_dit.data.buckets import counted, fraction_after_crop, lines, nearest, shapes_of
+from mindspeed_mm_dit.data.order import VALIDATION_START, BucketOrder
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.buckets import nearest
-from mindspeed_mm_dit.data.clips import fit_frames, frame_numbers
+from mindspeed_mm_dit.data.clip_reader import fit_frames, frame_numbers
 from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime

@@ -16,7 +16,8 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.cache import Cache, check_sources
+from mindspeed_mm_dit.data.cache import Cache
+from mindspeed_mm_dit.data.cache_index import check_sources
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
@@ -25,7 +26,6 @@ from mindspeed_mm_dit.models.data import open_data
 from tests.conftest import ROOT
 from tests.data.test_sharded import write_parquets, write_tars
 from tests.data_fixtures import open_rows, open_samples, split_rows
-from tests.parts import BEFORE
 
 NUM_IMAGES = 11
 OLD_CROP = "halve by box, scale bicubically, cut the centre"  # without EXIF orientation and 16 bits
@@ -236,7 +236,7 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     added.unlink()
     os.utime(file, ns=(1, 1))
     assert open_data(model, param).rows.notes == notes
-    monkeypatch.setattr("mindspeed_mm_dit.data.cache.READ_BYTES", 0)
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_index.READ_BYTES", 0)
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
     assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
     assert open_data(model, param).rows.notes == notes
@@ -245,7 +245,7 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     file.write_bytes(content[:-1] + b"x")
     os.utime(file, ns=(times, times))
     open_data(model, param)  # of many files, one with the same size and time is not read
-    monkeypatch.setattr("mindspeed_mm_dit.data.cache.READ_BYTES", 2**28)
+    monkeypatch.setattr("mindspeed_mm_dit.data.cache_index.READ_BYTES", 2**28)
     with pytest.raises(DataError, match="changed or added, 1 in all"):
         open_data(model, param)
     shutil.copy(other, file)
@@ -329,7 +329,7 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
 
 def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
     """However many there are: a run of hours must not end at the last one."""
-    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 3)
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.DECODE_CHECK_LIMIT", 3)
     images = shutil.copytree(home / "images", tmp_path / "images")
     (images / "odd/9.png").write_bytes((images / "odd/9.png").read_bytes()[:200])
     for skip, code in ((False, 2), (True, 0)):
@@ -400,10 +400,7 @@ def test_vectors_of_another_source_are_kept(home, tmp_path, monkeypatch):
     assert found["label"].tolist() == [number // 6 for number in range(NUM_IMAGES)]
 
 
-def test_cache_of_version_0_1_is_listed_by_its_table():
-    cache = Cache(str(BEFORE / "latents/cache"), "dataset_param.latents")
-    rows = cache.rows("pictures")
-    assert (rows.classes, rows.labels.tolist()) == (("diamond", "disc"), [0] * 8 + [1] * 8)
-    assert rows.paths[:2] == ("pictures/diamond/01.png", "pictures/diamond/03.png") and rows.shapes is None
-    cache.index = dataclasses.replace(cache.index, classes=())
-    assert cache.rows("pictures").classes == ("0", "1")
+def test_cache_of_version_0_1_is_refused(tmp_path):
+    (tmp_path / "index.json").write_text(json.dumps({"identity": {"image_size": 16}, "num_images": 3}))
+    with pytest.raises(DataError, match=r"was made by version 0\.1(.|\n)*mm-dit cache-latents"):
+        open_cache(tmp_path)

@@ -8,13 +8,12 @@ from mindspeed_mm_dit.configs.condition import TextStates
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import clips
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.data.clips import ClipReader, grey
+from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
 from mindspeed_mm_dit.data.conditions import CaptionCollator, ConditionBatch
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
-from mindspeed_mm_dit.data.rows import SourceRequest
 from mindspeed_mm_dit.data.samples import SampleReader
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.data.transforms import load_still
 from mindspeed_mm_dit.errors import ConfigError, DataError
 

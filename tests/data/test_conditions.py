@@ -8,7 +8,7 @@ import pytest
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, PooledText, TextStates, Vector
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.conditions import ConditionBatch, kind_of, request_arrays, unconditional_arrays
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 ROWS = 5

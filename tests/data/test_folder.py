@@ -10,10 +10,9 @@ from PIL import ExifTags, Image, ImageOps
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.check_images import find_copies
-from mindspeed_mm_dit.data.folder import as_listed
-from mindspeed_mm_dit.data.mixed import order_of
-from mindspeed_mm_dit.data.rows import SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.images import folder_as_listed
+from mindspeed_mm_dit.data.order import order_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
@@ -80,7 +79,9 @@ def test_epoch_takes_each_image_as_often_as_it_repeats(folder, buckets):
     held_out = order_of(rows, own, seed=3, shuffle=True, held_out=True).images(np.arange(5))
     assert buckets or np.bincount(held_out).tolist() == [1] * 5
     there = dataclasses.replace(rows, paths=[path.replace(str(folder), "gone") for path in rows.paths], repeats=None)
-    assert as_listed(dataclasses.replace(own, data_folder="gone"), there).repeats.tolist() == rows.repeats.tolist()
+    assert (
+        folder_as_listed(dataclasses.replace(own, data_folder="gone"), there).repeats.tolist() == rows.repeats.tolist()
+    )
     with pytest.raises(DataError, match="folder_repeats"):
         open_rows(dataclasses.replace(param(folder / "4_cat", single_class=True), folder_repeats=True), 1)
 
@@ -173,7 +174,7 @@ def test_heif_photographs_are_upright(folder):
 
 
 def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, monkeypatch):
-    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.DECODE_CHECK_LIMIT", 5)
     whole = (folder / "cat/0.png").read_bytes()
     (folder / "cat/0.png").write_bytes(whole[:45])
     index = open_rows(param(folder), 2)

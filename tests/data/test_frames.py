@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.clips import (
+from mindspeed_mm_dit.data.clip_reader import (
     check_proportions,
     covering_size,
     covering_size_of_mindspeed_mm,

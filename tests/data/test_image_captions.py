@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.rows import SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.sampling.conditions import read_prompts
 from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, SEEN, UNSEEN, captions_of

@@ -6,7 +6,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.data import images
 from mindspeed_mm_dit.data.images import ImageReader
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import DataError
 
 UPRIGHT = np.zeros(4, bool)

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.configs.images import ClipsParam, DatasetParam
-from mindspeed_mm_dit.data.rows import SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.errors import DataError
 from tests.data.test_sharded import write_tar
 

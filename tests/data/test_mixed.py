@@ -8,9 +8,9 @@ import pytest
 
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.data.buckets import BucketOrder
-from mindspeed_mm_dit.data.mixed import MixedOrder, MixedReader
-from mindspeed_mm_dit.data.rows import Read
+from mindspeed_mm_dit.data.mixed import MixedReader
+from mindspeed_mm_dit.data.order import BucketOrder, MixedOrder
+from mindspeed_mm_dit.data.sources import Read
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from tests.buckets_fixtures import write_clip_configs, write_clips, write_pictures

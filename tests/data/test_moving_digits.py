@@ -7,7 +7,7 @@ pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.images import ClipsParam
-from mindspeed_mm_dit.data.clips import ClipReader
+from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.tools.evaluate import demo
 from mindspeed_mm_dit.tools.evaluate.demo import (
     CAPTIONS,

@@ -106,7 +106,7 @@ def test_configs_that_contradict_each_other_are_refused(configs):
 @pytest.fixture
 def some_cut_short(tmp_path, monkeypatch):
     """Ten images of two classes, so many that only headers are checked; 3, 4 and 9 end too early."""
-    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 9)
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.DECODE_CHECK_LIMIT", 9)
     draw = np.random.default_rng(0)
     for number in range(10):
         path = tmp_path / str(number // 5) / f"{number}.png"

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tarfile
-import tempfile
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from PIL import Image
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data import shard_rows, shards
 from mindspeed_mm_dit.data.images import ImageReader
-from mindspeed_mm_dit.data.mixed import order_of
+from mindspeed_mm_dit.data.order import order_of
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from tests.data_fixtures import open_rows, split_rows
 
@@ -97,7 +96,7 @@ def test_rows_of_shards_are_the_images_in_their_order(tmp_path, kind, monkeypatc
     expected = [np.asarray(Image.open(io.BytesIO(png(n)))).transpose(2, 0, 1) for n in range(ROWS)]
     assert np.array_equal(read(index), np.stack(expected))
     assert index.paths[10].endswith(": row 2") and "train-00001" in index.paths[10]
-    monkeypatch.setattr("mindspeed_mm_dit.data.folder.DECODE_CHECK_LIMIT", 5)
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.DECODE_CHECK_LIMIT", 5)
     monkeypatch.setattr(shards.ShardRows, "content", lambda *args: pytest.fail("opened"))
     assert "none is opened before it is read" in open_rows(param(tmp_path, kind), 2).notes[0]
 
@@ -145,7 +144,6 @@ def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_p
 
 def test_index_is_written_in_the_folder_and_may_be_read_by_all(tmp_path, monkeypatch):
     write_tars(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of another disk"))
     assert not open_rows(param(tmp_path, "webdataset"), 2).notes
     assert (tmp_path / shards.INDEX).stat().st_mode & 0o777 == 0o644
     (tmp_path / shards.INDEX).unlink()
@@ -153,7 +151,7 @@ def test_index_is_written_in_the_folder_and_may_be_read_by_all(tmp_path, monkeyp
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(shards, "_write_index", full)
     index = open_rows(param(tmp_path, "webdataset"), 2)
     assert len(index) == ROWS and "cannot be written" in index.notes[0]
     for read_bytes, notes in ((64 * 2**20, 1), (1500 * 2**20, 2)):
@@ -179,9 +177,8 @@ def test_damaged_index_is_made_again(tmp_path, kind):
     whole = open_rows(param(tmp_path, kind), 2)
     place = tmp_path / shards.INDEX
     content = place.read_bytes()
-    half = len(content) // 2
-    flipped = content[:half] + bytes([content[half] ^ 255]) + content[half + 1 :]
-    for damaged in (b"", b"no zip file", content[:half], flipped):
+    flipped = content.replace(b'"words"', b'"wards"')  # (each array has a checksum)
+    for damaged in (b"", b"no zip file", content[: len(content) // 2], flipped):
         place.write_bytes(damaged)
         again = open_rows(param(tmp_path, kind), 2)
         assert again.labels.tolist() == whole.labels.tolist() and again.digest == whole.digest
@@ -285,13 +282,12 @@ def test_digest_of_shards_depends_on_names_sizes_and_labels(tmp_path):
     assert len({one, *others}) == 4
 
 
-def test_few_parquet_files_and_row_groups_are_kept(tmp_path, monkeypatch):
+def test_few_row_groups_stay_in_memory_and_no_file_open(tmp_path, monkeypatch):
     write_parquets(tmp_path)
     index = open_rows(param(tmp_path, "parquet"), 2)
     expected = read(index)
-    monkeypatch.setattr(shard_rows, "OPEN_FILES", 2)
     monkeypatch.setattr(shard_rows, "CACHE_BYTES", 1)
     before, again = len(os.listdir("/proc/self/fd")), open_rows_again(index)
     assert np.array_equal(read(again, np.arange(ROWS)[::-1]), expected[::-1])
-    assert len(os.listdir("/proc/self/fd")) - before <= 2
+    assert len(os.listdir("/proc/self/fd")) == before
     assert len(again.paths._reader._groups) == 1

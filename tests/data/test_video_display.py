@@ -14,8 +14,9 @@ from av.stream import Disposition
 
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.images import ClipsParam
-from mindspeed_mm_dit.data.clips import ClipReader, open_clips
-from mindspeed_mm_dit.data.rows import SourceRequest
+from mindspeed_mm_dit.data.clip_reader import ClipReader
+from mindspeed_mm_dit.data.clips import open_clips
+from mindspeed_mm_dit.data.sources import SourceRequest
 from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
 from tests.video_fixtures import drawn, film, flat, grey
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.rows import Read, Rows, SourceRequest
-from mindspeed_mm_dit.data.sources import Source
+from mindspeed_mm_dit.data.sources import Read, Rows, Source, SourceRequest
 from mindspeed_mm_dit.errors import DataError
 
 

@@ -30,8 +30,8 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
-from mindspeed_mm_dit.data.labels_csv import read_labels
 from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_tar
+from mindspeed_mm_dit.data.tables import read_table
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
@@ -253,7 +253,7 @@ SURFACES = {
     "fsdp2.yaml": (lambda: of_bytes((DIT / "fsdp2.yaml").read_bytes()), load_fsdp2_config),
     "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
-    "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_labels),
+    "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_table),
     "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, ShardQuery())),
     "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),

@@ -12,7 +12,7 @@ from PIL import Image
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import MultiModalArguments
-from mindspeed_mm_dit.data.buckets import BucketOrder
+from mindspeed_mm_dit.data.order import BucketOrder
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import contract as stream

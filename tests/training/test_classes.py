@@ -9,7 +9,7 @@ from PIL import Image
 
 from mindspeed_mm_dit.checkpoint.store import classes_in, find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.training.data_set import check_classes, log_classes, log_copies_among
 from tests.data_fixtures import open_rows, split_rows

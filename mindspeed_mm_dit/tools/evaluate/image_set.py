@@ -29,7 +29,7 @@ from mindspeed_mm_dit.configs.files import (
 from mindspeed_mm_dit.configs.limits import check_path, short_repr
 from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.data.check_images import look_at
-from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
+from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.labels import composed
 from mindspeed_mm_dit.data.listing import is_hidden
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_pixels, readable_formats, sides

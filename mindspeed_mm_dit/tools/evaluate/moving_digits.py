@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.source import size_words
-from mindspeed_mm_dit.data.clips import resize_levels
+from mindspeed_mm_dit.data.clip_reader import resize_levels
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.evaluate.demo import (
     CANVAS,

@@ -17,7 +17,6 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, nearest_to, read_bytes
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import read_sidecar_captions
-from mindspeed_mm_dit.data.labels_csv import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, is_index, read_labels
 from mindspeed_mm_dit.data.listing import (
     CURE_OF_LOST_FOLDERS,
     class_folders,
@@ -29,6 +28,7 @@ from mindspeed_mm_dit.data.listing import (
 )
 from mindspeed_mm_dit.data.shard_rows import columns_of_texts, members
 from mindspeed_mm_dit.data.shards import KINDS
+from mindspeed_mm_dit.data.tables import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, is_index, read_table
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 COLUMNS = ("caption", "captions", "text", "texts", "prompt", "description")
@@ -115,7 +115,7 @@ def _tells_of(file: Path, names: set[str], base_names: set[str]) -> bool:
 
 def _check_table(file: Path) -> None:
     try:
-        read_labels(file, labelled=False, captions=COLUMNS[:1])
+        read_table(file, labelled=False, captions=COLUMNS[:1])
     except DataError as error:
         cure = f"{error.cure}; --captions names another column of captions, or none to leave the table out"
         raise ConfigError(error.what, f"names the images, and {error.reason}", cure) from None
@@ -163,7 +163,7 @@ def _in_tar(file: Path) -> set[str]:
             ending = "." + member.name.rpartition("/")[2].partition(".")[2].lower()
             locations.add(ending)
             if ending == ".json":
-                tar.seek(member.offset)
+                tar.seek(member.offset_data)
                 locations |= _keys(tar.read(member.size))
     return locations
 

@@ -15,10 +15,9 @@ from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.source import Size, SourceParam, size_words
 from mindspeed_mm_dit.data.buckets import fraction_after_crop
 from mindspeed_mm_dit.data.check_images import Look, enlargements, look_at
-from mindspeed_mm_dit.data.mixed import order_of
-from mindspeed_mm_dit.data.rows import Rows
+from mindspeed_mm_dit.data.order import order_of
 from mindspeed_mm_dit.data.shards import ShardRows
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import Rows, source_of
 
 SOME = 1_000
 """Number of images in shards whose sizes are read."""

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.data.clips import fit_frames
+from mindspeed_mm_dit.data.clip_reader import fit_frames
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.evaluate import moving_digits
 from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, OFFSETS, moving

@@ -20,8 +20,7 @@ from mindspeed_mm_dit.data.buckets import check_filled
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.mixed import parts_of, sections, stopping
 from mindspeed_mm_dit.data.order import split_rows
-from mindspeed_mm_dit.data.rows import Rows, SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import Rows, SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
 from mindspeed_mm_dit.sampling.conditions import SampleConditions

@@ -21,11 +21,9 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, check_path
 from mindspeed_mm_dit.configs.model import autoencoder_in
 from mindspeed_mm_dit.configs.run import check_output_folder
-from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
-from mindspeed_mm_dit.data.images import ImageReader
+from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT, ImageReader
 from mindspeed_mm_dit.data.order import split
-from mindspeed_mm_dit.data.rows import Rows, SourceRequest
-from mindspeed_mm_dit.data.sources import source_of
+from mindspeed_mm_dit.data.sources import Rows, SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes

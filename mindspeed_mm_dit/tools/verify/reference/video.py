@@ -17,7 +17,7 @@ from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, table_sigmas
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
-from mindspeed_mm_dit.data.clips import covering_size_of_mindspeed_mm, fit_frames, resize_levels
+from mindspeed_mm_dit.data.clip_reader import covering_size_of_mindspeed_mm, fit_frames, resize_levels
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file

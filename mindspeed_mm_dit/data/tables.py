@@ -1,0 +1,271 @@
+"""Tables of samples with the line of each entry: CSV, one JSON object per line, or one JSON list.
+
+An image folder may have an index: a CSV with the columns image_path,label and a line per image, or a .jsonl with these
+keys. An index of captions has the columns that data.json names, and may lack labels; its image column may also be
+called file_name, as on the hub, or file or image. An image may have several lines, each with a caption.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import posixpath
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
+from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.data.captions import ImageCaptions, texts_of
+from mindspeed_mm_dit.data.labels import composed, labels_of
+from mindspeed_mm_dit.errors import DataError
+
+IMAGE, LABEL = "image_path", "label"
+IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
+"""Possible names of the image column in an index of captions."""
+
+JSONL = ".jsonl"
+MOST_OF_A_LINE = 1 << 20
+_DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+_SPACE = re.compile(r"[ \t\r\n]*")
+_PAIR_IN_BRACES = re.compile(r"\{\s*\d+\s*,\s*\d+\s*\}")
+Entry = tuple[int, Any]
+"""Line, from 1, and content."""
+
+
+class Row(NamedTuple):
+    """A line of an index."""
+
+    line: int
+    image: str
+    """Normalized path, relative to the folder of the images."""
+    label: str
+    """A number or a name, in Unicode's composed form; "" if labels are not requested."""
+    captions: tuple[str, ...] = ()
+
+
+class Listing(NamedTuple):
+    """Images and their classes, in the order of the index."""
+
+    rows: list[tuple[str, int]]
+    """(path below data_folder, label)."""
+    classes: tuple[str, ...]
+    """Name of every label; empty if the labels are plain numbers."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user that begin with "note: " or "warning: "."""
+    captions: Sequence[ImageCaptions] = ()
+    """Captions of each image; empty if captions are not requested."""
+
+
+def read_table(
+    path: Path, labelled: bool = True, captions: tuple[str, ...] = (), known_classes: Sequence[str] = ()
+) -> Listing:
+    """Read an index; labels that are not numbers are class names, numbered in sorted order.
+
+    labelled: whether labels are requested; if not, all are 0. captions: names of the caption columns. known_classes:
+    class names of a run or cache to continue.
+
+    Raises:
+        DataError: naming file, line and cure.
+    """
+    text = read_text(path, "dataset_param.index", "name a CSV file with the columns image_path,label")
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise DataError(f"{path}: line {line}", "holds a NUL byte, so it is not text", "save the file as UTF-8")
+    rows = list(_rows_in(path, text, labelled, captions))
+    _check_labels_agree(path, rows)
+    by_image: dict[str, list[Row]] = {}
+    for row in rows:
+        by_image.setdefault(row.image, []).append(row)
+    image_captions = [_captions_of(path, lines, captions) for lines in by_image.values()] if captions else []
+    rows = [lines[0] for lines in by_image.values()] if captions else rows
+    if not any(row.label for row in rows):
+        return Listing([(row.image, 0) for row in rows], (), captions=image_captions)
+    words, location = [row.label for row in rows], lambda number: f"{path}: line {rows[number].line}"
+    labels = labels_of(words, str(path), location, known_classes=known_classes)
+    numbered = list(zip((row.image for row in rows), labels.numbers.tolist()))
+    return Listing(numbered, labels.classes, labels.notes, image_captions)
+
+
+def _captions_of(path: Path, rows: list[Row], columns: tuple[str, ...]) -> ImageCaptions:
+    captions = tuple(caption for row in rows for caption in row.captions)
+    where = f"{path.name}, line {rows[0].line}"
+    return ImageCaptions(captions, "" if captions else f"has no caption: {where} has no {' or '.join(columns)}")
+
+
+def _rows_in(path: Path, text: str, labelled: bool, captions: tuple[str, ...]) -> Iterator[Row]:
+    if path.suffix.lower() == JSONL:
+        entries = list(json_lines(path, text, _record))
+        columns, records = list({key: None for _, record in entries for key in record}), iter(entries)
+    else:
+        columns, records = csv_lines(path, text)
+    image = next((name for name in IMAGE_NAMES if name in columns), IMAGE) if captions else IMAGE
+    required = (image, LABEL) if labelled else (image,)
+    _check_columns(path, columns, (*required, *captions))
+    for line, record in records:
+        yield _row(f"{path}: line {line}", line, record, required, captions)
+
+
+def _check_columns(path: Path, columns: list[str], required: tuple[str, ...]) -> None:
+    counts = Counter(columns)
+    if all(counts[column] == 1 for column in required):
+        return
+    cure = f"its first line must name {','.join(required)}, each once"
+    for delimiter, words in _DELIMITERS.items():
+        if any(delimiter in name for name in columns):
+            cure = f"its columns are separated by {words}: save it with commas"
+    raise DataError(str(path), f"has the columns {reprlib.repr(columns)}", cure)
+
+
+def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
+    surplus = [field for field in row.get(None) or () if field]
+    if surplus:
+        extra = ", ".join(surplus)[:80]
+        what = "path or caption" if captions else "path"
+        raise DataError(where, f"has more fields than the first line: {extra}", f"quote a {what} that holds a comma")
+    image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
+    for column, value in zip(required, (image, label)):
+        if not value.strip():
+            raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
+        if "\n" in value or "\r" in value:
+            raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
+    texts = tuple(text for column in captions for text in texts_of(row.get(column)) or () if text.strip())
+    if (path := path_inside(image)) is None:
+        cure = "paths are relative to it: name a file inside it, or set data_folder to the folder of all images"
+        raise DataError(f"{where}: {image}", "leaves dataset_param.data_folder", cure)
+    return Row(line, path, composed([label.strip()])[0], texts)
+
+
+def path_inside(path: str) -> str | None:
+    """Return the normalized path; None if it leaves the folder that it is relative to."""
+    short = posixpath.normpath(path)
+    return None if short.startswith(("/", "../")) or short in ("..", ".") else short
+
+
+def _check_labels_agree(path: Path, rows: list[Row]) -> None:
+    first: dict[str, Row] = {}
+    for row in rows:
+        earlier = first.setdefault(row.image, row)
+        if earlier.label != row.label:
+            raise DataError(
+                f"{path}: line {row.line}: {row.image}",
+                f"has the label {reprlib.repr(row.label)}, and in line {earlier.line} {reprlib.repr(earlier.label)}",
+                "keep one of the two lines: an image has one class",
+            )
+
+
+def is_index(path: Path) -> bool:
+    """Return whether a file begins like an index."""
+    return {IMAGE, LABEL} <= set(columns_of(path))
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the columns that the first line of a CSV or .jsonl names; none if it is not such a file."""
+    with suppress(UnusableFile, OSError, ValueError, RecursionError, csv.Error):
+        check_file(path)
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            line = file.readline(MOST_OF_A_LINE)
+        if path.suffix.lower() == JSONL:
+            return list(_record(line))
+        return [name.strip() for name in next(csv.reader([line], skipinitialspace=True), [])]
+    return []
+
+
+def read_text(path: Path, setting: str, cure: str) -> str:
+    """Return the text of a file that ``setting`` names; raises DataError, with the line if it is not UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")  # Excel begins a file with a byte order mark
+    except UnusableFile as problem:
+        raise DataError(f"{setting} = {path}", str(problem), cure) from None
+    except UnicodeDecodeError as error:
+        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        raise DataError(f"{path}: line {line}", f"is not UTF-8: byte {byte:#04x}", "save the file as UTF-8") from None
+
+
+def csv_lines(path: Path, text: str) -> tuple[list[str], Iterator[Entry]]:
+    """Return the columns of a CSV, and its lines as objects."""
+
+    def lines() -> Iterator[Entry]:
+        reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+        try:
+            yield 1, reader.fieldnames  # (the first line may be damaged, too)
+            for row in reader:
+                yield reader.line_num, row
+        except csv.Error as error:
+            cure = "close every quote, or write the file again"
+            raise DataError(f"{path}: line {reader.line_num}", f"is not valid CSV: {error}", cure) from None
+
+    entries = lines()
+    return list(next(entries)[1] or ()), entries
+
+
+def json_lines(path: Path, text: str, parse: Callable[[str], Any] | None = None) -> Iterator[Entry]:
+    """Yield the value of each line that is not empty; raises DataError with file and line if it is not JSON."""
+    for number, line in enumerate(lines_of(text), 1):
+        if line.strip():
+            try:
+                yield number, parse(line) if parse else json.loads(line, object_pairs_hook=_object)
+            except (ValueError, RecursionError) as error:
+                raise _not_json(path, number, error, line, "write one object in each line, as json.dump does") from None
+
+
+def json_list(path: Path, text: str) -> Iterator[Entry]:
+    """Yield each value of a JSON list with the line where it begins; raises DataError with file and line."""
+    decoder, line, counted = json.JSONDecoder(object_pairs_hook=_object), 1, 0
+    cure = "write a list of objects, as json.dump does; one object a line is a .jsonl"
+    opening, at = "[", _after_space(text, 0)
+    try:
+        while text[at : at + 1] == opening:
+            at = _after_space(text, at + 1)
+            if opening == "[" and text[at : at + 1] == "]":
+                break
+            line, counted = line + text.count("\n", counted, at), at
+            content, at = decoder.raw_decode(text, at)
+            yield line, content
+            opening, at = ",", _after_space(text, at)
+        if at and text[at : at + 1] == "]":
+            at = _after_space(text, at + 1)
+            opening = "the end of the file, after the list,"
+        if at < len(text) or opening in "[,":
+            raise json.JSONDecodeError(f"Expecting {opening}", text, at)
+    except json.JSONDecodeError as error:
+        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120], cure) from None
+    except (ValueError, RecursionError) as error:
+        raise _not_json(path, line, error, "", cure) from None
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None, "the pattern also matches the empty string"
+    return match.end()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises ValueError if a key occurs twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {short_repr(twice)} occurs twice in one object")
+    return content
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Return a JSON object, numbers as texts; raises ValueError for anything else, and for what is no text."""
+    record = json.loads(line, parse_int=str, parse_float=str)
+    if not isinstance(record, dict) or "\\u0000" in (text := json.dumps(record, ensure_ascii=False)):
+        raise ValueError(f"not an object of texts: {reprlib.repr(record)}")
+    text.encode()  # (JSON can contain half a surrogate pair: UnicodeEncodeError is a ValueError)
+    return record
+
+
+def _not_json(path: Path, line: int, error: Exception, around: str, cure: str) -> DataError:
+    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
+    if pair := _PAIR_IN_BRACES.search(around):
+        reason = f"{pair[0]} is neither an object nor a list (MindSpeed-MM's tutorial prints it so)"
+        cure = 'write "resolution": [480, 832], or {"height": 480, "width": 832}'
+    return DataError(f"{path}: line {line}", f"is not JSON: {reason}", cure)
