@@ -1,4 +1,4 @@
-"""The process that generates a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, with JOB in JSON."""
+"""The process that draws the report of a run; its argument is a ``training.report.ReportJob`` in JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,22 +26,19 @@ from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.generate import SampleSettings, generate_spread
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.report import Judge, ReportJob
+from mindspeed_mm_dit.tools.evaluate.built_in import judge_of  # (scores belong to a report)
+from mindspeed_mm_dit.tools.visualize.curves import draw_loss_of_run
+from mindspeed_mm_dit.training.report import ReportJob
 
 Result = TypeVar("Result")
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
-PICTURES = Registry[Callable[[Path, str], Path]]("report_picture")
-"""Name -> (folder of the run, its TensorBoard folder) -> the path of the picture that it writes."""
-JUDGES = Registry[Callable[[str, Sequence[str]], Judge | None]]("report_judge")
-"""Name -> (source of the data, items of the conditions) -> the judge of their samples."""
 
 
 def draw(job: ReportJob) -> None:
@@ -50,9 +47,8 @@ def draw(job: ReportJob) -> None:
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        for name, draw_picture in PICTURES.items():
-            if path := _with_packages(name, partial(draw_picture, folder, job.tensorboard_dir)):
-                lines.append((name, str(path)))
+        if path := _with_packages("loss curve", partial(draw_loss_of_run, folder, job.tensorboard_dir)):
+            lines.append(("loss curve", str(path)))
     picture = folder / "samples.png"
     last = _draw_samples(job, picture)
     if picture.exists():
@@ -99,8 +95,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     """Write the picture of samples, and return their score, or what to do if the text encoder cannot run."""
     _, config, names, *_ = describe(job.save, None)
     conditions = config.predictor.conditions
-    judges = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
-    judge = None if job.frames else next(filter(None, judges), None)
+    judge = None if job.frames else _with_packages("score", partial(judge_of, job.source or "", conditions.items))
     try:
         model, _ = load_model(job.save, None, bf16=job.bf16)
     except PlatformError as error:
