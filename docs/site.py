@@ -15,7 +15,6 @@ from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import parser_of
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataloaderParam
 from mindspeed_mm_dit.configs.dit import PRESETS
-from mindspeed_mm_dit.configs.flag import NAMES, Flag
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import (
     AE_CONFIGS,
@@ -24,8 +23,9 @@ from mindspeed_mm_dit.configs.model import (
     TEACHER_CONFIGS,
     TEXT_ENCODER_CONFIGS,
 )
-from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.configs.strict import words_of_type
+from mindspeed_mm_dit.errors import flag_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS, HOST_NAMES, IGNORED, SAME, Key, Meaning, Refused
 from mindspeed_mm_dit.training.flags import full_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,23 +101,25 @@ def _of_root(file: str) -> str:
 
 def flags_page() -> str:
     """Every flag of a run, by group, with what it means inside MindSpeed-MM."""
-    own = {row.word: row for row in rows()}
+    meanings = {flag_of(name): meaning for name, meaning in FLAGS.items()}
     text = ["# Flags of a run", "They follow the config of `mm-dit train`, or stand in its `train.args`. "
             "Megatron's flags have Megatron's meaning; those of the group DiT are this project's own.", ""]  # fmt: skip
     for group in full_parser()._action_groups:
         actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
         if group.title and actions and actions[0].dest != "help":
-            lines = [[*_row(action), _in_hosts(own.get(action.option_strings[0]))] for action in actions]
+            lines = [[*_row(action), _in_hosts(meanings.get(action.option_strings[0]))] for action in actions]
             text += [f"## {group.title}", "", *_table(("flag", "default", "meaning", "inside MindSpeed-MM"), lines)]
     return "\n".join(text)
 
 
-def _in_hosts(row: Flag | None) -> str:
-    if row is None:
-        return ""
-    words = [f"native engine: `{row.native or row.native_counts}`"] if row.native or row.native_counts else []
-    words += [f"no effect in {NAMES[host]}" for host in row.idle_in]
-    return "; ".join([*words, *(f"refused in {NAMES[host]}" for host in row.refused_in)])
+def _in_hosts(meaning: Meaning | None) -> str:
+    words = []
+    for route, host in HOST_NAMES.items():
+        in_host = getattr(meaning, route, SAME)
+        words += [f"native engine: `{in_host.name}`"] if isinstance(in_host, Key) else []
+        words += [f"no effect in {host}"] if in_host == IGNORED else []
+        words += [f"refused in {host}"] if isinstance(in_host, Refused) else []
+    return "; ".join(words)
 
 
 def commands_page() -> str:

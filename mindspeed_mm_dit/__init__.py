@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mindspeed_mm_dit.api import create, load, prove, record_trace
+    from .api import create, load, prove, record_trace
 
 __all__ = ["create", "load", "prove", "record_trace"]
 
@@ -29,7 +29,7 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> Any:
     """Import the functions of the Python API on first use."""
     if name in __all__:
-        from mindspeed_mm_dit import api
+        from . import api
 
         return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
+    from mindspeed_mm_dit.tools.verify.compare import Comparison
+    from mindspeed_mm_dit.tools.verify.step_trace import TraceRecorder
 
-from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.request import ModelRequest, arguments_of, naming_arguments
 
 
@@ -72,7 +73,7 @@ def prove(
     output: Callable[[Any], Any] | None = None,
     their_output: Callable[[Any], Any] | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
-) -> Any:
+) -> Comparison:
     """Compare a network with a third-party one: outputs, a loss and every gradient, within measured bounds.
 
     Both use the weights of ``theirs``, with random numbers in place of zeros; their weights are restored at the end.
@@ -88,7 +89,9 @@ def prove(
 
     Raises ConfigError, which lists parameters without a counterpart and names that match nothing.
     """
-    return Registry[Any]("function")["prove"](
+    from mindspeed_mm_dit.tools.verify import port
+
+    return port.prove(
         mine,
         theirs,
         inputs,
@@ -103,7 +106,7 @@ def prove(
 
 def record_trace(
     model: Any, optimizer: Any, folder: str | Path, *, average: Any = None, repeats: int = 3, steps: int = 2
-) -> Any:
+) -> TraceRecorder:
     """Record the first steps of your training loop, to compare them with those on another machine.
 
     >>> with dit.record_trace(model, optimizer, "gpu.trace") as w:  # doctest: +SKIP
@@ -116,4 +119,6 @@ def record_trace(
     two correct machines may differ. average: a module with the EMA of the weights. On MindSpore the model must run
     in PyNative mode. ``mm-dit compare gpu.trace npu.trace`` shows where two machines diverge.
     """
-    return Registry[Any]("function")["record_trace"](model, optimizer, str(folder), average, repeats, steps)
+    from mindspeed_mm_dit.tools.verify.step_trace import TraceRecorder
+
+    return TraceRecorder(model, optimizer, str(folder), average, repeats, steps)

@@ -88,11 +88,11 @@ ENTRIES = {
         "mindspeed_mm_dit.configs.condition.PooledText": "mindspeed_mm_dit.data.conditions:TEXT",
         "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoder:JOINED",
     },
-    **{kind: {} for kind in (
-        "adapter_format", "function", "published_weights", "data_dialect", "builtin_images", "builtin_clips",
-        "score_test", "report_judge", "report_picture",
-    )},
-}  # fmt: skip
+    "adapter_format": {},
+    "published_weights": {},
+    "builtin_images": {},
+    "builtin_clips": {},
+}
 """Kind -> name -> "module:NAME" of the record. A command has its name, a data set its ``dataset_type``, a condition its
-class, a section of model.json its ``model_id``; callbacks are called in this order. The last kinds have no built-in
-entries."""
+class, a section of model.json its ``model_id``; callbacks are called in this order. The core has no entry
+of the last kinds."""

@@ -46,7 +46,7 @@ NEEDS = re.compile(r"#.*(\bneeds |需要)|\bNNODES=")
 ELSEWHERE = {
     "make ": "sets up environments", "source .venv/bin/activate": "is of the shell", "pip install": "downloads",
     "export ": "is of the shell", ". ~/": "is of MindSpeed-MM", "torchrun": "is of MindSpeed-MM",
-    "python -m mindspeed_mm_dit.hosts": "is of MindSpeed-MM", "bash tests/contract": "is of MindSpeed-MM",
+    "python -m mindspeed_mm_dit.integrations": "is of MindSpeed-MM", "bash tests/contract": "is of MindSpeed-MM",
     "python -m pytest": "runs tests", "python benchmarks": "takes an hour", "msrun": "is of MindSpore",
     "python examples": "wants a package of Debian", "sudo apt-get": "installs",
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,12 +10,10 @@ from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, short_re
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.registry import Configs, Registry
+from mindspeed_mm_dit.registry import Configs
 
 SOURCE_CONFIGS = Configs("data_source")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
-DIALECTS = Registry[Callable[[Mapping[str, Any], str], dict[str, Any]]]("data_dialect")
-"""(content of a data.json, its path) -> the same in our keys; raises ConfigError."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +132,9 @@ class DataConfig:
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file and the key."""
-    content = dict(read_json(path, flag))
-    for in_our_words in DIALECTS.values():
-        content = in_our_words(content, str(path))
+    from mindspeed_mm_dit.integrations.mindspeed_mm.data_json import translated  # (which imports this package)
+
+    content = translated(read_json(path, flag), str(path))
     if "dataset_param" in content:
         content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")
     return from_mapping(DataConfig, content, str(path))

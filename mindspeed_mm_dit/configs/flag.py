@@ -12,11 +12,8 @@ from typing import Any, Literal
 from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, short_repr
 from mindspeed_mm_dit.errors import flag_of
 
-Host = Literal["megatron", "native"]
 AddFlags = Callable[[Any], None]
 """A function that adds flags to a parser group, as a row does when called."""
-NAMES: Mapping[Host, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}
-BOTH: tuple[Host, ...] = ("megatron", "native")
 _ROW = "row"
 
 
@@ -26,31 +23,17 @@ class Flag:
 
     name: str
     """Name of its field, e.g. ``mm_model`` for --mm-model."""
-    help: str | None
+    help: str
     default: Any = None
-    takes: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments for argparse; a flag whose default is False takes no value."""
-    native: str = ""
-    """Key of the native engine's yaml with the same meaning."""
-    native_counts: str = ""
-    """Key of the native engine's yaml that is computed from it, in other units."""
-    added_key: bool = False
-    """Whether we add the key ``native``, with this default; the engine itself has no such key."""
-    idle_in: tuple[Host, ...] = ()
-    """Hosts that accept it and ignore it."""
-    refused_in: tuple[Host, ...] = ()
-    """Hosts that do not support it, and refuse every value but its default."""
-    refusal: str = ""
-    """What those hosts do instead; the text follows the host's name."""
-    cure: str = "leave it out, or use --host standalone"
-    """What to do when it is refused."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments for argparse: type, choices, metavar, nargs. A flag whose default is False takes no value."""
     needs: tuple[str, ...] = ()
     """Flags without which it has no effect."""
     compared: Literal["", "setting", "fact"] = ""
-    """How a resumed run compares it with its checkpoint: as a setting, as a fact that run.json keeps under its own
+    """How a resumed run compares it with its checkpoint: as a setting, as a fact that run.json stores under the flag's
     name, or not at all."""
-    when_quiet: bool = True
-    """Whether it applies to a run that writes nothing; a flag that writes files has its default there."""
+    is_output: bool = False
+    """Whether it makes a run write files; a run that writes nothing has its default."""
 
     @property
     def word(self) -> str:
@@ -59,16 +42,25 @@ class Flag:
 
     def __call__(self, group: Any, **overrides: Any) -> None:
         """Add the flag to a parser group; ``overrides`` overrides arguments for argparse."""
-        takes = {"action": "store_true"} if self.default is False else self.takes
-        group.add_argument(self.word, **{"default": self.default, "help": self.help, **takes, **overrides})
+        options = {"action": "store_true"} if self.default is False else self.options
+        group.add_argument(self.word, **{"default": self.default, "help": self.help, **options, **overrides})
 
 
-def flag(help: str | None, default: Any = None, takes: Mapping[str, Any] | None = None, **meaning: Any) -> Any:
-    """Return a dataclass field that is a flag; the arguments are those of :class:`Flag`, which takes the field's name.
+def flag(
+    help: str,
+    default: Any = None,
+    *,
+    needs: tuple[str, ...] = (),
+    compared: Literal["", "setting", "fact"] = "",
+    is_output: bool = False,
+    **options: Any,
+) -> Any:
+    """Return a dataclass field that is a flag (:class:`Flag`), which takes the field's name.
 
-    A required flag is None until it is parsed.
+    ``options``: further arguments for argparse. A required flag is None until it is parsed.
     """
-    return field(default=default, metadata={_ROW: Flag("", help, default, takes or {}, **meaning)})
+    row = Flag("", help, default, options, needs, compared, is_output)
+    return field(default=default, metadata={_ROW: row})
 
 
 def rows_of(group: type) -> list[Flag]:

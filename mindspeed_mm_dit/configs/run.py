@@ -1,27 +1,24 @@
 """The settings of a run: one frozen record with a field for each flag of pretrain_dit.py.
 
-A row (``flag.Flag``) describes each field: its name, the values it takes, and its meaning in each host. Everything that
-lists flags reads the rows: the parsers and ``--help``, the yaml of the native engine, the flags a host ignores, the
-comparison of a resumed run with its checkpoint, and runs that write nothing. Flags of optimizers, metrics loggers and
-callbacks are defined by them; a run keeps these in ``parts``.
+A row (``flag.Flag``) describes each field. Everything that lists flags reads the rows: the parsers and ``--help``, the
+comparison of a resumed run with its checkpoint, and runs that write nothing. What a flag means inside MindSpeed-MM:
+``integrations/mindspeed_mm/flags.py``. Flags of optimizers, metrics loggers and callbacks are defined by them; a run
+keeps these in ``parts``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from mindspeed_mm_dit.configs.data import DataConfig
 from mindspeed_mm_dit.configs.flag import (
-    BOTH,
-    NAMES,
     AddFlags,
     Flag,
-    Host,
     batches,
     finite_float,
     flag,
@@ -81,20 +78,6 @@ HOST_ONLY = frozenset(_NAMES.split())
 """Flags of MindSpeed-MM that DiT scripts often contain."""
 
 
-def refuse(args: RunConfig, host: Host, resumes: bool) -> None:
-    """Raise ConfigError for a flag that ``host`` cannot follow (``refused_in`` of its row).
-
-    ``resumes``: the run resumes from a checkpoint, so ``--init-from`` does not matter.
-    """
-    for row in rows():
-        value = getattr(args, row.name)
-        if host not in row.refused_in or value in (row.default, None) or (resumes and row.name == "init_from"):
-            continue
-        text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        what = row.word if value is True else f"{row.word} = {text}"
-        raise ConfigError(what, f"is not supported in this host: {NAMES[host]} {row.refusal}", row.cure)
-
-
 @dataclass(frozen=True)
 class MultiModalArguments:
     """Megatron's ``args.mm``: the parsed config files."""
@@ -137,60 +120,27 @@ def with_facts(mm: MultiModalArguments, data: Mapping[str, Any]) -> MultiModalAr
     return replace(mm, **data, autoencoder=autoencoder)
 
 
-def _required(metavar: str | None = None, **takes: Any) -> dict[str, Any]:
-    return {"required": True, "metavar": metavar, **takes}
-
-
-def _typed(kind: Callable[[str], Any] | None, metavar: str | None = None, **takes: Any) -> dict[str, Any]:
-    return {"type": kind, "metavar": metavar, **takes}
-
-
-def _choices(*choices: str) -> dict[str, Any]:
-    return {"choices": choices}
-
-
 def _ignored() -> Any:
     return flag("no effect in the standalone host", False)
 
 
 def _data_parallel_only() -> Any:
-    return flag("a DiT is trained data-parallel only", 1, {"type": int, "choices": (1,)})
+    return flag("a DiT is trained data-parallel only", 1, type=int, choices=(1,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArgs:
     """Model, data and framework."""
 
-    mm_model: str = flag(
-        "model.json: the network, the diffusion and the autoencoder",
-        takes=_required("JSON"),
-        native="model.mm_model",
-        added_key=True,
-    )
-    mm_data: str = flag(
-        "data.json: the data set and how to read it",
-        takes=_required("JSON"),
-        native="data.dataset_param.mm_data",
-        added_key=True,
-    )
+    mm_model: str = flag("model.json: the network, the diffusion and the autoencoder", required=True, metavar="JSON")
+    mm_data: str = flag("data.json: the data set and how to read it", required=True, metavar="JSON")
     timestep_window: tuple[float, float] | None = flag(
         "train at these noise levels alone, as one expert of Wan 2.2 does; replaces diffusion.timestep_window",
-        takes=_typed(window, "LOW,HIGH"),
-        refused_in=("native",),
-        refusal="comes from model.json",
-        cure="set diffusion.timestep_window there",
+        type=window,
+        metavar="LOW,HIGH",
     )
-    mm_tool: str | None = flag(
-        "tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", takes=_typed(None, "JSON")
-    )
-    ai_framework: str = flag(
-        "framework to train with",
-        "pytorch",
-        _choices("pytorch", "mindspore"),
-        refused_in=("native",),
-        refusal="runs on PyTorch",
-        cure="use pytorch, or --host standalone",
-    )
+    mm_tool: str | None = flag("tools.json of MindSpeed-MM; only the real MindSpeed-MM needs it", metavar="JSON")
+    ai_framework: str = flag("framework to train with", "pytorch", choices=("pytorch", "mindspore"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,38 +148,29 @@ class BatchArgs:
     """Batch sizes, number of steps, seed and workers."""
 
     micro_batch_size: int = flag(
-        "samples in one forward pass on one rank; default: global batch size / ranks",
-        takes=_typed(positive_int, "N"),
-        native="training.micro_batch_size",
+        "samples in one forward pass on one rank; default: global batch size / ranks", type=positive_int, metavar="N"
     )
     global_batch_size: int = flag(
         "samples in one optimizer step, over all ranks; default: micro-batch size x ranks. Set at least one of the two",
-        takes=_typed(positive_int, "N"),
-        native_counts="training.gradient_accumulation_steps",
+        type=positive_int,
+        metavar="N",
         compared="fact",
     )
     context_parallel_size: int = flag(
         "ranks that split each sample: its tokens, and its heads inside attention (Ulysses)",
         1,
-        _typed(positive_int, "N"),
-        native="parallel.ulysses_parallel_size",
+        type=positive_int,
+        metavar="N",
     )
-    train_iters: int = flag(
-        "optimizer steps to train for", takes=_required("N", type=positive_int), native="training.train_iters"
-    )
+    train_iters: int = flag("optimizer steps to train for", required=True, metavar="N", type=positive_int)
     seed: int = flag(
         "seed of the initial weights, the sample order and all random numbers of training",
         1234,
-        _typed(unsigned_int),
-        native="training.seed",
+        type=unsigned_int,
         compared="fact",
     )
     num_workers: int = flag(
-        "threads that prepare batches ahead; 0: prepare them in the training thread",
-        2,
-        _typed(threads),
-        native="data.dataset_param.num_workers",
-        added_key=True,
+        "threads that prepare batches ahead; 0: prepare them in the training thread", 2, type=threads
     )
 
 
@@ -237,55 +178,25 @@ class BatchArgs:
 class Optimization:
     """Learning rate, optimizer and precision; each optimizer adds flags for its own settings."""
 
-    lr: float = flag(
-        "peak learning rate", takes=_required(type=positive_float), native="training.lr", compared="setting"
-    )
-    min_lr: float = flag("learning rate at the end of the decay", 0.0, _typed(float), native="training.lr_min")
+    lr: float = flag("peak learning rate", required=True, type=positive_float, compared="setting")
+    min_lr: float = flag("learning rate at the end of the decay", 0.0, type=float)
     lr_decay_style: str = flag(
         "how the learning rate falls from --lr to --min-lr",
         "linear",
-        _choices("constant", "linear", "cosine", "inverse-square-root"),
-        native="training.lr_decay_style",
+        choices=("constant", "linear", "cosine", "inverse-square-root"),
         compared="setting",
     )
     lr_decay_iters: int | None = flag(
-        "steps until --min-lr is reached; default: --train-iters",
-        takes=_typed(positive_int, "N"),
-        native_counts="training.lr_decay_ratio",
+        "steps until --min-lr is reached; default: --train-iters", type=positive_int, metavar="N"
     )
-    lr_warmup_iters: int = flag(
-        "steps of linear warm-up",
-        0,
-        _typed(unsigned_int, "N"),
-        native_counts="training.lr_warmup_ratio",
-        compared="setting",
-    )
-    lr_warmup_init: float = flag(
-        "learning rate the warm-up starts from", 0.0, _typed(float), native="training.lr_start", compared="setting"
-    )
-    optimizer: str = flag(
-        "optimizer: adam, muon, or one from a plugin",
-        DEFAULT,
-        {"metavar": "NAME"},
-        native="training.optimizer",
-        refused_in=("megatron",),
-        refusal="can continue with AdamW's moments only",
-    )
+    lr_warmup_iters: int = flag("steps of linear warm-up", 0, type=unsigned_int, metavar="N", compared="setting")
+    lr_warmup_init: float = flag("learning rate the warm-up starts from", 0.0, type=float, compared="setting")
+    optimizer: str = flag("optimizer: adam, muon, or one from a plugin", DEFAULT, metavar="NAME")
     weight_decay: float = flag(
-        "decoupled weight decay; biases and other vectors have none",
-        0.01,
-        _typed(float),
-        native="training.weight_decay",
-        compared="setting",
+        "decoupled weight decay; biases and other vectors have none", 0.01, type=float, compared="setting"
     )
-    clip_grad: float = flag(
-        "clip the gradient norm to this; 0: no clipping",
-        1.0,
-        _typed(float),
-        native="training.clip_grad",
-        compared="setting",
-    )
-    bf16: bool = flag("compute in bfloat16; the weights stay in float32", False, native="model.bf16", added_key=True)
+    clip_grad: float = flag("clip the gradient norm to this; 0: no clipping", 1.0, type=float, compared="setting")
+    bf16: bool = flag("compute in bfloat16; the weights stay in float32", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,14 +205,13 @@ class Distribution:
 
     distributed_backend: str | None = flag(
         "communication backend; default: chosen by the device (gloo on CPU, nccl on CUDA, hccl on NPU)",
-        takes=_choices("gloo", "nccl", "hccl"),
-        idle_in=("native",),
+        choices=("gloo", "nccl", "hccl"),
     )
     use_torch_fsdp2: bool = flag(
         "shard the model as --fsdp2-config-path says; without this flag every rank holds the whole model", False
     )
     fsdp2_config_path: str | None = flag(
-        "fsdp2.yaml: how to shard the model; default: MindSpeed-MM's defaults", takes=_typed(None, "YAML")
+        "fsdp2.yaml: how to shard the model; default: MindSpeed-MM's defaults", metavar="YAML"
     )
 
 
@@ -309,60 +219,43 @@ class Distribution:
 class CheckpointArgs:
     """Checkpoints, validation, logging and profiling."""
 
-    save: str | None = flag(
-        "folder to write checkpoints to", takes=_typed(None, "DIR"), native="training.save", when_quiet=False
-    )
+    save: str | None = flag("folder to write checkpoints to", metavar="DIR", is_output=True)
     load: str | None = flag(
         "folder of checkpoints to resume from; if it is empty or missing, the run starts from scratch",
-        takes=_typed(None, "DIR"),
-        native="training.load",
-        when_quiet=False,
+        metavar="DIR",
+        is_output=True,
     )
-    ckpt_format: str = flag("format of the checkpoints", "torch_dcp", _choices("torch_dcp"))
+    ckpt_format: str = flag("format of the checkpoints", "torch_dcp", choices=("torch_dcp",))
     save_interval: int | None = flag(
-        "steps between checkpoints; default: save only at the end",
-        takes=_typed(positive_int, "N"),
-        native_counts="training.save_interval",
+        "steps between checkpoints; default: save only at the end", type=positive_int, metavar="N"
     )
     eval_interval: int | None = flag(
         "steps between validations on the samples that dataset_param.valid_fraction holds out",
-        takes=_typed(positive_int, "N"),
-        native_counts="training.val_interval",
+        type=positive_int,
+        metavar="N",
     )
-    eval_iters: int = flag(
-        "global batches in one validation; 0: none",
-        10,
-        _typed(batches, "N"),
-        native="data.dataset_param.eval_iters",
-        added_key=True,
-    )
+    eval_iters: int = flag("global batches in one validation; 0: none", 10, type=batches, metavar="N")
     exit_duration_in_mins: int | None = flag(
-        "save a checkpoint and exit after this many minutes",
-        takes=_typed(positive_int, "N"),
-        native="training.exit_duration_in_mins",
-        added_key=True,
-        when_quiet=False,
+        "save a checkpoint and exit after this many minutes", type=positive_int, metavar="N", is_output=True
     )
     save_retain_interval: int | None = flag(
         "also keep the checkpoint of every N-th step forever, in addition to the newest --keep-last",
-        takes=_typed(positive_int, "N"),
-        native="training.save_retain_interval",
-        added_key=True,
+        type=positive_int,
+        metavar="N",
         needs=("save", "save_interval"),
-        when_quiet=False,
+        is_output=True,
     )
-    log_interval: int = flag("steps between log lines", 1, _typed(positive_int, "N"), native="training.log_interval")
+    log_interval: int = flag("steps between log lines", 1, type=positive_int, metavar="N")
     profile: bool = flag(
-        "write a trace of a few steps (torch.profiler, or MindSpore's profiler)",
-        False,
-        idle_in=("native",),
-        when_quiet=False,
+        "write a trace of a few steps (torch.profiler, or MindSpore's profiler)", False, is_output=True
     )
-    profile_step_start: int = flag("steps to run before the trace starts", 10, _typed(unsigned_int, "N"))
-    profile_step_end: int = flag("number of steps run when the trace ends", 12, _typed(positive_int, "N"))
-    profile_ranks: tuple[int, ...] = flag("ranks to trace; default: all", (), _typed(unsigned_int, "RANK", nargs="+"))
-    no_load_optim: bool = flag("do not load the optimizer state", False, native="training.no_load_optim")
-    no_save_optim: bool = flag("do not save the optimizer state", False, native="training.no_save_optim")
+    profile_step_start: int = flag("steps to run before the trace starts", 10, type=unsigned_int, metavar="N")
+    profile_step_end: int = flag("number of steps run when the trace ends", 12, type=positive_int, metavar="N")
+    profile_ranks: tuple[int, ...] = flag(
+        "ranks to trace; default: all", (), type=unsigned_int, metavar="RANK", nargs="+"
+    )
+    no_load_optim: bool = flag("do not load the optimizer state", False)
+    no_save_optim: bool = flag("do not save the optimizer state", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,118 +283,84 @@ class DiTArgs:
         "program that runs the training: standalone, mindspeed-mm, mindspeed-mm-native (its FSDP2 engine) or a "
         "plugin's; auto: the real MindSpeed-MM if it is installed, else standalone",
         "auto",
-        when_quiet=False,
+        is_output=True,
     )
     init_from: str | None = flag(
         "fine-tune from these weights, in any format; the network must be of the same kind but may have other classes "
         "or another input size. A checkpoint in --load takes precedence",
-        takes=_typed(None, "WEIGHTS"),
-        native="model.init_from",
-        added_key=True,
-        refused_in=("megatron",),
-        refusal="can only start from random weights",
-        cure="start with --host standalone --train-iters 1 --save NEW, then continue here with --load NEW",
+        metavar="WEIGHTS",
     )
     mm_valid_data: str | None = flag(
         "data.json of a separate validation set, used in full; default: validate on the samples that "
         "dataset_param.valid_fraction of --mm-data holds out",
-        takes=_typed(None, "JSON"),
-        native="data.val_dataset_param.mm_data",
-        added_key=True,
-        refused_in=("megatron",),
-        refusal="validates on the samples that --mm-data holds out",
-        cure="set valid_fraction there, or use --host standalone",
+        metavar="JSON",
     )
     loss_by: str = flag(
         "how to average the loss when samples have several shapes (buckets): over samples, or over tokens, so that "
         "larger samples count for more",
         "sample",
-        _choices("sample", "token"),
-        native="model.loss_by",
-        added_key=True,
+        choices=("sample", "token"),
         compared="setting",
     )
-    init_verbose: bool = flag("print what --init-from did with each tensor", False, idle_in=BOTH, needs=("init_from",))
-    dry_run: bool = flag(
-        "check everything, print what would be trained, and exit with code 0",
-        False,
-        refused_in=("native",),
-        refusal="checks only when training starts",
-        cure="use --host standalone --dry-run, which checks the same files",
-    )
+    init_verbose: bool = flag("print what --init-from did with each tensor", False, needs=("init_from",))
+    dry_run: bool = flag("check everything, print what would be trained, and exit with code 0", False)
     ema_decay: float = flag(
-        "decay of the EMA of the weights; samples are generated with the EMA",
-        0.9999,
-        _typed(fraction),
-        native="model.ema_decay",
-        added_key=True,
-        compared="fact",
+        "decay of the EMA of the weights; samples are generated with the EMA", 0.9999, type=fraction, compared="fact"
     )
     power_ema_stds: tuple[float, ...] = flag(
         "also keep power-function EMAs (Karras et al. 2024), one for each of these widths, relative to the length of "
         "the run; published: 0.05 0.1. mm-dit ema makes any other width from them after training. Each takes as much "
         "memory as the weights",
         (),
-        _typed(std, "STD", nargs="+"),
-        refused_in=BOTH,
-        refusal="only keeps the plain EMA",
+        type=std,
+        metavar="STD",
+        nargs="+",
     )
-    pynative: bool = flag("MindSpore: run operator by operator instead of compiling the step", False, idle_in=BOTH)
+    pynative: bool = flag("MindSpore: run operator by operator instead of compiling the step", False)
     tf32: bool = flag(
         "round the inputs of float32 matrix products to TensorFloat-32 (NVIDIA GPUs, PyTorch): faster, with errors "
         "of about 1e-3; facebookresearch/DiT trains with it",
         False,
-        idle_in=BOTH,
     )
     torch_compile: bool = flag(
-        "compile the transformer blocks (PyTorch): about a minute of compiling, then faster steps", False, idle_in=BOTH
+        "compile the transformer blocks (PyTorch): about a minute of compiling, then faster steps", False
     )
     peak_tflops: float | None = flag(
         "peak TFLOP/s of one device, to show the MFU in TensorBoard and the progress bar; default: from a table of "
         "known devices",
-        takes=_typed(positive_float, "TFLOPS"),
-        idle_in=BOTH,
+        type=positive_float,
+        metavar="TFLOPS",
     )
-    keep_last: int | None = flag(
-        "number of newest checkpoints to keep",
-        2,
-        _typed(positive_int, "N"),
-        native="training.keep_last",
-        added_key=True,
-        idle_in=("megatron",),
-    )
+    keep_last: int | None = flag("number of newest checkpoints to keep", 2, type=positive_int, metavar="N")
     keep_best: bool = flag(
         "save whenever a validation reaches a new lowest loss, and keep that checkpoint; "
         "mm-dit finds it as DIR/best (--save DIR)",
         False,
-        idle_in=BOTH,
-        when_quiet=False,
+        is_output=True,
     )
-    no_async_save: bool = flag(
-        "write checkpoints in the training thread, not in the background", False, idle_in=("megatron",)
-    )
+    no_async_save: bool = flag("write checkpoints in the training thread, not in the background", False)
     report: str | None = flag(
         "at the end, write samples.png and, with --tensorboard-dir, loss.png next to the checkpoint folder; skipped if "
         "it would take longer than the training did. always: never skip it",
-        takes={"nargs": "?", "const": "short", "choices": ["short", "always"]},
-        when_quiet=False,
+        nargs="?",
+        const="short",
+        choices=["short", "always"],
+        is_output=True,
     )
     sample_interval: int = flag(
         "steps between grids of samples, generated with the EMA from the same noise and classes each time; 0: none",
         0,
-        _typed(unsigned_int, "N"),
-        idle_in=BOTH,
-        when_quiet=False,
+        type=unsigned_int,
+        metavar="N",
+        is_output=True,
     )
     sample_prompts: str | None = flag(
         "text file with a prompt a line, for --report and --sample-interval; default: varied captions of the data",
-        takes=_typed(None, "FILE"),
+        metavar="FILE",
     )
-    report_sampler: str | None = flag(
-        "sampler of the report; default: the quick one of the objective", takes=_typed(None, "NAME")
-    )
-    report_steps: int = flag("sampling steps of the report", 50, _typed(positive_int))
-    report_cfg_scale: float = flag("guidance scale of the report and of --sample-interval", 2.0, _typed(finite_float))
+    report_sampler: str | None = flag("sampler of the report; default: the quick one of the objective", metavar="NAME")
+    report_steps: int = flag("sampling steps of the report", 50, type=positive_int)
+    report_cfg_scale: float = flag("guidance scale of the report and of --sample-interval", 2.0, type=finite_float)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,12 +252,6 @@ def _matches_part(expression: re.Pattern[str], name: str) -> bool:
 
 
 _PLAIN = Tuning()
-_PATTERNS = {"nargs": "+", "metavar": "PATTERN"}
-_NOT_IN_MEGATRON: dict[str, Any] = {
-    "refused_in": ("megatron",),
-    "refusal": "trains the whole network in its Megatron engine",
-    "cure": "use --host mindspeed-mm-native, or --host standalone",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,25 +261,23 @@ class FineTuning:
     lora_target_modules: tuple[str, ...] = flag(
         "train only LoRA adapters of these linear layers of the predictor: attention, mlp or all of its blocks, or "
         "names such as attn1.to_q or blocks.{0-3}.attn.qkv; --init-from names the weights that they adapt",
-        (), _PATTERNS, native="training.lora.target_modules", **_NOT_IN_MEGATRON,
-    )  # fmt: skip
-    lora_r: int = flag(
-        "rank R of the adapters", _PLAIN.rank, {"type": positive_int, "metavar": "R"}, native="training.lora.rank"
+        (),
+        nargs="+",
+        metavar="PATTERN",
     )
+    lora_r: int = flag("rank R of the adapters", _PLAIN.rank, type=positive_int, metavar="R")
     lora_alpha: float = flag(
-        "scale A of the adapters: their output is multiplied by A / R",
-        _PLAIN.alpha,
-        {"type": positive_float, "metavar": "A"},
-        native="training.lora.alpha",
+        "scale A of the adapters: their output is multiplied by A / R", _PLAIN.alpha, type=positive_float, metavar="A"
     )
     lora_dropout: float = flag(
-        "dropout of the adapters; only 0, MindSpeed-MM's default, is supported", 0.0, {"type": float, "metavar": "P"},
-        native="training.lora.dropout",
-    )  # fmt: skip
+        "dropout of the adapters; only 0, MindSpeed-MM's default, is supported", 0.0, type=float, metavar="P"
+    )
     freeze: tuple[str, ...] = flag(
         "do not train these modules of the predictor, e.g. y_embedder or blocks.{0-13}",
-        (), _PATTERNS, native="model.freeze", **_NOT_IN_MEGATRON,
-    )  # fmt: skip
+        (),
+        nargs="+",
+        metavar="PATTERN",
+    )
 
 
 def tuning_of_run(args: FineTuning, init_from: str | None) -> Tuning:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
-from mindspeed_mm_dit.configs.flag import AddFlags, Host
+from mindspeed_mm_dit.configs.flag import AddFlags
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.training.callbacks.registry import CALLBACKS
@@ -66,18 +66,20 @@ def words_of(run: RunConfig) -> list[str]:
 
 def quiet(args: RunConfig) -> RunConfig:
     """Return the run without its metrics loggers and other outputs, so that it writes nothing."""
-    unused = {row.name: row.default for row in rows() if not row.when_quiet}
+    unused = {row.name: row.default for row in rows() if row.is_output}
     return replace(args, parts={**args.parts, **dict.fromkeys(map(enabling_flag, metrics_loggers()))}, **unused)
 
 
-def ignored_flags(args: RunConfig, host: Host, is_selected: Callable[[MetricsLoggerKind], bool]) -> list[str]:
-    """Return the flags given that ``host`` ignores.
+def ignored_flags(
+    args: RunConfig, names: Collection[str], is_selected: Callable[[MetricsLoggerKind], bool]
+) -> list[str]:
+    """Return the flags of a command line that have no effect in another host.
 
-    They are those of the flag table, of the metrics loggers that ``is_selected`` selects, and of all callbacks of other
-    packages.
+    They are the flags ``names``, those of the metrics loggers that ``is_selected`` selects, and those of all callbacks
+    of other packages.
     """
     parser = argparse.ArgumentParser(add_help=False)
-    adds: list[AddFlags] = [row for row in rows() if host in row.idle_in]
+    adds: list[AddFlags] = [row for row in rows() if row.name in names]
     for add in [*adds, *_extra_flags(is_selected)]:
         add(parser)
     values = args.flags()

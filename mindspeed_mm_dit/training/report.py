@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -23,20 +23,6 @@ from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.conditions import read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.data_set import open_data_set
-
-Values = Mapping[str, Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Recognises samples of a built-in data set."""
-
-    conditions: Values
-    """For each condition, its value for every sample."""
-    displayed: slice
-    """The samples that the picture shows."""
-    score: Callable[[np.ndarray, Values], str]
-    """(samples, their conditions) -> a line with the number of samples that match."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +92,7 @@ def report(args: RunConfig) -> None:
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
-        command = [sys.executable, "-m", "mindspeed_mm_dit.training.report_worker", json.dumps(asdict(job))]
+        command = [sys.executable, "-m", "mindspeed_mm_dit.tools.visualize.report_worker", json.dumps(asdict(job))]
         echo_if_open(f"generating the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
         runtime.free_memory()  # the sampling process computes on the same device

@@ -1,4 +1,4 @@
-"""Whether a run printed what version 0.1.0 did."""
+"""Whether a run printed what version 0.2.0 did."""
 
 from collections.abc import Mapping
 

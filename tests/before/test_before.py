@@ -1,4 +1,4 @@
-"""Checkpoints, caches and configs of version 0.1.0 still work, with its digits (tests/data/before/README.md)."""
+"""Checkpoints, caches and configs of version 0.2.0 still work, with its digits (tests/data/before/README.md)."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Config folders of examples/dit print the losses of version 0.1.0, and describe its models."""
+"""Config folders of examples/dit print the losses of version 0.2.0, and describe its models."""
 
 import json
 import re

@@ -141,6 +141,6 @@ def train_in_sora(folder, iterations):
         "--eval-iters 0 --no-gradient-accumulation-fusion --untie-embeddings-and-output-weights "
         "--weight-decay-exclude-modules .bias"
     )
-    module = ["-m", "mindspeed_mm_dit.hosts.megatron.run", script]
+    module = ["-m", "mindspeed_mm_dit.integrations.mindspeed_mm.megatron.run", script]
     launch = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     return run_python([*module, *flags.split()], folder, **launch)

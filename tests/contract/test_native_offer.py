@@ -114,7 +114,8 @@ def test_weights_of_diffusers_are_read_and_written(runs, plain):
 
 def test_converted_weights_begin_a_run(runs):
     good(runs.train("standalone", 2, "--save base", fsdp2=False))
-    converter, env = ["-m", "mindspeed_mm_dit.hosts.megatron.convert", "DiTConverter"], {"NON_MEGATRON": "true"}
+    converter = ["-m", "mindspeed_mm_dit.integrations.mindspeed_mm.megatron.convert", "DiTConverter"]
+    env = {"NON_MEGATRON": "true"}
     good(
         run_python([*converter, "hf_to_dcp", "--hf_dir", "base", "--dcp_dir", "made"], runs.folder, NON_MEGATRON="true")
     )

@@ -187,7 +187,8 @@ def test_predictor_trains_in_the_unmodified_pretrain_sora(hosts, straight):
 
 def _train_in_sora(hosts):
     """Four steps in the host's own entry script, on features that carry our draws."""
-    tool = "-m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json --samples 32"
+    tool = "-m mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features"
+    tool += " --mm-model model.json --mm-data data.json --samples 32"
     good(run_python([*tool.split(), "--save-dir", "sora"], hosts.folder))
     return good(train_in_sora(hosts.folder, 4))
 
@@ -236,7 +237,7 @@ def test_registration_is_idempotent_and_refuses_other_entries(tmp_path):
 
 def test_mm_convert_takes_weights_to_the_host_and_back(hosts, straight):
     code = "import sys, runpy, torch_npu; sys.argv[0] = 'mm-convert'; runpy.run_module('{}', run_name='__main__')"
-    tool = ["-c", code.format("mindspeed_mm_dit.hosts.megatron.convert"), "DiTConverter"]
+    tool = ["-c", code.format("mindspeed_mm_dit.integrations.mindspeed_mm.megatron.convert"), "DiTConverter"]
     saved = "straight/iter_0000004"
     for words in (
         f"mm_to_pt --source {saved} --target average.pt",

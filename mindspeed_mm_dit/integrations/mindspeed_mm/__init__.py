@@ -4,9 +4,8 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Register both hosts (the one registered last is tried first), and the translation of its data.json."""
+    """Register both hosts; the one registered last is tried first."""
     from mindspeed_mm_dit.registry import register
 
     register("host", "mindspeed-mm", f"{__name__}.megatron.run:KIND")
     register("host", "mindspeed-mm-native", f"{__name__}.native.attach:KIND")
-    register("data_dialect", "mindspeed-mm", f"{__name__}.data_json:translated")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Register the command, the data sets, and the judges that score a report's samples."""
+    """Register the command and the data sets."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import register
 
@@ -14,5 +14,3 @@ def register() -> None:
         register("builtin_images", name, f"{__name__}.demo:{name.upper()}")
     for name in ("moving_digits", "moving_digits_buckets"):
         register("builtin_clips", name, f"{__name__}.demo:{name.upper()}")
-    register("report_judge", "built-in data", f"{__name__}.built_in:judge_of")
-    register("score_test", "own images", f"{__name__}.images_judge:self_test")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,21 @@ from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.tools.evaluate import demo
 from mindspeed_mm_dit.tools.evaluate.digits import CAPTIONS, cut_out, score_captioned_digits, score_line
 from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, score_moving_digits
-from mindspeed_mm_dit.training.report import Judge
+
+Values = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Recognises samples of a built-in data set."""
+
+    conditions: Values
+    """For each condition, its value for every sample."""
+    displayed: slice
+    """The samples that the picture shows."""
+    score: Callable[[np.ndarray, Values], str]
+    """(samples, their conditions) -> a line with the number of samples that match."""
+
 
 _TWENTY_EACH = {"label": np.repeat(np.arange(10), 20).tolist()}
 BUILT_IN: dict[tuple[str, ...], Judge] = {

@@ -6,7 +6,7 @@ _FIGURES = {"matplotlib": "matplotlib"}
 
 
 def register() -> None:
-    """Register the commands and functions."""
+    """Register the commands."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import register
 
@@ -18,5 +18,3 @@ def register() -> None:
     }.items():
         packages = {"parity": {"rich": "rich"}, "compare": _FIGURES, "prove": _FIGURES}.get(name, {})
         register("command", name, Command(summary, f"{__name__}.cli.{name}", "lab", packages))
-    register("function", "prove", f"{__name__}.port:prove")
-    register("function", "record_trace", f"{__name__}.step_trace:TraceRecorder")

@@ -1,10 +1,10 @@
-"""Visualization: loss curves, and a browser page that generates samples."""
+"""Visualization: loss curves, the report of a run, and a browser page that generates samples."""
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Register the commands, and the loss curve of a report."""
+    """Register the commands."""
     from mindspeed_mm_dit.cli.commands import Command
     from mindspeed_mm_dit.registry import register
 
@@ -13,4 +13,3 @@ def register() -> None:
     summary = "draw the loss curves of one run or several in one picture"
     packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
     register("command", "plot", Command(summary, f"{__name__}.cli.plot", "view", packages))
-    register("report_picture", "loss curve", f"{__name__}.curves:draw_loss_of_run")

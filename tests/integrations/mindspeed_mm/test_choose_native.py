@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from mindspeed_mm_dit.hosts import registry
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import run as megatron
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import attach as native
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -88,3 +91,10 @@ def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, sou
 def test_engine_that_is_not_installed_is_refused():
     with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed"):
         contract.check_engine()
+
+
+def test_plugin_of_a_yaml_attaches_when_it_is_imported():
+    code = "import mindspeed_mm_dit.hosts.native"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "training.plugin: mindspeed_mm_dit.hosts.native: mindspeed_mm, mindspeed cannot be found" in done.stderr

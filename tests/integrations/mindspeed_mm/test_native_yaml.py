@@ -8,7 +8,10 @@ import torch
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS as MEANINGS
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import native_keys
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import packed, unpacked
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import numbers_of
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import parse, without_effect, yaml_for
@@ -38,6 +41,12 @@ def test_sets_of_layers_are_written_out(monkeypatch):
     assert get(content, "training.lora.target_modules") == [
         "blocks.{*}.attn.qkv", "blocks.{*}.attn.proj", "t_embedder.mlp.0",
     ]  # fmt: skip
+
+
+def test_each_flag_has_a_meaning_in_both_routes_and_each_key_one_flag():
+    assert set(MEANINGS) == {row.name for row in rows()}
+    keys = [key.name for key in native_keys().values()]
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.mark.parametrize(("config", "ranks"), [("", 1), ("imagenet256", 8), ("digits_flow", 1)])

@@ -16,6 +16,7 @@ import numpy as np
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
 from mindspeed_mm_dit.configs.run import RunConfig, rows
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import ignored_by
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.training.flags import ignored_flags, project_flags
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, sums_by_quarter
@@ -53,7 +54,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
 
 def without_effect(argv: Sequence[str]) -> list[str]:
     """Return the flags in ``argv`` that have no effect here."""
-    return ignored_flags(parse(argv), "megatron", lambda kind: not kind.in_megatron)
+    return ignored_flags(parse(argv), ignored_by("megatron"), lambda kind: not kind.in_megatron)
 
 
 def wants_mindspore(argv: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """Convert published and diffusers DiT weights to MindSpeed-MM's format and back, as a converter of its ``mm-convert``.
 
-    python -m mindspeed_mm_dit.hosts.megatron.convert DiTConverter pt_to_mm --source DiT-XL-2-256x256.pt ...
+    python -m mindspeed_mm_dit.integrations.mindspeed_mm.megatron.convert DiTConverter pt_to_mm --source ...
 
 This runs ``mm-convert`` itself with one more class; the host has no other way to register a converter.
 """
@@ -123,3 +123,7 @@ def main() -> None:
         mm_convert()
     except UserError as error:
         raise SystemExit(error.formatted) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Write features as files for MindSpeed-MM's own pretrain_sora.py, from our model.json and data.json.
 
-    python -m mindspeed_mm_dit.hosts.megatron.features --mm-model model.json --mm-data data.json \\
+    python -m mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features --mm-model model.json --mm-data data.json \\
         --samples 32000 --save-dir features
 
 Sample ``p`` of a run becomes ``<p>.pt``: ``video`` (pixels, or scaled latents if data.json names a cache),
@@ -41,7 +41,8 @@ IMAGE = ("pixels", "latent_mean", "latent_std", "posterior_noise", "labels")
 
 def main() -> None:
     """Read the command line and write the features."""
-    parser = argparse.ArgumentParser(prog="python -m mindspeed_mm_dit.hosts.megatron.features", allow_abbrev=False)
+    command = "python -m mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features"
+    parser = argparse.ArgumentParser(prog=command, allow_abbrev=False)
     parser.add_argument("--mm-model", required=True, metavar="JSON", help="model.json of pretrain_dit.py")
     parser.add_argument("--mm-data", required=True, metavar="JSON", help="data.json of pretrain_dit.py")
     parser.add_argument("--samples", required=True, type=int, help="steps of the run times its global batch size")
@@ -116,3 +117,7 @@ def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, fold
         "data.json": {"dataset_param": param, "dataloader_param": loader},
         "index.json": [{"file": f"{sample_index}.pt"} for sample_index in range(count)],
     }
+
+
+if __name__ == "__main__":
+    main()

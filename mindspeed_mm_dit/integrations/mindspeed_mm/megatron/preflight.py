@@ -13,12 +13,13 @@ from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig, refuse
+from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import written
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, log_data_set, with_report
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.planning.memory import MemoryLimit
@@ -42,7 +43,7 @@ def check_before_import(argv: Sequence[str]) -> None:
             raise ConfigError(" or ".join(map(flag_of, names)), "is required")
     _check_tool(flags)
     resumes = flags.load is not None and (Path(flags.load) / TRACKER).is_file()
-    refuse(flags, "megatron", resumes)
+    check_supported(flags, "megatron", resumes)
     with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
     if with_fsdp2:
         _check_flags_of_fsdp2(flags)

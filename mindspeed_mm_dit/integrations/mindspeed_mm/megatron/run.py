@@ -20,7 +20,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import want
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.contract import check_host
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.attach import has_engine
 
-COMMAND = "mindspeed_mm_dit.hosts.megatron.run"
+COMMAND = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron.run"
 
 
 def main() -> None:
@@ -84,3 +84,7 @@ KIND = HostKind(  # PyTorch for MindSpore too: there `torch` is MSAdapter
     flags_needed=lambda flags: [] if flags.mm_tool else ["--mm-tool", str(tools_json())],
     logs_steps="mindspeed_mm.training:training_log",
 )
+
+
+if __name__ == "__main__":
+    main()

@@ -28,6 +28,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import SETS, Tuning
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import ignored_by
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import RELEASE
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
     HF,
@@ -61,7 +62,7 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 def without_effect(flags: RunConfig) -> list[str]:
     """Return the flags of the command line that have no effect here."""
-    return ignored_flags(flags, "native", lambda kind: kind is not tensorboard.KIND)
+    return ignored_flags(flags, ignored_by("native"), lambda kind: kind is not tensorboard.KIND)
 
 
 def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.flag import positive_int, rows_of, unsigned_int
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.limits import short_repr
-from mindspeed_mm_dit.configs.run import RunConfig, refuse, rows
+from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning import FineTuning, without_lists
 from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported, native_keys
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 from mindspeed_mm_dit.training.flags import full_parser
 
@@ -31,8 +32,9 @@ _KNOWN["muon_num_ns_steps"] = "training.ns_steps"
 """Setting of an optimizer -> the engine's key of the same meaning; for other settings we add a key."""
 _ADDED = {name: f"training.{name}" for name in optimizer_settings() if name not in _KNOWN}
 
+_KEYS = native_keys()
 FLAGS = {
-    **{row.native: row.name for row in rows() if row.native},
+    **{key.name: flag for flag, key in _KEYS.items() if not key.is_computed},
     **{key: name for name, key in (_KNOWN | _ADDED).items()},
     "tools.tensorboard_dir": "tensorboard_dir",
 }
@@ -43,46 +45,22 @@ CALLED = {"training.optimizer": {"adam": "adamw"}}
 
 _PATTERNS = ("model.freeze", "training.lora.target_modules")
 
-COUNTED = {row.native_counts: row.name for row in rows() if row.native_counts}
+COUNTED = {key.name: flag for flag, key in _KEYS.items() if key.is_computed}
 """Key of the yaml -> flag that is computed from it in other units."""
 
+_DEFAULTS = {
+    **{row.name: row.default for row in rows()},
+    **{name: setting.default for name, (setting, _) in optimizer_settings().items()},
+}
+"""Flag -> its default."""
+
 OURS = {
-    **{row.native: row.default for row in rows() if row.added_key},
-    **{key: optimizer_settings()[name][0].default for name, key in _ADDED.items()},
+    **{key.name: _DEFAULTS[flag] for flag, key in _KEYS.items() if key.is_added},
+    **{key: _DEFAULTS[name] for name, key in _ADDED.items()},
     "training.keep_last": None,  # keep all, as the engine does
     "tools.tensorboard_dir": None,
 }
 """Keys that the engine does not know, with their defaults."""
-
-THEIRS = {
-    "parallel.fsdp_plan.cast_forward_inputs": True,
-    "parallel.fsdp_plan.reshard_after_forward": True,
-    "parallel.fsdp_plan.num_to_forward_prefetch": 0,
-    "parallel.fsdp_plan.num_to_backward_prefetch": 0,
-    "parallel.fsdp_plan.cpu_offload": False,
-    "training.lr_min": 0.0,
-    "training.lr_start": 0.0,
-    "training.lr_decay_style": "constant",
-    "training.lr_decay_ratio": 1.0,
-    "training.lr_warmup_ratio": 0.0,
-    "training.adam_beta1": 0.9,
-    "training.adam_beta2": 0.999,
-    "training.adam_eps": 1e-8,
-    "training.weight_decay": 0.0,
-    "training.log_interval": 1,
-    "training.no_load_optim": False,
-    "training.save_async": False,
-    "training.no_save_optim": False,
-    "training.val_interval": 0,
-    "training.optimizer": "adamw",
-    "training.muon_momentum": 0.95,
-    "training.lora.rank": 8,
-    "training.lora.alpha": 16,
-    "training.lora.dropout": 0.0,
-    "training.ns_steps": 5,
-    "parallel.ulysses_parallel_size": 1,
-}
-"""Defaults of the engine; we leave them out of a yaml that we write."""
 
 REQUIRED = ("model.mm_model", "data.dataset_param.mm_data")
 
@@ -92,6 +70,21 @@ _ALIKE = (
 )
 SHARDING = {**{name: name for name in _ALIKE}, "cpu_offload": "offload_to_cpu"}
 """Key of parallel.fsdp_plan -> key of fsdp2.yaml that means the same."""
+
+THEIRS = {
+    **{
+        key: CALLED.get(key, {}).get(_DEFAULTS[flag], _DEFAULTS[flag]) for key, flag in FLAGS.items() if key not in OURS
+    },
+    **{f"parallel.fsdp_plan.{key}": getattr(Fsdp2Config(), name) for key, name in SHARDING.items()},
+    "training.seed": 42,
+    "training.lr_decay_style": "constant",
+    "training.lr_decay_ratio": 1.0,
+    "training.lr_warmup_ratio": 0.0,
+    "training.weight_decay": 0.0,
+    "training.save_async": False,
+    "training.val_interval": 0,
+}
+"""Defaults of the engine, most of which are those of our flags; we leave them out of a yaml that we write."""
 
 ROOT = "predictor."
 """Prefix of paths in fsdp2.yaml; the engine's model is the predictor itself."""
@@ -126,7 +119,7 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         ConfigError: the engine does not support the value of a flag.
     """
     check_schedule(flags)
-    refuse(flags, "native", resumes=flags.load is not None)
+    check_supported(flags, "native", resumes=flags.load is not None)
     content: dict[str, Any] = {name: {} for name in ("parallel", "model", "data", "features", "training", "tools")}
     _shard(content, fsdp2, world_size)
     put(content, "model.model_id", MODEL_ID)

@@ -28,7 +28,6 @@ from mindspeed_mm_dit.errors import ConfigError, DataError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.words_encoder import has_words
-from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.conditions import in_a_list
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
@@ -379,12 +378,13 @@ def _print_expectation(steps: int, images: int) -> None:
 
 def _print_test_of_scores(index: Rows) -> None:
     """Print how reliable mm-dit evaluate will be on these images, if it is installed and there are enough."""
-    tests = Registry[Any]("score_test")
-    if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn") or "own images" not in tests:
+    if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn"):
         return
+    from mindspeed_mm_dit.tools.evaluate.images_judge import self_test  # (scores are taken with scikit-learn)
+
     chosen = np.unique(np.linspace(0, len(index) - 1, MOST_TESTED).astype(int))
     batch = ImageReader(index, 32, 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
-    test = tests["own images"](batch.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[batch.rows])
+    test = self_test(batch.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[batch.rows])
     echo(f"what a score can tell: {test}")
 
 

@@ -1,4 +1,4 @@
-"""The process that generates a report: ``python -m mindspeed_mm_dit.training.report_worker JOB``, with JOB in JSON."""
+"""The process that draws the report of a run; its argument is a ``training.report.ReportJob`` in JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,6 @@ from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
 from mindspeed_mm_dit.configs.source import size_words
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
-from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
 from mindspeed_mm_dit.sampling.generate import generate_on_ranks
 from mindspeed_mm_dit.sampling.load import describe, load_model
@@ -34,15 +33,13 @@ from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.plan import SamplePlan, with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.report import Judge, ReportJob
+from mindspeed_mm_dit.tools.evaluate.built_in import judge_of  # (scores belong to a report)
+from mindspeed_mm_dit.tools.visualize.curves import draw_loss_of_run
+from mindspeed_mm_dit.training.report import ReportJob
 
 Result = TypeVar("Result")
 SAMPLES_PER_CLASS, SAMPLES_SHOWN = 20, 10
 """Samples per class, and how many of them are shown."""
-PICTURES = Registry[Callable[[Path, str], Path]]("report_picture")
-"""Name -> (folder of the run, its TensorBoard folder) -> the path of the picture that it writes."""
-JUDGES = Registry[Callable[[str, Sequence[str]], Judge | None]]("report_judge")
-"""Name -> (source of the data, items of the conditions) -> the judge of their samples."""
 
 
 def draw(job: ReportJob) -> None:
@@ -51,9 +48,8 @@ def draw(job: ReportJob) -> None:
     lines = [("checkpoints", job.save)]
     if job.tensorboard_dir:
         lines.append(("TensorBoard", job.tensorboard_dir))
-        for name, draw_picture in PICTURES.items():
-            if path := _with_packages(name, partial(draw_picture, folder, job.tensorboard_dir)):
-                lines.append((name, str(path)))
+        if path := _with_packages("loss curve", partial(draw_loss_of_run, folder, job.tensorboard_dir)):
+            lines.append(("loss curve", str(path)))
     picture = folder / "samples.png"
     last = _draw_samples(job, picture)
     if picture.exists():
@@ -101,8 +97,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     described = describe(ModelRequest(job.save))
     config = described.config
     conditions = config.predictor.conditions
-    judges = (_with_packages("score", partial(find, job.source or "", conditions.items)) for find in JUDGES.values())
-    judge = None if job.frames else next(filter(None, judges), None)
+    judge = None if job.frames else _with_packages("score", partial(judge_of, job.source or "", conditions.items))
     try:
         model = load_model(described, bf16=job.bf16)
     except PlatformError as error:

@@ -1,1 +1,0 @@
-"""Command names for users of MindSpeed-MM's old route; the code is in ``integrations/mindspeed_mm/megatron``."""
