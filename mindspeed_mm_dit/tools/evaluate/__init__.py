@@ -14,5 +14,5 @@ def register() -> None:
         register("builtin_images", name, f"{__name__}.demo:{name.upper()}")
     for name in ("moving_digits", "moving_digits_buckets"):
         register("builtin_clips", name, f"{__name__}.demo:{name.upper()}")
-    register("report_judge", "built-in data", f"{__name__}.built_in:judge_of")
+    register("report_judge", "built-in data", f"{__name__}.demo_judges:builtin_judge")
     register("score_test", "own images", f"{__name__}.images_judge:self_test")

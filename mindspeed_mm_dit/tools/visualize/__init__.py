@@ -12,5 +12,5 @@ def register() -> None:
     register("command", "app", Command(summary, f"{__name__}.cli.app", "app", {"gradio": "gradio"}))
     summary = "draw the loss curves of one run or several in one picture"
     packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
-    register("command", "plot", Command(summary, f"{__name__}.cli.plot", "view", packages))
-    register("report_picture", "loss curve", f"{__name__}.curves:draw_loss_of_run")
+    register("command", "plot", Command(summary, f"{__name__}.plot", "view", packages))
+    register("report_picture", "loss curve", f"{__name__}.plot:draw_loss_of_run")
