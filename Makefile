@@ -71,7 +71,7 @@ test-mindspore: $(MS_VENV)/.installed-dev
 test-mindspore-alone: $(MS_VENV)/.installed-dev
 	$(ON_MINDSPORE) tests/framework/test_single_key.py
 	$(ON_MINDSPORE) --extended tests/test_cross_product.py
-	$(ON_MINDSPORE) --extended tests/tools/verify/test_foreign.py tests/tools/verify/test_witness.py
+	$(ON_MINDSPORE) --extended tests/tools/verify/test_port.py tests/tools/verify/test_step_trace.py
 
 # The first time the device is compiled, which takes a minute or two of a core.
 test-device: $(VENV)/.installed-dev

@@ -15,8 +15,8 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.data.clip_reader import resize_levels
 from mindspeed_mm_dit.sampling.outputs import draw_strips
 from mindspeed_mm_dit.tools.evaluate.demo import DIRECTIONS, NAMES, NUM_CLIPS, OFFSETS, moving, read_digits
+from mindspeed_mm_dit.tools.evaluate.demo_judges import DIGIT, downscale, ink_levels, mean_ink, read_directions
 from mindspeed_mm_dit.tools.evaluate.digits import real_digits
-from mindspeed_mm_dit.tools.evaluate.moving_digits import DIGIT, ink_of, read_directions, shrunk, stilled
 
 CLIPS, SHOWN = 120, 8
 
@@ -66,8 +66,8 @@ def score_begun(clips: np.ndarray, captions: Sequence[str], given: np.ndarray) -
     classes = [NAMES.index(caption.split()[1]) for caption in captions]
     others = [draw.choice(real.pixels[real.labels == label]).reshape(DIGIT, DIGIT) for label in classes]
     frames = np.stack([moving(image, "right", OFFSETS[0])[0, ..., 0] for image in others])  # (N, 48, 48)
-    digits = (stilled(shrunk(some[:, None])) * (255 / 16) for some in (given, frames))  # 2 x (N, 64)
-    own, other = (_distances(shrunk(clips[:, 1:]), some.reshape(-1, DIGIT, DIGIT)) for some in digits)
+    digits = (mean_ink(downscale(some[:, None])) * (255 / 16) for some in (given, frames))  # 2 x (N, 64)
+    own, other = (_distances(downscale(clips[:, 1:]), some.reshape(-1, DIGIT, DIGIT)) for some in digits)
     moves = np.array(read_directions(clips)) == [caption.split()[-1] for caption in captions]
     return BegunScores(
         float((own < other).mean()), float(moves.mean()), float(own.mean()), float(other.mean()), len(clips)
@@ -79,9 +79,9 @@ def _distances(clips: np.ndarray, digits: np.ndarray) -> np.ndarray:
 
     In a digit's own levels, 0 ... 16: the root mean square over its pixels, and the mean over the frames.
     """
-    ink = np.pad(ink_of(clips), ((0, 0), (0, 0), (2, 2), (2, 2)))  # a digit's edge is often empty
+    ink = np.pad(ink_levels(clips), ((0, 0), (0, 0), (2, 2), (2, 2)))  # a digit's edge is often empty
     squares = np.lib.stride_tricks.sliding_window_view(ink, (1, 1, DIGIT, DIGIT))[..., 0, 0, :, :]  # (N, F, h, w, 8, 8)
-    squared = ((squares - ink_of(digits)[:, None, None, None]) ** 2).mean((-2, -1))  # (N, F, h, w)
+    squared = ((squares - ink_levels(digits)[:, None, None, None]) ** 2).mean((-2, -1))  # (N, F, h, w)
     return np.asarray(np.sqrt(squared.min((2, 3))).mean(1) * (16 / 255))
 
 

@@ -27,9 +27,9 @@ from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.tools.verify.against import (
     KINDS,
     diffusers_inputs,
+    diffusers_settings,
     inputs_of,
     tensor_of,
-    their_settings,
 )
 
 SIDES = ("ours", "diffusers")
@@ -154,7 +154,7 @@ def build(args: Namespace, name: str, precision: str, side: str) -> Callable[[],
         runtime.initialize(None, args.batch, args.batch)
     with torch.device(runtime.device()):
         network = (network_of(config) if side == "ours"
-                   else getattr(diffusers, name)(**their_settings(config, work.settings)))  # fmt: skip
+                   else getattr(diffusers, name)(**diffusers_settings(config, work.settings)))  # fmt: skip
     if side == "diffusers":
         tensor, asked = tensor_of(config, given), diffusers_inputs(config, given, network)
         asked |= runtime.to_device({key: array for key, array in asked.items() if isinstance(array, np.ndarray)})

@@ -45,8 +45,8 @@ from torch import nn
 
 from mindspeed_mm_dit.tools.evaluate.metrics import (
     Gaussian,
+    fit_gaussian,
     frechet_distance,
-    gaussian_of,
     precision_recall,
     squared_distances,
 )
@@ -124,15 +124,15 @@ class Clothes:
     @cached_property
     def real_textures(self) -> Gaussian:
         """What convolutional features are held against."""
-        return gaussian_of(self.textures(self.others[:REFERENCE]))
+        return fit_gaussian(self.textures(self.others[:REFERENCE]))
 
     def score(self, pixels: np.ndarray, labels: np.ndarray | None) -> dict[str, float | None]:
         """Score (N, 28, 28) uint8, drawn for ``labels`` or for none."""
         seen, (reference, near) = self.features(pixels), self.real
         found = precision_recall(seen, reference)
         return {
-            "frechet": round(frechet_distance(gaussian_of(seen), gaussian_of(reference)), 4),
-            "texture": round(frechet_distance(gaussian_of(self.textures(pixels)), self.real_textures), 4),
+            "frechet": round(frechet_distance(fit_gaussian(seen), fit_gaussian(reference)), 4),
+            "texture": round(frechet_distance(fit_gaussian(self.textures(pixels)), self.real_textures), 4),
             "read": None if labels is None else float(np.mean(self.classifier.predict(flat(pixels)) == labels)),
             "precision": found.precision, "recall": found.recall,
             "copies": int((self.to_training(pixels) < near).sum()),

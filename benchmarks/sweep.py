@@ -29,11 +29,9 @@ from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.compare import Side, Sides, judge_pair, measuring
-from mindspeed_mm_dit.tools.verify.examples import draw_inputs, write_weights
-from mindspeed_mm_dit.tools.verify.processes import find_python
+from mindspeed_mm_dit.tools.verify.compare import Side, Sides, judge_pair, measuring_task
+from mindspeed_mm_dit.tools.verify.processes import StepResult, Task, draw_inputs, find_python, write_weights
 from mindspeed_mm_dit.tools.verify.table import DEFAULT_TOLERANCES, FORWARD, Finding, judge, worst
-from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 RESULT = Path(__file__).parent / "results" / f"{date.today()}-sweep.md"
 
@@ -160,7 +158,7 @@ def _write_case(path: Path, seed: int, model: ModelConfig) -> None:
 
 def _task(folder: Path, number: int, side: Side) -> Task:
     model, weights, inputs = (folder / f"{number}{end}" for end in (".json", ".safetensors", "_inputs.npz"))
-    return measuring(side, str(model), weights, inputs, folder / f"{number}_{side.label}")
+    return measuring_task(side, str(model), weights, inputs, folder / f"{number}_{side.label}")
 
 
 def _agreement(model: ModelConfig, first: StepResult, second: StepResult) -> Agreement:

@@ -80,7 +80,7 @@ FAULTS = {
         "tests/data/test_conditions.py -k of_their_own",
     ),
     "contact sheet": Fault(
-        "tools/planning/overview.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
+        "tools/planning/data.py", "reader.views_at(seed, chosen)", "reader.views_at(seed, images[chosen])",
         "tests/tools/planning/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
@@ -90,11 +90,11 @@ FAULTS = {
         "tests/checkpoint/test_rules.py -k outputs_equal",
     ),
     "first of all": Fault(
-        "tools/verify/pytorch/step_record.py", "self.not_finite is not None or ", "",
+        "tools/verify/pytorch_steps.py", "self.not_finite is not None or ", "",
         "tests/tools/verify/test_probe.py -k overflows",
     ),
     "evaluated images": Fault(
-        "tools/evaluate/shards.py", "first_number=int(numbers[0])", "first_number=0",
+        "tools/evaluate/drawing.py", "first_number=int(numbers[0])", "first_number=0",
         "tests/tools/evaluate/test_evaluate.py -k of_their_numbers",
     ),
     "kept classes": Fault(
@@ -149,7 +149,7 @@ ON_A_DEVICE = {
         "tests/device/test_transport.py -k checkpoint",
     ),
     "a generator on another device": Fault(
-        "tools/verify/pytorch/modules.py", "generator=self._draw, ", "generator=self._draw, device=x.device, ",
+        "tools/verify/pytorch.py", "generator=self._draw, ", "generator=self._draw, device=x.device, ",
         "tests/device/test_transport.py -k roundings",
     ),
 }  # fmt: skip

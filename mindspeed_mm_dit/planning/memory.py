@@ -152,9 +152,11 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     encoders: list[Any] = [model.ae, *model.teachers, *([model.image_encoder] if model.image_encoder else [])]
     activations, workspace = activation_bytes(model, placement)
     state = {
-        "weights": 4 * everything, "gradients": 4 * trained, "ema": 4 * trained * placement.averages,
+        "weights": 4 * everything,
+        "gradients": 4 * trained,
+        "ema": 4 * trained * placement.averages,
         "optimizer": optimizer_bytes(parameters, placement.optimizer, S),
-    }  # fmt: skip
+    }
     on_device = dict.fromkeys(state, 0) if placement.offloaded else state
     return Memory(
         **on_device,

@@ -11,7 +11,7 @@ import pytest
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.tools.visualize.cli import plot
+from mindspeed_mm_dit.tools.visualize import plot
 from tests.conftest import GOLDEN, ROOT
 
 

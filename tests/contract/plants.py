@@ -8,8 +8,8 @@ if __name__ == "__main__":
     from mindspeed_mm_dit.framework import activate
 
     activate("pytorch")
-    from mindspeed_mm_dit.tools.verify.prove_hosted import main
-    from mindspeed_mm_dit.tools.verify.task import read_tasks
+    from mindspeed_mm_dit.tools.verify.processes import read_tasks
+    from mindspeed_mm_dit.tools.verify.worker import main
     from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
 
     MovingAverage.update = lambda self: None

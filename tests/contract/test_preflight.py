@@ -14,7 +14,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import comp
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
 from tests.conftest import ROOT
 
-REQUIRED = "--mm-model a --mm-data b --micro-batch-size 1 --lr 1 --train-iters 1".split()  # noqa: SIM905
+REQUIRED = "--mm-model a --mm-data b --micro-batch-size 1 --lr 1 --train-iters 1".split()
 FSDP2 = "sub_modules_to_wrap: ['predictor.blocks.{*}']\n"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import read_weights
-from mindspeed_mm_dit.tools.visualize.curves import parse_validation
+from mindspeed_mm_dit.tools.visualize.plot import parse_validation
 from tests.conftest import ROOT
 from tests.contract.hosted import (
     FLAGS,

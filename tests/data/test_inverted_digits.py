@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from mindspeed_mm_dit.data.builtin import IMAGES
-from mindspeed_mm_dit.tools.evaluate.built_in import BUILT_IN
 from mindspeed_mm_dit.tools.evaluate.demo import read_digits
+from mindspeed_mm_dit.tools.evaluate.demo_judges import BUILT_IN
 
 
 def test_it_is_four_of_each_digit_black_on_white(tmp_path):

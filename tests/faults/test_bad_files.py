@@ -20,7 +20,7 @@ from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.tools.verify.parity import compare
-from mindspeed_mm_dit.tools.visualize.curves import read_curve
+from mindspeed_mm_dit.tools.visualize.plot import read_curve
 from tests.conftest import FRAMEWORK, GOLDEN
 
 TINY = DiTConfig(input_size=8, num_classes=5, hidden_size=16, num_layers=2, num_heads=2)

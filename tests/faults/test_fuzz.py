@@ -38,7 +38,7 @@ from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.integrations.formats.config_json import described_by
 from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
-from mindspeed_mm_dit.tools.planning.starter import _section as section_of
+from mindspeed_mm_dit.tools.planning.facts import _section as section_of
 from mindspeed_mm_dit.tools.verify.against import _described as described
 from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from mindspeed_mm_dit.training.dry_run import plan_of_run

@@ -237,8 +237,8 @@ def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, 
 @pytest.mark.pytorch
 def test_dopri5_walks_between_other_times_too(compare, tmp_path):
     """Held to the exact flow of the tight tolerance, of which both are within theirs."""
-    from mindspeed_mm_dit.tools.verify.reference.dit import SiT
     from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
+    from mindspeed_mm_dit.tools.verify.reference.sit import SiT
 
     flow_file(tmp_path / "a.npz", "sample/brownian")
     program = SiT(read_arrays(tmp_path / "a.npz"), {"--checkpoint": GOLDEN / "sit_tiny_p2.pt"})

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.tools.visualize.curves import parse_losses, parse_validation, read_validation
+from mindspeed_mm_dit.tools.visualize.plot import parse_losses, parse_validation, read_validation
 from mindspeed_mm_dit.training.log import RunLog
 from mindspeed_mm_dit.training.loggers.tensorboard import Scalars
 from mindspeed_mm_dit.training.validation import QUARTERS, ValidationLoss, sums_by_quarter

@@ -22,12 +22,6 @@ from mindspeed_mm_dit.framework import meta
 from mindspeed_mm_dit.framework.meta import ops
 from mindspeed_mm_dit.framework.meta.tensor import Shape, Storage, Tensor, current
 
-__all__ = [
-    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
-]  # fmt: skip
-
-
 _STANDARD = Normal(1.0)
 
 

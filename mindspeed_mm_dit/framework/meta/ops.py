@@ -24,14 +24,6 @@ from mindspeed_mm_dit.framework.meta.tensor import (
     view_strides,
 )
 
-__all__ = [
-    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
-    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
-    "upsample_nearest_2x", "where", "without_gradient",
-]  # fmt: skip
-
 
 def _keeping_input(x: Tensor) -> Tensor:
     return elementwise(x, keeps=[x])

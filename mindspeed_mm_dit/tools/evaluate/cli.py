@@ -1,28 +1,17 @@
-"""``mm-dit evaluate``: check the request, generate or read the images, and score them."""
+"""``mm-dit evaluate``."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import io
-import math
 import os
-import shutil
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mindspeed_mm_dit import __version__
-from mindspeed_mm_dit.checkpoint.lora import parse
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.cli.sample import add_sampling_flags, request_of
-from mindspeed_mm_dit.configs.files import digest_of_files
+from mindspeed_mm_dit.cli.sample import add_sampling_flags
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -30,19 +19,14 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import check_launched, collective_error, end_with_launcher
 from mindspeed_mm_dit.sampling.conditions import MOST_IMAGES, SampleConditions
 from mindspeed_mm_dit.sampling.pictures import draw_grid
-from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest, add_flags
-from mindspeed_mm_dit.terminal import echo, progress
+from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
+from mindspeed_mm_dit.terminal import echo
+from mindspeed_mm_dit.tools.evaluate.digits import DIGITS, DigitsJudge
+from mindspeed_mm_dit.tools.evaluate.drawing import PUBLISHED_CFG_SCALE, Work, draw, read_samples, shape_of
 from mindspeed_mm_dit.tools.evaluate.evaluation import PAGE, REPORT, Candidates, Evaluation, Judge, cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet, open_image_set, sha256_of
-from mindspeed_mm_dit.tools.evaluate.images_judge import DIGITS, DigitsJudge, ImagesJudge
+from mindspeed_mm_dit.tools.evaluate.images_judge import ImagesJudge
 
-if TYPE_CHECKING:
-    from mindspeed_mm_dit.sampling.load import CheckpointDescription
-    from mindspeed_mm_dit.tools.evaluate.shards import Shards
-
-
-PUBLISHED_CFG_SCALE = 1.5
-"""Guidance scale of DiT's published FIDs."""
 GRID_FROM, GRID_CLASSES, GRID_PER_CLASS = 500, 10, 10
 """The grid shows this number of classes, and of images per class, out of this number of first images."""
 
@@ -71,34 +55,21 @@ interruption. docs/evaluation.md explains the scores, and where to get the weigh
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
+    add = parser.add_argument
     add_flags(parser, ModelRequest, *MODEL_FLAGS, required=False)
-    parser.add_argument(
-        "--samples", metavar="PATH", help="score the images of an .npz or a folder instead of a model's"
-    )
-    parser.add_argument("--statistics", metavar="FOLDER", help="make a reference .npz from a folder or .npz of images")
-    parser.add_argument("--num", type=int, default=50_000, metavar="N", help="images to generate (default 50000)")
-    parser.add_argument(
-        "--labels",
-        choices=("equal", "random"),
-        default="equal",
-        help="equal numbers of each class (default), or a random class per image, as in DiT's published samples",
-    )
-    parser.add_argument(
-        "--prompts",
-        metavar="FILE",
-        help="a text file with one prompt per line, for a text-conditional model: prompts replace classes",
-    )
-    parser.add_argument(
-        "--reference",
-        metavar="PATH",
-        help="real images: ADM's .npz, one made by --statistics, a folder of images, or digits",
-    )
-    parser.add_argument("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
-    parser.add_argument("--image-size", type=int, metavar="PIXELS", help="resize images in folders to this size")
+    add("--samples", metavar="PATH", help="score the images of an .npz or a folder instead of a model's")
+    add("--statistics", metavar="FOLDER", help="make a reference .npz from a folder or .npz of images")
+    add("--num", type=int, default=50_000, metavar="N", help="images to generate (default 50000)")
+    words = "equal numbers of each class (default), or a random class per image, as in DiT's published samples"
+    add("--labels", choices=("equal", "random"), default="equal", help=words)
+    words = "a text file with one prompt per line, for a text-conditional model: prompts replace classes"
+    add("--prompts", metavar="FILE", help=words)
+    words = "real images: ADM's .npz, one made by --statistics, a folder of images, or digits"
+    add("--reference", metavar="PATH", help=words)
+    add("--inception", metavar="FILE", help="weights of torch-fidelity's Inception (.pth), for FID")
+    add("--image-size", type=int, metavar="PIXELS", help="resize images in folders to this size")
     add_sampling_flags(parser, *SAMPLING_FLAGS, cfg_scale=PUBLISHED_CFG_SCALE)
-    parser.add_argument(
-        "--output", required=True, metavar="PATH", help="folder of the report; with --statistics an .npz"
-    )
+    add("--output", required=True, metavar="PATH", help="folder of the report; with --statistics an .npz")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,11 +116,8 @@ def _check_flags(args: argparse.Namespace) -> None:
     if args.size is not None and not args.checkpoint:
         raise ConfigError(f"--size = {args.size}", "is for images that a model generates", "leave it out")
     if args.inception and args.ai_framework != "pytorch":
-        raise ConfigError(
-            f"--inception = {args.inception}",
-            "is a network of PyTorch",
-            "score samples.npz with --samples where PyTorch is, without --ai-framework",
-        )
+        cure = "score samples.npz with --samples where PyTorch is, without --ai-framework"
+        raise ConfigError(f"--inception = {args.inception}", "is a network of PyTorch", cure)
     if args.statistics:
         if not args.inception:
             raise ConfigError("--statistics", "are made with --inception", INCEPTION)
@@ -161,17 +129,13 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ConfigError("--reference", "is needed", "name ADM's .npz, a folder of real images, or digits")
 
     if args.reference == DIGITS and args.inception:
-        raise ConfigError(
-            f"--inception = {args.inception}",
-            f"is not used: a classifier of digits scores --reference {DIGITS}",
-            "leave it out",
-        )
+        reason = f"is not used: a classifier of digits scores --reference {DIGITS}"
+        raise ConfigError(f"--inception = {args.inception}", reason, "leave it out")
     check_output_folder("--output", args.output, make=False)
 
 
 def _make_statistics(args: argparse.Namespace) -> int:
-    from mindspeed_mm_dit.tools.evaluate.inception import Inception
-    from mindspeed_mm_dit.tools.evaluate.scores import check_enough, write_statistics
+    from mindspeed_mm_dit.tools.evaluate.inception import Inception, check_enough, write_statistics
 
     images = open_image_set("--statistics", args.statistics, args.image_size)
     check_enough(images.what, images.count)
@@ -212,8 +176,7 @@ def _judge_by_images(args: argparse.Namespace, image_size: int | Size, by_class:
     reference = open_image_set("--reference", args.reference, image_size, skip_bad=True, by_class=by_class)
     if not args.inception:
         return ImagesJudge(reference)
-    from mindspeed_mm_dit.tools.evaluate.inception import Inception
-    from mindspeed_mm_dit.tools.evaluate.scores import InceptionJudge
+    from mindspeed_mm_dit.tools.evaluate.inception import Inception, InceptionJudge
 
     return InceptionJudge(reference, Inception(args.inception), args.batch_size)
 
@@ -256,164 +219,3 @@ def _grid(samples: ImageSet, classes: tuple[str, ...]) -> bytes:
     titles = SampleConditions({"label": labels[order].tolist()}).titles(classes)
     draw_grid(images[order], titles, GRID_PER_CLASS).save(png, "PNG")
     return png.getvalue()
-
-
-@dataclass(frozen=True)
-class Work:
-    """A checked request for images, with its settings and output files."""
-
-    described: CheckpointDescription
-    """The checkpoint: the newest of its folder when the request was checked."""
-    config: ModelConfig
-    """Its model.json, with the size of the samples."""
-    request: SampleRequest
-    shards: Shards
-    labels: np.ndarray
-    """(num,) int64; the index of the prompt for a text-conditional model."""
-    num_classes: int
-    """Number of classes of the model, or of prompts."""
-    classes: tuple[str, ...]
-    """Names of the classes, if known; or the prompts."""
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Work:
-        """Check all flags before weights are read."""
-        from mindspeed_mm_dit.sampling.load import describe
-        from mindspeed_mm_dit.sampling.plan import resized, with_defaults
-        from mindspeed_mm_dit.tools.evaluate.shards import Shards, draw_labels
-
-        described = describe(ModelRequest.from_flags(args))
-        config, classes = described.config, described.classes
-        of_captions = config.predictor.conditions.items == ("caption",) and len(config.latent_shape) == 3
-        if of_captions:
-            classes = tuple(_prompts(args, config))
-            num_classes = len(classes)
-        else:
-            num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
-        if args.prompts is not None and not of_captions:
-            raise ConfigError(f"--prompts = {args.prompts}", "this model is conditioned on classes", "leave it out")
-        request = request_of(args)
-        config = resized(config, None, request.size)
-        request = with_defaults(request, config, cfg_scale=PUBLISHED_CFG_SCALE)
-        shards = Shards(Path(args.output), _drawing(args, described.path, config, request))
-        _check_disk_space(args, config, shards)
-        labels = draw_labels(args.labels, args.num, num_classes, args.seed)
-        return cls(described, config, request, shards, labels, num_classes, classes)
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The prompt of each label; empty for a model of classes."""
-        return self.classes if self.shards.drawing.prompts_sha256 else ()
-
-
-def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
-    """Return the prompts in the file of --prompts, checked against the text encoders."""
-    if args.reference == "digits":
-        raise ConfigError(
-            "--reference = digits",
-            "is for class-conditional models, and this one is text-conditional",
-            "a run on captioned_digits prints its score at the end (--report)",
-        )
-    from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
-
-    if args.prompts is None:
-        cure = "name a text file with one prompt per line"
-        raise ConfigError("--prompts", "is missing: this model is conditioned on text", cure)
-    prompts = read_prompts("--prompts", args.prompts)
-    check_prompts(config, prompts, "--prompts")
-    return prompts
-
-
-def _drawing(args: argparse.Namespace, checkpoint: Path, config: ModelConfig, request: SampleRequest) -> Any:
-    from mindspeed_mm_dit.tools.evaluate.shards import Drawing
-
-    model = asdict(config)
-    model["ae"].pop("from_pretrained", None)  # its path does not matter
-    same = {name: getattr(request, name) for name in ("seed", "sampler", "steps", "bf16")}
-    return Drawing(
-        num=args.num,
-        labels=args.labels,
-        options=dict(request.options),
-        cfg_scale=request.guidance,
-        cfg_channels=request.channels,
-        cfg_rescale=request.rescale or "",
-        cfg_interval=list(request.interval),
-        weights=args.weights,
-        checkpoint_sha256=digest_of_files(str(checkpoint)),
-        autoencoder_sha256=config.ae.digest(),
-        adapters=_adapters(args.lora),
-        model=model,
-        ai_framework=args.ai_framework,
-        weaker_sha256=_digest_of_weaker(args.guidance_checkpoint),
-        prompts_sha256=hashlib.sha256(Path(args.prompts).read_bytes()).hexdigest() if args.prompts else "",
-        **same,
-    )
-
-
-def _digest_of_weaker(checkpoint: str | None) -> str:
-    return "" if checkpoint is None else digest_of_files(str(find_checkpoint(checkpoint, "--guidance-checkpoint")))
-
-
-def _adapters(texts: Sequence[str]) -> list[str]:
-    """Return digest and strength of each adapter of --lora."""
-    named = [parse(text, "--lora") for text in texts]
-    return [f"{digest_of_files(str(find_checkpoint(path, '--lora')))}:{strength:g}" for path, strength in named]
-
-
-def shape_of(config: ModelConfig) -> tuple[int, int, int]:
-    """Return height, width and channels of the generated images."""
-    height, width = config.sample_size
-    return height, width, config.ae.channels
-
-
-def _check_disk_space(args: argparse.Namespace, config: ModelConfig, shards: Shards) -> None:
-    """Raise ConfigError if the disk cannot hold the images twice: in separate files, and joined."""
-    if shards.joined.exists():
-        return
-    existing = next(folder for folder in (shards.folder, *shards.folder.absolute().parents) if folder.exists())
-    need, free = 2 * args.num * math.prod(shape_of(config)), shutil.disk_usage(existing).free
-    if need > free + sum(file.stat().st_size for file in shards.folder.glob("images/*.npy")):
-        raise ConfigError(
-            f"--output = {args.output}",
-            f"{args.num:,} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            "name a folder on a larger disk, or generate fewer",
-        )
-
-
-def draw(args: argparse.Namespace, work: Work) -> None:
-    """Generate the missing images, each rank a part of the files, and join the files."""
-    from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.sampling.load import load_model
-    from mindspeed_mm_dit.tools.evaluate.shards import draw_missing
-
-    rank, ranks = runtime.rank(), runtime.world_size()
-    if ranks > 1:
-        runtime.initialize(None, 1, ranks)
-    missing = work.shards.missing()
-    mine = missing[rank::ranks]
-    images, started = sum(len(work.shards.numbers(file)) for file in missing), time.perf_counter()
-    model = load_model(work.described, bf16=args.bf16, torch_compile=args.torch_compile) if mine else None
-    if rank == 0:
-        work.shards.begin()
-    runtime.barrier()  # (no rank writes before all have looked)
-    if mine:
-        steps = (work.request.steps or 0) * sum(len(work.shards.numbers(file)) for file in mine)
-        with progress("sampling", total=steps, unit="image-step") as bar:
-            request = replace(work.request, on_step=bar.update)
-            draw_missing(work.shards, mine, work.labels, (model, work.config), request, work.prompts)
-    runtime.barrier()
-    if rank == 0:
-        work.shards.join(work.labels)
-        seconds = time.perf_counter() - started
-        echo(f"{args.output}: {images:,} of {args.num:,} images generated now, on {ranks} rank(s), in {seconds:.1f} s")
-    if ranks > 1:
-        runtime.shutdown()
-
-
-def read_samples(work: Work) -> ImageSet:
-    """Return the images of samples.npz; raises ConfigError if their number is wrong."""
-    samples = open_image_set("--output", work.shards.joined)
-    if samples.count != work.shards.drawing.num:
-        words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were requested"
-        raise ConfigError(samples.what, words, "remove the file, and run again")
-    return samples

@@ -1,6 +1,7 @@
-"""The built-in data: scikit-learn's digits as images, with captions, and moving over a dark canvas as clips.
+"""Captions of the built-in digits, in many phrasings: "a handwritten seven", "the number 7", "a digit after six".
 
-Also the small text encoder of the clips: a tokenizer with a small vocabulary, and a UMT5 with random weights.
+Training uses SEEN; samples for UNSEEN show whether a network has learned what captions mean, or only memorized them.
+Some phrasings name a digit by its neighbour.
 """
 
 from __future__ import annotations
@@ -23,6 +24,59 @@ from mindspeed_mm_dit.data.builtin import BuiltinData, written_aside
 from mindspeed_mm_dit.data.order import philox
 from mindspeed_mm_dit.data.video_file import write_video
 from mindspeed_mm_dit.errors import not_installed
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+CAPTIONS_EACH = 6
+"""Captions of an image; a batch gets one of them, drawn at random."""
+SEEN = (
+    *("{word}", "a {word}", "a handwritten {word}", "the digit {word}", "the number {word}", "the figure {word}"),
+    *("a photo of the number {word}", "an image of a {word}", "this is a {word}", "somebody wrote a {word}"),
+    *("the number {word}, written by hand", "a pixelated {word}", "a {word} drawn in ink", "please draw a {word}"),
+    *("handwriting: {word}", "one can read a {word} here", "a scanned {word} from a form", "a white {word} on black"),
+    *("a low resolution picture of the digit {word}", "the word says {word}"),
+    *("{numeral}", "a {numeral}", "a handwritten {numeral}", "the digit {numeral}", "the number {numeral}"),
+    *("the figure {numeral}", "an image of a {numeral}", "this is a {numeral}", "digit {numeral}", "write {numeral}"),
+    *("a grey {numeral} on a dark ground", "number {numeral}, by hand", "someone's {numeral}", "label: {numeral}"),
+    *("a scan of the digit {numeral}", "a blurry {numeral}", "class {numeral}", "it reads {numeral}"),
+    *("a digit after {before}", "the number that comes after {before}", "one more than {before}", "{before} plus one"),
+    *("the digit that follows {before}", "what you count after {before}", "the successor of {before}"),
+    *("a digit before {after}", "the number that comes before {after}", "one less than {after}", "{after} minus one"),
+    *("the digit that precedes {after}", "what you count before {after}", "the predecessor of {after}"),
+)
+UNSEEN = (
+    *("a {word} scribbled with a pen", "show me the digit {word}", "I would like to see a {word}"),
+    *("a child's drawing of the number {word}", "the symbol for {word}", "an old postcard with a {word} on it"),
+    *("could you paint a {word}?", "a tiny picture with the number {word} in the middle"),
+    *("a {numeral} scribbled with a pen", "show me a {numeral}", "the character {numeral}", "{numeral}, please"),
+    *("I want the number {numeral}", "a handwriting sample of {numeral}", "picture of numeral {numeral}"),
+    *("the next digit after {before}", "the number right after {before}", "{before} and one more"),
+    *("the number just before {after}", "the digit directly in front of {after}"),
+)
+
+
+def captions_of(digit: int, patterns: Sequence[str]) -> list[str]:
+    """Return the captions of ``digit`` from ``patterns``; zero has no digit before it, nine none after it."""
+    words = {"word": NAMES[digit], "numeral": str(digit)}
+    words |= {"before": NAMES[digit - 1]} if digit > 0 else {}
+    words |= {"after": NAMES[digit + 1]} if digit < 9 else {}
+    fitting = [pattern for pattern in patterns if all("{" + key not in pattern or key in words for key in _KEYS)]
+    captions = (f" {pattern.format(**words)}" for pattern in fitting)
+    return [caption.replace(" a eight", " an eight").replace(" a 8", " an 8")[1:] for caption in captions]
+
+
+_KEYS = ("word", "numeral", "before", "after")
+
+
+def draw_captions(number: int, digit: int) -> list[str]:
+    """Draw CAPTIONS_EACH distinct captions for image ``number``, which shows ``digit``."""
+    offered = captions_of(digit, SEEN)
+    chosen = philox((0, 2), (0, 0, number, 0)).choice(len(offered), CAPTIONS_EACH, replace=False)
+    return [offered[index] for index in chosen.tolist()]
+
+
+DIGIT_OF = {caption: digit for digit in range(10) for caption in captions_of(digit, SEEN + UNSEEN)}
+"""The digit that each caption describes."""
+
 
 INVERTED_EACH = 4
 CANVASES, OFFSET_STEP = ((12, 12), (8, 16), (16, 8)), 4
@@ -120,57 +174,64 @@ INVERTED_DIGITS = BuiltinData(write_inverted_digits, num_images=10 * INVERTED_EA
 DIGITS_BUCKETS = BuiltinData(write_digits_buckets, num_images=1797, num_classes=10)
 
 
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-CAPTIONS_EACH = 6
-"""Captions of an image; a batch gets one of them, drawn at random."""
-SEEN = (
-    *("{word}", "a {word}", "a handwritten {word}", "the digit {word}", "the number {word}", "the figure {word}"),
-    *("a photo of the number {word}", "an image of a {word}", "this is a {word}", "somebody wrote a {word}"),
-    *("the number {word}, written by hand", "a pixelated {word}", "a {word} drawn in ink", "please draw a {word}"),
-    *("handwriting: {word}", "one can read a {word} here", "a scanned {word} from a form", "a white {word} on black"),
-    *("a low resolution picture of the digit {word}", "the word says {word}"),
-    *("{numeral}", "a {numeral}", "a handwritten {numeral}", "the digit {numeral}", "the number {numeral}"),
-    *("the figure {numeral}", "an image of a {numeral}", "this is a {numeral}", "digit {numeral}", "write {numeral}"),
-    *("a grey {numeral} on a dark ground", "number {numeral}, by hand", "someone's {numeral}", "label: {numeral}"),
-    *("a scan of the digit {numeral}", "a blurry {numeral}", "class {numeral}", "it reads {numeral}"),
-    *("a digit after {before}", "the number that comes after {before}", "one more than {before}", "{before} plus one"),
-    *("the digit that follows {before}", "what you count after {before}", "the successor of {before}"),
-    *("a digit before {after}", "the number that comes before {after}", "one less than {after}", "{after} minus one"),
-    *("the digit that precedes {after}", "what you count before {after}", "the predecessor of {after}"),
-)
-UNSEEN = (
-    *("a {word} scribbled with a pen", "show me the digit {word}", "I would like to see a {word}"),
-    *("a child's drawing of the number {word}", "the symbol for {word}", "an old postcard with a {word} on it"),
-    *("could you paint a {word}?", "a tiny picture with the number {word} in the middle"),
-    *("a {numeral} scribbled with a pen", "show me a {numeral}", "the character {numeral}", "{numeral}, please"),
-    *("I want the number {numeral}", "a handwriting sample of {numeral}", "picture of numeral {numeral}"),
-    *("the next digit after {before}", "the number right after {before}", "{before} and one more"),
-    *("the number just before {after}", "the digit directly in front of {after}"),
-)
+WIDTH, HEADS, HEAD_WIDTH, HIDDEN, LAYERS, BUCKETS = 64, 4, 16, 128, 2, 32
+SIZE_OF_STATES = 4.0
+"""Root mean square of the states: cross-attention starts with small weights and learns faster from larger states."""
+SPECIAL = ("<pad>", "</s>", "<unk>")
+"""Tokens 0, 1 and 2: padding, the end of a caption, and every unknown word."""
 
 
-def captions_of(digit: int, patterns: Sequence[str]) -> list[str]:
-    """Return the captions of ``digit`` from ``patterns``; zero has no digit before it, nine none after it."""
-    words = {"word": NAMES[digit], "numeral": str(digit)}
-    words |= {"before": NAMES[digit - 1]} if digit > 0 else {}
-    words |= {"after": NAMES[digit + 1]} if digit < 9 else {}
-    fitting = [pattern for pattern in patterns if all("{" + key not in pattern or key in words for key in _KEYS)]
-    captions = (f" {pattern.format(**words)}" for pattern in fitting)
-    return [caption.replace(" a eight", " an eight").replace(" a 8", " an 8")[1:] for caption in captions]
+def write_tokenizer(folder: Path, captions: Sequence[str]) -> None:
+    """Make a tokenizer whose tokens are the words of ``captions``, and save it in ``folder``."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+    pad, end, unknown = SPECIAL
+    tokenizer = Tokenizer(models.WordLevel(unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=list(SPECIAL), show_progress=False)
+    tokenizer.train_from_iterator(captions, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, 1)])
+    folder.mkdir(parents=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": end, "unk_token": unknown}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
-_KEYS = ("word", "numeral", "before", "after")
+def write_text_encoder(folder: Path, tokenizer: Path) -> None:
+    """Save a UMT5 encoder for the vocabulary in the folder ``tokenizer``; its size determines the weights."""
+    vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    config = {
+        **{"architectures": ["UMT5EncoderModel"], "model_type": "umt5", "vocab_size": len(vocabulary)},
+        **{"d_model": WIDTH, "num_heads": HEADS, "d_kv": HEAD_WIDTH, "d_ff": HIDDEN, "num_layers": LAYERS},
+        **{"relative_attention_num_buckets": BUCKETS, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0},
+        **{"is_encoder_decoder": True, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1},
+        "dtype": "float32",
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_file(_weights(len(vocabulary)), folder / "model.safetensors", {"format": "pt"})
 
 
-def draw_captions(number: int, digit: int) -> list[str]:
-    """Draw CAPTIONS_EACH distinct captions for image ``number``, which shows ``digit``."""
-    offered = captions_of(digit, SEEN)
-    chosen = philox((0, 2), (0, 0, number, 0)).choice(len(offered), CAPTIONS_EACH, replace=False)
-    return [offered[index] for index in chosen.tolist()]
-
-
-DIGIT_OF = {caption: digit for digit in range(10) for caption in captions_of(digit, SEEN + UNSEEN)}
-"""The digit that each caption describes."""
+def _weights(vocabulary_size: int) -> dict[str, np.ndarray]:
+    """Return the weights by transformers' names: all norms but the last are 1, the rest normal, preserving variance."""
+    inner = HEADS * HEAD_WIDTH
+    spread: dict[str, tuple[tuple[int, ...], float]] = {"shared.weight": ((vocabulary_size, WIDTH), 1.0)}
+    for layer in range(LAYERS):
+        attention = f"encoder.block.{layer}.layer.0.SelfAttention"
+        feed = f"encoder.block.{layer}.layer.1.DenseReluDense"
+        spread[f"{attention}.q.weight"] = (inner, WIDTH), (WIDTH * HEAD_WIDTH) ** -0.5  # (scores are not divided)
+        spread |= {f"{attention}.{name}.weight": ((inner, WIDTH), WIDTH**-0.5) for name in "kv"}
+        spread[f"{attention}.o.weight"] = (WIDTH, inner), inner**-0.5
+        spread[f"{attention}.relative_attention_bias.weight"] = (BUCKETS, HEADS), 1.0
+        spread |= {f"{feed}.{name}.weight": ((HIDDEN, WIDTH), WIDTH**-0.5) for name in ("wi_0", "wi_1")}
+        spread[f"{feed}.wo.weight"] = (WIDTH, HIDDEN), HIDDEN**-0.5
+    norms = [f"encoder.block.{layer}.layer.{half}.layer_norm.weight" for layer in range(LAYERS) for half in (0, 1)]
+    weights = {
+        name: philox((0, 1), (0, 0, number, 0)).standard_normal(shape, np.float32) * np.float32(std)
+        for number, (name, (shape, std)) in enumerate(spread.items())
+    }
+    weights |= {name: np.ones(WIDTH, np.float32) for name in norms}
+    return weights | {"encoder.final_layer_norm.weight": np.full(WIDTH, SIZE_OF_STATES, np.float32)}
 
 
 NUM_CLIPS = 1000
@@ -210,16 +271,8 @@ def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> Non
             caption, direction, offset = _draw(number, NAMES[digit], shape)
             path = f"videos/{number:04d}.mp4"
             write_video(aside / path, moving(image, direction, offset, shape), FPS)
-            entries.append(
-                {
-                    "path": path,
-                    "cap": caption,
-                    "num_frames": shape[0],
-                    "fps": FPS,
-                    "resolution": {"height": shape[1], "width": shape[2]},
-                    "label": int(digit),
-                }
-            )
+            entry = {"path": path, "cap": caption, "num_frames": shape[0], "fps": FPS}
+            entries.append({**entry, "resolution": {"height": shape[1], "width": shape[2]}, "label": int(digit)})
         (aside / "annotation.json").write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         write_tokenizer(aside / "tokenizer", CAPTIONS)
         write_text_encoder(aside / "text_encoder", aside / "tokenizer")
@@ -228,9 +281,10 @@ def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> Non
 def _draw(number: int, name: str, shape: Shape = SHAPE) -> tuple[str, str, int]:
     """Draw caption and direction of a clip of the digit ``name``, and the row or column that it moves in."""
     directions = [
-        direction for direction, step in DIRECTIONS.items()
+        direction
+        for direction, step in DIRECTIONS.items()
         if f"a {name} moves {direction}" not in HELD_OUT and np.dot(np.abs(step), _travel(shape))
-    ]  # fmt: skip
+    ]
     generator = philox((0, 0), (0, 0, number, 0))
     direction = directions[generator.integers(len(directions))]
     across = _travel(shape)[DIRECTIONS[direction][0] != 0]
@@ -275,63 +329,3 @@ def _offset_along(sign: int, along: float, offset: int, travel: int) -> int:
 
 MOVING_DIGITS = BuiltinData(write_moving_digits)
 MOVING_DIGITS_BUCKETS = BuiltinData(partial(write_moving_digits, shapes=SHAPES))
-
-
-WIDTH, HEADS, HEAD_WIDTH, HIDDEN, LAYERS, BUCKETS = 64, 4, 16, 128, 2, 32
-SIZE_OF_STATES = 4.0
-"""Root mean square of the states: cross-attention starts with small weights and learns faster from larger states."""
-SPECIAL = ("<pad>", "</s>", "<unk>")
-"""Tokens 0, 1 and 2: padding, the end of a caption, and every unknown word."""
-
-
-def write_tokenizer(folder: Path, captions: Sequence[str]) -> None:
-    """Make a tokenizer whose tokens are the words of ``captions``, and save it in ``folder``."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-
-    pad, end, unknown = SPECIAL
-    tokenizer = Tokenizer(models.WordLevel(unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordLevelTrainer(special_tokens=list(SPECIAL), show_progress=False)
-    tokenizer.train_from_iterator(captions, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=[(end, 1)])
-    folder.mkdir(parents=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad, "eos_token": end, "unk_token": unknown}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def write_text_encoder(folder: Path, tokenizer: Path) -> None:
-    """Save a UMT5 encoder for the vocabulary in the folder ``tokenizer``; its size determines the weights."""
-    vocabulary = json.loads((tokenizer / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
-    config = {
-        "architectures": ["UMT5EncoderModel"], "model_type": "umt5", "vocab_size": len(vocabulary),
-        "d_model": WIDTH, "num_heads": HEADS, "d_kv": HEAD_WIDTH, "d_ff": HIDDEN, "num_layers": LAYERS,
-        "relative_attention_num_buckets": BUCKETS, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0,
-        "is_encoder_decoder": True, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
-        "dtype": "float32",
-    }  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file(_weights(len(vocabulary)), folder / "model.safetensors", {"format": "pt"})
-
-
-def _weights(vocabulary_size: int) -> dict[str, np.ndarray]:
-    """Return the weights by transformers' names: all norms but the last are 1, the rest normal, preserving variance."""
-    inner = HEADS * HEAD_WIDTH
-    spread: dict[str, tuple[tuple[int, ...], float]] = {"shared.weight": ((vocabulary_size, WIDTH), 1.0)}
-    for layer in range(LAYERS):
-        attention = f"encoder.block.{layer}.layer.0.SelfAttention"
-        feed = f"encoder.block.{layer}.layer.1.DenseReluDense"
-        spread[f"{attention}.q.weight"] = (inner, WIDTH), (WIDTH * HEAD_WIDTH) ** -0.5  # (scores are not divided)
-        spread |= {f"{attention}.{name}.weight": ((inner, WIDTH), WIDTH**-0.5) for name in "kv"}
-        spread[f"{attention}.o.weight"] = (WIDTH, inner), inner**-0.5
-        spread[f"{attention}.relative_attention_bias.weight"] = (BUCKETS, HEADS), 1.0
-        spread |= {f"{feed}.{name}.weight": ((HIDDEN, WIDTH), WIDTH**-0.5) for name in ("wi_0", "wi_1")}
-        spread[f"{feed}.wo.weight"] = (WIDTH, HIDDEN), HIDDEN**-0.5
-    norms = [f"encoder.block.{layer}.layer.{half}.layer_norm.weight" for layer in range(LAYERS) for half in (0, 1)]
-    weights = {
-        name: philox((0, 1), (0, 0, number, 0)).standard_normal(shape, np.float32) * np.float32(std)
-        for number, (name, (shape, std)) in enumerate(spread.items())
-    }
-    weights |= {name: np.ones(WIDTH, np.float32) for name in norms}
-    return weights | {"encoder.final_layer_norm.weight": np.full(WIDTH, SIZE_OF_STATES, np.float32)}

@@ -1,16 +1,24 @@
-"""Score generated digits against scikit-learn's 1,797 real ones: accuracy, variety and copies; captions too."""
+"""Score generated digits against scikit-learn's 1,797 real ones: accuracy, variety and copies.
+
+The feature space is fixed: the principal components of the real digits that hold 95 % of their variance (29 of 64), in
+grey levels of 0 to 16. The classifier is that of scikit-learn's example for its digits, SVC(gamma=0.001), fitted on the
+first 1,200 real ones; its accuracy on the other 597 is 97 %.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import cycle, islice
 
 import numpy as np
 
-from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, OFFSET_STEP, SEEN, UNSEEN, captions_of, read_digits
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
+from mindspeed_mm_dit.tools.evaluate.images_judge import check_count, make_judgement
 from mindspeed_mm_dit.tools.evaluate.real_images import RealImages, Scores
 
 FITTED_ON = 1200
@@ -40,7 +48,7 @@ def digits_accuracy(images: np.ndarray, labels: np.ndarray) -> float:
 
 
 def score_digits(images: np.ndarray, labels: np.ndarray) -> Scores:
-    """Score ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,); N at least FEWEST_IMAGES."""
+    """Score ``images`` (N, 8, 8, 1) uint8 sampled for ``labels`` (N,); N at least MIN_IMAGES."""
     return real_digits().score(pixels_of(images), labels)
 
 
@@ -71,13 +79,43 @@ def pixels_of(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float64) * (16 / 255)
 
 
-EACH = 20
+DIGITS = "digits"
+"""Name of the built-in reference; write ./digits for a folder of that name."""
+_SHAPE = (8, 8, 1)
+_CLASSES = 10
+
+
+class DigitsJudge:
+    """Scores of digits against scikit-learn's real ones; needs no network and no framework."""
+
+    def check(self, images: Candidates) -> None:
+        if images.shape != _SHAPE:
+            size = " x ".join(map(str, images.shape))
+            words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
+            raise ConfigError(f"--reference = {DIGITS}", words, "name a reference of such images and --inception")
+        if not images.num_labels:
+            words = "has no labels (arr_1), which this score needs"
+            raise ConfigError(images.what, words, "add them to the npz")
+        if images.num_labels > _CLASSES:
+            words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
+            raise ConfigError(images.what, words, "name a reference of such images and --inception")
+        check_count(images)
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        assert samples.labels is not None
+        scores = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
+        yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}
+        what = {"what": "the digits of scikit-learn, all 1,797"}
+        return make_judgement(asdict(scores), yardstick, real_digits(), what, cautions(samples))
+
+
+SAMPLES_PER_CAPTION = 20
 """Samples per digit, for each kind of phrasing."""
-CAPTIONS = tuple(
+PHRASINGS = tuple(
     caption
     for patterns in (SEEN, UNSEEN)
     for digit in range(10)
-    for caption in islice(cycle(captions_of(digit, patterns)), 5 * digit, 5 * digit + EACH)
+    for caption in islice(cycle(captions_of(digit, patterns)), 5 * digit, 5 * digit + SAMPLES_PER_CAPTION)
 )
 """The captions: each digit in every phrasing of UNSEEN, and in some of SEEN, which differ from digit to digit."""
 _TRAINING_CAPTIONS = frozenset(caption for digit in range(10) for caption in captions_of(digit, SEEN))

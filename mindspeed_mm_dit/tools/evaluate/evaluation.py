@@ -1,4 +1,4 @@
-"""The result of an evaluation, with every setting that affects it and cautions: report.json and report.html."""
+"""The result of an evaluation, with every setting that affects it: report.json and report.html."""
 
 from __future__ import annotations
 
@@ -15,23 +15,92 @@ from mindspeed_mm_dit.checkpoint.store import without_places
 from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
 
+FEW_IMAGES = 10_000
+"""With fewer images, a score can hardly be compared with published ones."""
+
+
+def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
+    """Return notes on why the scores of ``samples`` against ``reference`` are easily misread."""
+    notes = []
+    if samples.count < FEW_IMAGES:
+        notes.append(
+            f"{samples.count:,} images: Frechet distances of few images are too large, and comparable only with those "
+            "of as many; published ones are of 50,000"
+        )
+    counts = np.unique(samples.labels, return_counts=True)[1] if samples.labels is not None else np.zeros(0)
+    if len(set(counts.tolist())) > 1:
+        notes.append(
+            f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; balanced sets have other "
+            "distances, so compare only with sets whose labels were chosen by the same rule"
+        )
+    for images in (samples, reference):
+        notes += _of_files(images) if images else []
+    if reference is None:
+        return notes
+    if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
+        coloured, grey = sorted((samples, reference), key=_part_grey)
+        notes.append(
+            f"{grey.what} is grey, and {coloured.what} is in colour: a distance between them says little more than that"
+        )
+    if reference.statistics is None and reference.count < FEW_IMAGES:
+        notes.append(f"the reference has {reference.count:,} images: distances to it are too large")
+    if reference.statistics and "spatial" not in reference.statistics:
+        notes.append(
+            f"{reference.what} holds mu and sigma without mu_s: nothing in it tells which Inception made them. "
+            "Those of JAX evaluations are of another network and image scaling: a distance to them means nothing here"
+        )
+    if reference.statistics and not reference.count:
+        notes.append(f"{reference.what} holds no images: precision and recall are left out")
+    return notes
+
+
+def _part_grey(images: ImageSet) -> float:
+    return images.grey / images.count
+
+
+def _of_files(images: ImageSet) -> list[str]:
+    notes = []
+    if images.left_out:
+        notes.append(
+            f"{images.what}: {images.left_out:,} image(s) beside the folders of the classes, or in hidden ones, "
+            "are left out"
+        )
+    if images.skipped:
+        words = "image(s) that cannot be read are skipped, the first is"
+        notes.append(f"{images.what}: {len(images.skipped):,} {words} {images.skipped[0]}")
+    if images.resized:
+        notes.append(
+            f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "
+            f"{images.shape[1]}: the way of scaling changes FID by more than models differ"
+        )
+    if images.jpegs:
+        notes.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression changes FID")
+    return notes
+
+
 REPORT, PAGE = "report.json", "report.html"
 
-_NAMES = {
-    "fid": "FID", "sfid": "sFID", "inception_score": "Inception Score", "precision": "precision", "recall": "recall",
-    "accuracy": "accuracy", "frechet": "Frechet distance", "variety": "variety within a class", "copies": "copies",
-}  # fmt: skip
-_MEANINGS = {
-    "fid": "Distance between Inception features of samples and real images. Lower is better.",
-    "sfid": "The same, with features that keep where things are in the image. Lower is better.",
-    "inception_score": "How clear and how varied the samples look to Inception. Higher is better.",
-    "precision": "Fraction of samples that look like real images. Higher is better.",
-    "recall": "Fraction of real images that the samples reach. Higher is better.",
-    "accuracy": "Fraction of samples that a classifier of real images puts in the requested class. Higher is better.",
-    "frechet": "Distance between a classifier's features of samples and real images. Lower is better.",
-    "variety": "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
-    "copies": "Samples that are nearly a training image. 0 is best.",
+_NAMES_AND_MEANINGS = {
+    "fid": ("FID", "Distance between Inception features of samples and real images. Lower is better."),
+    "sfid": ("sFID", "The same, with features that keep where things are in the image. Lower is better."),
+    "inception_score": ("Inception Score", "How clear and how varied the samples look to Inception. Higher is better."),
+    "precision": ("precision", "Fraction of samples that look like real images. Higher is better."),
+    "recall": ("recall", "Fraction of real images that the samples reach. Higher is better."),
+    "accuracy": (
+        "accuracy",
+        "Fraction of samples that a classifier of real images puts in the requested class. Higher is better.",
+    ),
+    "frechet": (
+        "Frechet distance",
+        "Distance between a classifier's features of samples and real images. Lower is better.",
+    ),
+    "variety": (
+        "variety within a class",
+        "Spread of the samples within a class, as a fraction of the real images' spread. 100 % is as varied.",
+    ),
+    "copies": ("copies", "Samples that are nearly a training image. 0 is best."),
 }
+_NAMES = {score: name for score, (name, _) in _NAMES_AND_MEANINGS.items()}
 
 
 @dataclass(frozen=True)
@@ -120,15 +189,20 @@ class Evaluation:
         del settings["judgement"]
         columns = judgement.columns()
         write(
-            folder / PAGE, "evaluation.html", title="Evaluation", notes=judgement.notes, grid=grid_png,
-            tells=judgement.tells, heads=("", *columns),
+            folder / PAGE,
+            "evaluation.html",
+            title="Evaluation",
+            notes=judgement.notes,
+            grid=grid_png,
+            tells=judgement.tells,
+            heads=("", *columns),
             rows=[
                 (_NAMES[name], *(format_score(name, each.get(name)) for each in columns.values()))
                 for name in judgement.scores
             ],
-            meanings=[(_NAMES[name], _MEANINGS[name]) for name in judgement.scores],
+            meanings=[_NAMES_AND_MEANINGS[name] for name in judgement.scores],
             settings=[(name, text) for name, text in _flat(settings) if text not in ("None", "{}")],
-        )  # fmt: skip
+        )
 
 
 def format_score(name: str, value: float | None) -> str:
@@ -155,66 +229,3 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield from _flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}", str(value)
-
-
-FEW_IMAGES = 10_000
-"""With fewer images, a score can hardly be compared with published ones."""
-
-
-def cautions(samples: ImageSet, reference: ImageSet | None = None) -> list[str]:
-    """Return notes on why the scores of ``samples`` against ``reference`` are easily misread."""
-    notes = []
-    if samples.count < FEW_IMAGES:
-        notes.append(
-            f"{samples.count:,} images: Frechet distances of few images are too large, and comparable only with those "
-            "of as many; published ones are of 50,000"
-        )
-    counts = np.unique(samples.labels, return_counts=True)[1] if samples.labels is not None else np.zeros(0)
-    if len(set(counts.tolist())) > 1:
-        notes.append(
-            f"unequal labels: {counts.min():,} to {counts.max():,} images of a class; balanced sets have other "
-            "distances, so compare only with sets whose labels were chosen by the same rule"
-        )
-    for images in (samples, reference):
-        notes += _of_files(images) if images else []
-    if reference is None:
-        return notes
-    if reference.count and abs(_part_grey(samples) - _part_grey(reference)) > 0.5:
-        coloured, grey = sorted((samples, reference), key=_part_grey)
-        notes.append(
-            f"{grey.what} is grey, and {coloured.what} is in colour: a distance between them says little more than that"
-        )
-    if reference.statistics is None and reference.count < FEW_IMAGES:
-        notes.append(f"the reference has {reference.count:,} images: distances to it are too large")
-    if reference.statistics and "spatial" not in reference.statistics:
-        notes.append(
-            f"{reference.what} holds mu and sigma without mu_s: nothing in it tells which Inception made them. "
-            "Those of JAX evaluations are of another network and image scaling: a distance to them means nothing here"
-        )
-    if reference.statistics and not reference.count:
-        notes.append(f"{reference.what} holds no images: precision and recall are left out")
-    return notes
-
-
-def _part_grey(images: ImageSet) -> float:
-    return images.grey / images.count
-
-
-def _of_files(images: ImageSet) -> list[str]:
-    notes = []
-    if images.left_out:
-        notes.append(
-            f"{images.what}: {images.left_out:,} image(s) beside the folders of the classes, or in hidden ones, "
-            "are left out"
-        )
-    if images.skipped:
-        words = "image(s) that cannot be read are skipped, the first is"
-        notes.append(f"{images.what}: {len(images.skipped):,} {words} {images.skipped[0]}")
-    if images.resized:
-        notes.append(
-            f"{images.what}: {images.resized:,} image(s) were scaled or cut to {images.shape[0]} x "
-            f"{images.shape[1]}: the way of scaling changes FID by more than models differ"
-        )
-    if images.jpegs:
-        notes.append(f"{images.what}: {images.jpegs:,} image(s) are JPEGs, whose compression changes FID")
-    return notes

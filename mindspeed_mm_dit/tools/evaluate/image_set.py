@@ -130,16 +130,16 @@ class _Npz:
         statistics = self._statistics()
         if IMAGES not in self._names:
             if statistics:
-                return ImageSet(self._what, 0, (0, 0, 0), lambda size: iter(()), statistics=statistics,
-                                inception_sha256=self._inception_sha256())  # fmt: skip
+                no_images: Batches = lambda size: iter(())  # noqa: E731
+                sha256 = self._inception_sha256()
+                return ImageSet(self._what, 0, (0, 0, 0), no_images, statistics=statistics, inception_sha256=sha256)
             names = ", ".join(sorted(self._names)) or "nothing"
             raise DataError(self._what, f"holds {names}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
         shape = self._image_shape()
-        labels = self._labels(shape[0])
-        return ImageSet(
-            self._what, shape[0], shape[1:], self._batches, labels, (), statistics,
-            self._inception_sha256(), *self._scaled_and_jpegs(), grey=shape[0] if shape[3] == 1 else 0,
-        )  # fmt: skip
+        resized, jpegs = self._scaled_and_jpegs()
+        labels, sha256, grey = self._labels(shape[0]), self._inception_sha256(), shape[0] if shape[3] == 1 else 0
+        known = labels, (), statistics, sha256, resized, jpegs, grey
+        return ImageSet(self._what, shape[0], shape[1:], self._batches, *known)
 
     def _image_shape(self) -> tuple[int, int, int, int]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -153,8 +153,8 @@ class _Npz:
         if fortran:
             raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
         if shape[1] * shape[2] >= MAX_SCALED_PIXELS:
-            raise DataError(f"{self._what}: {IMAGES}", f"holds images of {shape[1]:,} x {shape[2]:,} pixels, more than "
-                            f"{MAX_SCALED_PIXELS:,}", "scale them down")  # fmt: skip
+            reason = f"holds images of {shape[1]:,} x {shape[2]:,} pixels, more than {MAX_SCALED_PIXELS:,}"
+            raise DataError(f"{self._what}: {IMAGES}", reason, "scale them down")
         try:
             check_unfolded(self._path.stat().st_size, math.prod(shape))
         except UnusableFile as problem:
@@ -252,8 +252,9 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     looks = look_at(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
     bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
     if bad and not (skip_bad and len(bad) < len(paths)):
-        raise DataError(f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored",
-                        "repair or remove them")  # fmt: skip
+        raise DataError(
+            f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored", "repair or remove them"
+        )
     paths = [path for path, look in zip(paths, looks) if look.problem is None]
     looks = [look for look in looks if look.problem is None]
     off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
@@ -262,11 +263,18 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
         raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
     labels, classes = _labels_of(folder, paths) if by_class else (None, ())
     return ImageSet(
-        what, len(paths), (*size, 3), lambda batch: _decoded(paths, size, batch), labels, classes,
-        resized=len(off), jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
-        grey=sum(look.is_grey for look in looks), left_out=len(image_paths) - len(paths) - len(bad),
+        what,
+        len(paths),
+        (*size, 3),
+        lambda batch: _decoded(paths, size, batch),
+        labels,
+        classes,
+        resized=len(off),
+        jpegs=sum(path.suffix.lower() in _JPEG for path in paths),
+        grey=sum(look.is_grey for look in looks),
+        left_out=len(image_paths) - len(paths) - len(bad),
         skipped=tuple(str(path.relative_to(folder)) for path, _ in bad),
-    )  # fmt: skip
+    )
 
 
 def _size_of(what: str, path: Path) -> Size:

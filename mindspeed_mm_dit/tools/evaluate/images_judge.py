@@ -1,4 +1,4 @@
-"""The judges of ``--reference``: your own images, without an Inception network, and scikit-learn's digits."""
+"""The judge that compares with your own images: ``--reference`` without ``--inception``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy as np
 from einops import reduce
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.evaluate.digits import real_digits, score_digits, scores_of_real_digits
 from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
 from mindspeed_mm_dit.tools.evaluate.real_images import (
     COPY_QUANTILE,
-    FEWEST_IMAGES,
     HELD_OUT,
+    MIN_IMAGES,
     PCA_VARIANCE,
     RealImages,
     Scores,
@@ -26,13 +25,13 @@ from mindspeed_mm_dit.tools.evaluate.real_images import (
 
 SIDE = 32
 """Larger images are averaged down to about this side in pixels."""
-MOST_IMAGES = 5_000
+MAX_REFERENCE_IMAGES = 5_000
 """Maximum number of reference images; of more, this many are chosen evenly."""
-MANY_COPIES = 0.5
+COPIES_WORTH_A_NOTE = 0.5
 """A note is written if at least this fraction of the samples are copies."""
-OF_QUALITY = ("accuracy", "precision", "recall")
+QUALITY_SCORES = ("accuracy", "precision", "recall")
 """Scores that are left out if images with destroyed shapes reach at least half the score of intact ones."""
-LEAST_READ = 0.5
+MIN_REAL_ACCURACY = 0.5
 """Minimum accuracy on real images; below it there is no verdict."""
 
 
@@ -58,17 +57,17 @@ class SelfTest:
         """The best of each score among destroyed images."""
         if not self.destroyed:
             return {}
-        best = {name: max(scores[name] for scores in self.destroyed.values()) for name in OF_QUALITY}
+        best = {name: max(scores[name] for scores in self.destroyed.values()) for name in QUALITY_SCORES}
         return best | {"frechet": min(scores["frechet"] for scores in self.destroyed.values())}
 
     def tells(self, name: str) -> bool:
-        """Return whether this score of OF_QUALITY distinguishes intact images from destroyed ones."""
-        can_read = bool(self.whole) and self.whole["accuracy"] >= LEAST_READ
+        """Return whether this score of QUALITY_SCORES distinguishes intact images from destroyed ones."""
+        can_read = bool(self.whole) and self.whole["accuracy"] >= MIN_REAL_ACCURACY
         return can_read and self.best_destroyed[name] < self.whole[name] / 2
 
     def informative_scores(self, scores: Scores) -> dict[str, Any]:
         """Return the scores by name; those that say nothing on these images are None."""
-        names = [name for name in OF_QUALITY if not self.tells("accuracy") or not self.tells(name)]
+        names = [name for name in QUALITY_SCORES if not self.tells("accuracy") or not self.tells(name)]
         return asdict(scores) | dict.fromkeys(names)
 
     def __str__(self) -> str:
@@ -83,7 +82,7 @@ class SelfTest:
 
 
 def self_test(images: np.ndarray, labels: np.ndarray) -> SelfTest:
-    """Return the self-test of real images (N, H, W, C) uint8 with labels (N,); N at least FEWEST_IMAGES."""
+    """Return the self-test of real images (N, H, W, C) uint8 with labels (N,); N at least MIN_IMAGES."""
     return SelfTest.of(RealImages.of(_averaged(images), labels))
 
 
@@ -95,8 +94,8 @@ class ImagesJudge:
         if not reference.count:
             words = "is needed: the reference holds statistics of the Inception's features, and no images"
             raise ConfigError("--inception", words, INCEPTION)
-        if reference.count < FEWEST_IMAGES:
-            words = f"{reference.count} image(s): scores without --inception need at least {FEWEST_IMAGES}"
+        if reference.count < MIN_IMAGES:
+            words = f"{reference.count} image(s): scores without --inception need at least {MIN_IMAGES}"
             raise ConfigError(reference.what, words, "use more")
         self._reference = reference
 
@@ -104,8 +103,8 @@ class ImagesJudge:
         reference = self._reference
         if reference.shape[:2] != images.shape[:2]:
             sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            raise ConfigError(reference.what, f"has images of {sizes[0]}, and {images.what} of {sizes[1]}",
-                              "score against a reference of the same size")  # fmt: skip
+            reason = f"has images of {sizes[0]}, and {images.what} of {sizes[1]}"
+            raise ConfigError(reference.what, reason, "score against a reference of the same size")
         check_count(images)
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
@@ -113,7 +112,7 @@ class ImagesJudge:
         classes, named = reference.classes, images.classes if reference.classes else ()
         self._numbers = [classes.index(name) for name in named] if self._by_class else []
         self._grey = 1 in (reference.shape[2], images.shape[2])
-        chosen = np.unique(np.linspace(0, reference.count - 1, MOST_IMAGES).round().astype(int))
+        chosen = np.unique(np.linspace(0, reference.count - 1, MAX_REFERENCE_IMAGES).round().astype(int))
         pixels = _pixels(reference, self._grey)[chosen]
         self._real = RealImages.of(pixels, self._labels(reference)[chosen])
         self._test = SelfTest.of(self._real)
@@ -122,11 +121,9 @@ class ImagesJudge:
         reference, real, test = self._reference, self._real, self._test
         scores = real.score(_pixels(samples, self._grey), self._labels(samples, self._numbers))
         held_out = int((~real.reference).sum())
-        judgement = judgement_of(
-            test.informative_scores(scores), test.whole, real,
-            {"what": reference.what, "images": len(real.pixels), "held out": held_out},
-            [*_notes(reference, held_out, scores.copies / samples.count), *cautions(samples, reference)],
-        )  # fmt: skip
+        what = {"what": reference.what, "images": len(real.pixels), "held out": held_out}
+        notes = [*_notes(reference, held_out, scores.copies / samples.count), *cautions(samples, reference)]
+        judgement = make_judgement(test.informative_scores(scores), test.whole, real, what, notes)
         return replace(judgement, destroyed=test.best_destroyed, tells=str(test))
 
     def _labels(self, images: ImageSet, numbers: Sequence[int] = ()) -> np.ndarray:
@@ -136,7 +133,7 @@ class ImagesJudge:
         return np.array(numbers)[images.labels] if numbers else images.labels
 
 
-def judgement_of(
+def make_judgement(
     scores: Mapping[str, Any],
     yardstick: Mapping[str, Any],
     real: RealImages,
@@ -146,29 +143,28 @@ def judgement_of(
     """Return the judgement of images whose scores against ``real`` ones are ``scores``."""
     source = "pixels" if real.pixels.ndim == 2 else "shapes"
     space = f"principal components with {PCA_VARIANCE:.0%} of the variance of the reference's {source}"
-    return Judgement(
-        scores=scores, yardstick=yardstick, reference={**what, "scikit-learn": version("scikit-learn")},
-        features={"space": space, "components": len(real.space.components_), "copy_quantile": COPY_QUANTILE,
-                  "copy_distance": real.copy_distance}, notes=notes,
-    )  # fmt: skip
+    copies = {"copy_quantile": COPY_QUANTILE, "copy_distance": real.copy_distance}
+    features = {"space": space, "components": len(real.space.components_), **copies}
+    reference = {**what, "scikit-learn": version("scikit-learn")}
+    return Judgement(scores, yardstick, reference, features, notes)
 
 
 def check_count(images: Candidates) -> None:
     """Raise ConfigError for too few images to score."""
-    if images.count < FEWEST_IMAGES:
-        words = f"{images.count} image(s): variety within a class needs at least {FEWEST_IMAGES}"
+    if images.count < MIN_IMAGES:
+        words = f"{images.count} image(s): variety within a class needs at least {MIN_IMAGES}"
         raise ConfigError(images.counted_by, words, "use more")
 
 
 def _check_classes(reference: ImageSet, images: Candidates) -> None:
     missing = [name for name in images.classes if name not in reference.classes]
     if missing and reference.classes:
-        raise ConfigError(reference.what, f"has no class {missing[0]!r}, which {images.what} has",
-                          f"its folders are {', '.join(reference.classes[:20])}")  # fmt: skip
+        reason = f"has no class {missing[0]!r}, which {images.what} has"
+        raise ConfigError(reference.what, reason, f"its folders are {', '.join(reference.classes[:20])}")
     count = len(reference.classes) or int(reference.labels.max()) + 1  # type: ignore[union-attr]
     if images.num_labels > count:
-        raise ConfigError(images.what, f"has {images.num_labels} classes, and {reference.what} has {count}",
-                          "name a reference of the same classes")  # fmt: skip
+        reason = f"has {images.num_labels} classes, and {reference.what} has {count}"
+        raise ConfigError(images.what, reason, "name a reference of the same classes")
 
 
 def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:
@@ -176,12 +172,15 @@ def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:
         f"the scores of real images are those of {held_out:,} that were held out, every {HELD_OUT}rd of a class: "
         "samples cannot be expected to be read better than these; of few images, some are near to each other by chance"
     ]
-    if copied > MANY_COPIES:
-        notes.insert(0, f"{copied:.0%} of the samples are nearly images of the reference: they show that the model has "
-                        "learned these by heart, and not what else it can draw")  # fmt: skip
-    if reference.count > MOST_IMAGES:
+    if copied > COPIES_WORTH_A_NOTE:
+        notes.insert(
+            0,
+            f"{copied:.0%} of the samples are nearly images of the reference: they show that the model has "
+            "learned these by heart, and not what else it can draw",
+        )
+    if reference.count > MAX_REFERENCE_IMAGES:
         notes.append(
-            f"{MOST_IMAGES:,} of {reference.count:,} real images were used: a copy of another one is not found"
+            f"{MAX_REFERENCE_IMAGES:,} of {reference.count:,} real images were used: a copy of another one is not found"
         )
     return notes
 
@@ -196,33 +195,3 @@ def _averaged(images: np.ndarray, grey: bool = False) -> np.ndarray:
     height, width = (side // times * times for side in images.shape[1:3])
     into = "n h w ()" if grey else "n h w c"
     return reduce(images[:, :height, :width] / 255, f"n (h a) (w b) c -> {into}", "mean", a=times, b=times)
-
-
-DIGITS = "digits"
-"""Name of the built-in reference; write ./digits for a folder of that name."""
-_SHAPE = (8, 8, 1)
-_CLASSES = 10
-
-
-class DigitsJudge:
-    """Scores of digits against scikit-learn's real ones; needs no network and no framework."""
-
-    def check(self, images: Candidates) -> None:
-        if images.shape != _SHAPE:
-            size = " x ".join(map(str, images.shape))
-            words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
-            raise ConfigError(f"--reference = {DIGITS}", words, "name a reference of such images and --inception")
-        if not images.num_labels:
-            words = "has no labels (arr_1), which this score needs"
-            raise ConfigError(images.what, words, "add them to the npz")
-        if images.num_labels > _CLASSES:
-            words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
-            raise ConfigError(images.what, words, "name a reference of such images and --inception")
-        check_count(images)
-
-    def judge(self, samples: ImageSet) -> Judgement:
-        assert samples.labels is not None
-        scores = score_digits(np.concatenate(list(samples.batches(1000))), samples.labels)
-        yardstick = {**asdict(scores_of_real_digits(samples.count)), "copies": None}
-        what = {"what": "the digits of scikit-learn, all 1,797"}
-        return judgement_of(asdict(scores), yardstick, real_digits(), what, cautions(samples))

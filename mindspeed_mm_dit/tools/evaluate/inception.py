@@ -1,4 +1,4 @@
-"""The Inception network of published FIDs (from TensorFlow 1), as ported to PyTorch by torch-fidelity."""
+"""FID, sFID, Inception Score, precision and recall, by the Inception network of published FIDs (from TensorFlow 1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,33 @@ import numpy as np
 import torch
 from einops import rearrange
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, replace_file
 from mindspeed_mm_dit.configs.limits import check_path
-from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import check_torch_load
-from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, POOL, SPATIAL, ImageSet, sha256_of
+from mindspeed_mm_dit.terminal import progress
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.image_set import (
+    IMAGES,
+    INCEPTION,
+    INCEPTION_SHA256,
+    POOL,
+    SCALED_AND_JPEGS,
+    SPATIAL,
+    STATISTICS,
+    ImageSet,
+    sha256_of,
+)
+from mindspeed_mm_dit.tools.evaluate.metrics import (
+    NEIGHBOURS,
+    SPLIT_IMAGES,
+    Gaussian,
+    fit_gaussian,
+    frechet_distance,
+    inception_score,
+    precision_recall,
+)
 
 _SPATIAL_CHANNELS = 7
 _PACKAGE = "torch_fidelity"
@@ -92,10 +114,8 @@ def _network_class() -> type:
     """Return torch-fidelity's Inception without importing its package, which would needlessly require torchvision."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None:
-        raise PlatformError(
-            "--inception", f"needs the package {_PACKAGE}, which is not installed",
-            "pip install --no-deps torch-fidelity (what it depends on is here, or not used)",
-        )  # fmt: skip
+        cure = "pip install --no-deps torch-fidelity (what it depends on is here, or not used)"
+        raise PlatformError("--inception", f"needs the package {_PACKAGE}, which is not installed", cure)
     if _PACKAGE in sys.modules:
         return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)  # registered, and not executed
@@ -140,10 +160,8 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     """Return the network with ``weights``. Its constructor unpickles a file, so it gets one with only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
-        raise CheckpointError(
-            what, "is torchvision's Inception, of 1,000 classes: published scores use the features of another network",
-            INCEPTION,
-        )  # fmt: skip
+        reason = "is torchvision's Inception, of 1,000 classes: published scores use the features of another network"
+        raise CheckpointError(what, reason, INCEPTION)
     held = io.BytesIO()
     torch.save(weights, held)
     held.seek(0)
@@ -152,3 +170,100 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         raise CheckpointError(what, f"is no Inception of TensorFlow: {lines[0][:200]}", INCEPTION) from None
+
+
+REFERENCE_IMAGES = 10_000
+"""Number of reference images stored with the statistics, for precision and recall, as in ADM's references."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """ADM's five scores; None if the reference does not allow one."""
+
+    fid: float
+    sfid: float | None
+    inception_score: float
+    precision: float | None
+    recall: float | None
+
+
+class InceptionJudge:
+    """Gives ADM's five scores, from the Inception's features."""
+
+    def __init__(self, reference: ImageSet, network: Inception, batch_size: int) -> None:
+        self._reference, self._network, self._batch_size = reference, network, batch_size
+
+    def check(self, images: Candidates) -> None:
+        reference, ours = self._reference, self._network.sha256
+        if reference.count and reference.shape[:2] != images.shape[:2]:
+            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
+            reason = f"has images of {sizes[0]}, and {images.what} of {sizes[1]}"
+            raise ConfigError(reference.what, reason, "score against a reference of the same size")
+        if reference.inception_sha256 and reference.inception_sha256 != ours:
+            which = f"(sha256 {reference.inception_sha256[:12]}, here {ours[:12]})"
+            cure = "make them again with mm-dit evaluate --statistics, or name the weights they were made with"
+            raise ConfigError(reference.what, f"has statistics by an Inception of other weights {which}", cure)
+        check_enough(images.counted_by, images.count)
+        if reference.statistics is None:
+            check_enough(reference.what, reference.count)
+
+    def judge(self, samples: ImageSet) -> Judgement:
+        reference = self._reference
+        reference_features = self._features(reference) if reference.count else None
+        scores = _scores(self._features(samples), reference, reference_features)
+        statistics = sorted(reference.statistics or ())
+        what = {"what": reference.what, "images": reference.count, "statistics": statistics}
+        features = {
+            **{"network": "torch-fidelity's TF1-compatible Inception", "weights_sha256": self._network.sha256},
+            **{"torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
+        }
+        return Judgement(asdict(scores), {}, what, features, cautions(samples, reference))
+
+    def _features(self, images: ImageSet) -> Features:
+        with progress("features", total=images.count, unit="image") as bar:
+            return self._network.features(images, self._batch_size, bar.update)
+
+
+def check_enough(what: str, count: int) -> None:
+    """Raise ConfigError for a set too small for its images to have neighbours."""
+    if count <= NEIGHBOURS:
+        raise ConfigError(what, f"{count} image(s): precision and recall need more than {NEIGHBOURS}", "use more")
+
+
+def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Scores:
+    """Score ``samples``; ``real``: features of the reference's images, if it holds any."""
+    statistics = reference.statistics or _statistics(real)
+    overlap = precision_recall(samples.pool, real.pool) if real is not None and len(real.pool) > NEIGHBOURS else None
+    return Scores(
+        fid=frechet_distance(fit_gaussian(samples.pool), statistics["pool"]),
+        sfid=frechet_distance(fit_gaussian(samples.spatial), statistics["spatial"])
+        if "spatial" in statistics
+        else None,
+        inception_score=inception_score(samples.logits),
+        precision=overlap.precision if overlap else None,
+        recall=overlap.recall if overlap else None,
+    )
+
+
+def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
+    """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
+    chosen = np.unique(np.linspace(0, images.count - 1, REFERENCE_IMAGES).round().astype(int))
+    chosen_images, start = [], 0
+    for batch in images.batches(64):
+        chosen_images.append(batch[chosen[(chosen >= start) & (chosen < start + len(batch))] - start])
+        start += len(batch)
+    arrays = {IMAGES: np.concatenate(chosen_images), INCEPTION_SHA256: np.array(network.sha256)}
+    arrays[SCALED_AND_JPEGS] = np.array([images.resized, images.jpegs])
+    for kind, gaussian in _statistics(features).items():
+        arrays |= dict(zip(STATISTICS[kind], (gaussian.mean, gaussian.covariance)))
+
+    def write(aside: Path) -> None:
+        with open(aside, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    replace_file(path, write)
+
+
+def _statistics(features: Features | None) -> dict[str, Gaussian]:
+    assert features is not None
+    return {"pool": fit_gaussian(features.pool), "spatial": fit_gaussian(features.spatial)}

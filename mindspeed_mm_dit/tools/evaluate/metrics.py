@@ -51,7 +51,7 @@ class PrecisionRecall:
     """Fraction of the reference that lies in a ball of the samples."""
 
 
-def gaussian_of(features: np.ndarray) -> Gaussian:
+def fit_gaussian(features: np.ndarray) -> Gaussian:
     """Return mean and covariance of ``features`` (N, D), N at least 2."""
     mean = features.mean(axis=0, dtype=np.float64)
     covariance = np.zeros((len(mean), len(mean)))

@@ -19,8 +19,8 @@ def register() -> None:
         "data": "show what a run would see of its data, and draw a contact sheet",
         "plan": "estimate what a run will need: memory, largest micro-batch, traffic, time",
     }.items():
-        register("command", name, Command(summary, f"{__name__}.cli.{name}"))
+        register("command", name, Command(summary, f"{__name__}.{name}"))
     summary = "fetch published weights: shows size, licence and checksums first, and verifies them"
-    register("command", "get", Command(summary, f"{__name__}.cli.get", "hub", {"huggingface_hub": "huggingface_hub"}))
+    register("command", "get", Command(summary, f"{__name__}.get", "hub", {"huggingface_hub": "huggingface_hub"}))
     for name in PUBLISHED.split():
-        register("published_weights", name, f"{__name__}.fetch:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")
+        register("published_weights", name, f"{__name__}.get:{re.sub('[^A-Za-z0-9]', '_', name).upper()}")

@@ -19,21 +19,24 @@ from mindspeed_mm_dit.models.meta import parameters_of, tuned
 from mindspeed_mm_dit.planning.memory import Placement, train_flop
 from mindspeed_mm_dit.tools.planning.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.tools.planning.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
-from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED
+from mindspeed_mm_dit.tools.planning.get import PUBLISHED
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, recommend
 from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, Choice, Starter, precision_and_sharding
 
 ADAPTERS = Tuning(("all",), 16, 16)
 """LoRA on every layer of the blocks; used if full fine-tuning does not fit into memory."""
-LR_OF_SMALL = {128: 1e-3, 256: 3e-4}
+SMALL_MODEL_LR = {128: 1e-3, 256: 3e-4}
 """Learning rate by width for networks smaller than the published ones."""
-_OF_IMAGES = ("num_classes", "class_dropout_prob", "input_size", "text_dim", "text_length", "pooled_dim",
-              "pooled_encoder", "latent_size")  # fmt: skip
+_OF_IMAGES = tuple(
+    """
+    num_classes class_dropout_prob input_size text_dim text_length pooled_dim pooled_encoder latent_size
+    """.split()
+)
 """Predictor settings that depend on the images and captions; all others come from the weights."""
 
 
 @dataclass(frozen=True)
-class Base:
+class PretrainedModel:
     """Weights to fine-tune, with the objective and autoencoder that they were trained with."""
 
     name: str
@@ -50,7 +53,7 @@ class Base:
         return self.predictor.input_size * (autoencoder_in(self.vae, "--vae").downsample_factor if self.vae else 1)
 
 
-def base_of(weights: str, vae: str | None, diffusion: str | None) -> Base:
+def find_base(weights: str, vae: str | None, diffusion: str | None) -> PretrainedModel:
     """Return the base model: a name of ``mm-dit get``, or weights that --init-from reads.
 
     vae, diffusion: the user's choice; if None, they are taken from its files or from the published record.
@@ -59,20 +62,21 @@ def base_of(weights: str, vae: str | None, diffusion: str | None) -> Base:
     """
     record = PUBLISHED.get(weights)
     if record is None and not Path(weights).exists():
-        raise ConfigError(f"--from = {weights}", "is neither a model name of mm-dit get nor a file or folder",
-                          f"{nearest(weights, PUBLISHED)}mm-dit get lists the names")  # fmt: skip
+        reason = "is neither a model name of mm-dit get nor a file or folder"
+        raise ConfigError(f"--from = {weights}", reason, f"{nearest(weights, PUBLISHED)}mm-dit get lists the names")
     source = read_source(_weights_in(record.folder(WEIGHTS), weights) if record else weights, DiTConfig(32, 1000))
     assert isinstance(source.predictor, DiTConfig)  # (read_source refuses others)
     sections = source.facts.get("model") or (record.sections if record else {})
     section = {"model_id": diffusion, **DIFFUSIONS[diffusion].section} if diffusion else sections.get("diffusion")
     needed = [PUBLISHED[need].folder(WEIGHTS) for need in record.needs] if record else []
     predictor = dataclasses.replace(source.predictor, num_heads=_num_heads(source))
-    return Base(weights, source, predictor, section or {"model_id": "gaussian_diffusion"},
-                vae or _vae_of(source, needed))  # fmt: skip
+    return PretrainedModel(
+        weights, source, predictor, section or {"model_id": "gaussian_diffusion"}, vae or _vae_of(source, needed)
+    )
 
 
 def adapted_starter(
-    starter: Starter, base: Base, images: ImageFacts, classes: Sequence[str], machine: Machine
+    starter: Starter, base: PretrainedModel, images: ImageFacts, classes: Sequence[str], machine: Machine
 ) -> Starter:
     """Return ``starter`` with the network of ``base`` and a shorter run: full fine-tuning if memory allows, or LoRA.
 
@@ -90,8 +94,11 @@ def adapted_starter(
     repeats = f"each of {images.count:,} images {steps * batch // images.count:,} times"
     fitting, batch = sharding.reasons["recompute_modules"], starter.flags["--global-batch-size"].value
     shared = sharding.micro_batch_size == batch and not machine.accelerators  # (the default: all images of a rank)
-    adapters = {"--lora-target-modules": Choice(ADAPTERS.targets[0], trained), "--lora-r": Choice(ADAPTERS.rank),
-                "--lora-alpha": Choice(ADAPTERS.alpha)}  # fmt: skip
+    adapters = {
+        "--lora-target-modules": Choice(ADAPTERS.targets[0], trained),
+        "--lora-r": Choice(ADAPTERS.rank),
+        "--lora-alpha": Choice(ADAPTERS.alpha),
+    }
     same_size = starter.design["image_size"].value == base.image_size
     design = {
         **({"image_size": Choice(base.image_size, "of the weights")} if same_size else {}),
@@ -106,7 +113,7 @@ def adapted_starter(
         **({} if shared else {"--micro-batch-size": Choice(sharding.micro_batch_size, fitting)}),
         "--optimizer": Choice("adam", "as the weights were trained"),
         "--lr": Choice(
-            LR_OF_SMALL.get(base.predictor.hidden_size, 2e-5 if model is whole else 1e-4),
+            SMALL_MODEL_LR.get(base.predictor.hidden_size, 2e-5 if model is whole else 1e-4),
             "lower than for a new network, since this one is already trained",
         ),
         "--lr-decay-style": Choice("constant", "the run can be prolonged"),
@@ -136,8 +143,8 @@ def _num_heads(source: SourceWeights) -> int:
     published = {(known["hidden_size"], known["num_layers"]): known["num_heads"] for known in DIT.values()}
     if num_heads := source.num_heads or published.get(sizes):
         return num_heads
-    raise CheckpointError(f"--from = {source.path}", "does not tell its number of attention heads",
-                          "name a checkpoint of a run, or a folder of diffusers")  # fmt: skip
+    reason = "does not tell its number of attention heads"
+    raise CheckpointError(f"--from = {source.path}", reason, "name a checkpoint of a run, or a folder of diffusers")
 
 
 def _vae_of(source: SourceWeights, needed: list[Path]) -> str | None:
@@ -148,11 +155,12 @@ def _vae_of(source: SourceWeights, needed: list[Path]) -> str | None:
     for candidate in (source.path / "vae", *needed):
         if (candidate / "config.json").is_file():
             return str(candidate)
-    raise ConfigError(f"--from = {source.path}", "does not tell which autoencoder made the latents that it learned",
-                      "name its folder: --vae weights/sd-vae-ft-ema (mm-dit get sd-vae-ft-ema)")  # fmt: skip
+    what = f"--from = {source.path}"
+    reason = "does not tell which autoencoder made the latents that it learned"
+    raise ConfigError(what, reason, "name its folder: --vae weights/sd-vae-ft-ema (mm-dit get sd-vae-ft-ema)")
 
 
-def _predictor(starter: Starter, base: Base) -> dict[str, Any]:
+def _predictor(starter: Starter, base: PretrainedModel) -> dict[str, Any]:
     """Return the predictor section: the network of the base, with the conditions and size of these images."""
     # a pixel-space model may change from grey to colour
     of_images = _OF_IMAGES if base.vae else (*_OF_IMAGES, "in_channels")
@@ -168,12 +176,12 @@ def _predictor(starter: Starter, base: Base) -> dict[str, Any]:
 
 
 def _tuned(
-    whole: ModelConfig, base: Base, batch: int, classes: Sequence[str], machine: Machine
+    whole: ModelConfig, base: PretrainedModel, batch: int, classes: Sequence[str], machine: Machine
 ) -> tuple[ModelConfig, Recommendation, str]:
     """Return the model to train (full fine-tuning if it fits, otherwise LoRA), its placement, and the reason."""
     placement = Placement(machine.ranks, precision=machine.precision)
     request = Request(placement, machine.num_bytes, batch // machine.ranks)
-    new = _new_to(base, whole, classes)
+    new = _unknown_conditions(base, whole, classes)
     host_memory = machine.machine_bytes if machine.accelerators else 0  # (on a CPU there is nothing to offload)
     offloading = dataclasses.replace(request, machine_bytes=host_memory)
     try:
@@ -188,7 +196,7 @@ def _tuned(
     return adapted, recommend(adapted, offloading), f"adapters (LoRA) are trained: {little}"
 
 
-def _new_to(base: Base, whole: ModelConfig, classes: Sequence[str]) -> str:
+def _unknown_conditions(base: PretrainedModel, whole: ModelConfig, classes: Sequence[str]) -> str:
     """Return the conditions that the weights do not know yet ("captions" or "classes"); empty if they know all."""
     if whole.predictor.texts and not base.predictor.texts:
         return "captions"

@@ -1,7 +1,4 @@
-"""``mm-dit init``.
-
-The four files of a config folder with their reasons, from scratch or from an embedded config (--from).
-"""
+"""``mm-dit init --from`` for a text-conditional model: its embedded fine-tuning config, adapted to these images."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import tuned
 from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
 from mindspeed_mm_dit.tools.planning.facts import Machine
-from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED, folder_name
+from mindspeed_mm_dit.tools.planning.get import PUBLISHED, folder_name
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, fsdp2_yaml, recommend
 from mindspeed_mm_dit.tools.planning.starter import Starter
 
@@ -49,8 +46,11 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 
 def _note(starter: Starter, names: tuple[str, ...]) -> str:
-    return ". ".join(f"{name} {value_text(starter.design[name].value)}: {starter.design[name].reason}"
-                     for name in names if name in starter.design)  # fmt: skip
+    return ". ".join(
+        f"{name} {value_text(starter.design[name].value)}: {starter.design[name].reason}"
+        for name in names
+        if name in starter.design
+    )
 
 
 def _data(starter: Starter, dataset: Mapping[str, Any], description: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ EPOCHS, STEPS = 160, (500, 10_000)
 """Target number of epochs, and the bounds on the number of steps."""
 
 
-def example_of(name: str | None) -> Path | None:
+def example_config(name: str | None) -> Path | None:
     """Return the embedded config folder that fine-tunes the published weights ``name``; None if there is none.
 
     Raises ConfigError if it is a video model.
@@ -110,8 +110,8 @@ def example_of(name: str | None) -> Path | None:
         None,
     )
     if example and "--lora-r" not in read_train_args(example / FLAGS_FILE):
-        raise ConfigError(f"--from = {name}", "learns videos, and these are images",
-                          f"mm-dit train {example.name} does; its train.args says where clips go")  # fmt: skip
+        cure = f"mm-dit train {example.name} does; its train.args says where clips go"
+        raise ConfigError(f"--from = {name}", "learns videos, and these are images", cure)
     return example
 
 
@@ -127,7 +127,7 @@ def _memory(model: ModelConfig, sharding: Recommendation, machine: Machine) -> s
     return f"{on_device}, and {sharding.reasons['offload_to_cpu']}" if sharding.placement.offloaded else on_device
 
 
-def adapted(
+def adapted_example(
     name: str, folder: Path, images: int, size: int | None, machine: Machine, dataset: Mapping[str, Any]
 ) -> tuple[str, Callable[[str], dict[str, str]]]:
     """Return a summary of the choices, and a function that makes the config files for a given output folder.
@@ -144,14 +144,16 @@ def adapted(
     targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
     model = tuned(model_config_from_mapping(model_json, "model.json"), Tuning(tuple(targets), rank, rank))
     images_per_rank = -(-batch // machine.ranks)
-    request = Request(Placement(machine.ranks), machine.num_bytes, images_per_rank, online_vae=False,
-                      machine_bytes=machine.machine_bytes)  # fmt: skip
-    sharding = recommend(model, request)
+    memories: Any = {"device_bytes": machine.num_bytes, "machine_bytes": machine.machine_bytes}
+    run = Placement(machine.ranks)
+    sharding = recommend(model, Request(run, images_per_rank=images_per_rank, online_vae=False, **memories))
     batch, steps = images_per_rank * machine.ranks, steps_for(images, batch)
     cost = steps * batch * train_flop(model.predictor) / 1e12
     shape = " x ".join(map(str, model.sample_size))
-    summary = (f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {shape}, "
-            f"out of {images:,}; {cost:,.4g} TFLOP to train; {_memory(model, sharding, machine)}")  # fmt: skip
+    summary = (
+        f"adapters (LoRA) for {name}, {steps:,} steps of {batch} images of {shape}, "
+        f"out of {images:,}; {cost:,.4g} TFLOP to train; {_memory(model, sharding, machine)}"
+    )
     data |= {"note": summary, "dataset_param": data["dataset_param"] | dataset | {"image_size": model.sample_size[-1]}}
     flag_values = {
         "--train-iters": steps,
@@ -164,7 +166,11 @@ def adapted(
         values = flag_values | output_flags(outputs)
         flags = [line.partition(" ") for line in lines if not line.startswith("#")]
         train_args = [f"# {summary}", *(f"{flag} {values.get(flag, value)}".rstrip() for flag, _, value in flags), ""]
-        return {"model.json": json_text(model_json), "data.json": json_text(data),
-                "fsdp2.yaml": fsdp2_yaml(model, sharding, summary), FLAGS_FILE: "\n".join(train_args)}  # fmt: skip
+        return {
+            "model.json": json_text(model_json),
+            "data.json": json_text(data),
+            "fsdp2.yaml": fsdp2_yaml(model, sharding, summary),
+            FLAGS_FILE: "\n".join(train_args),
+        }
 
     return summary, files

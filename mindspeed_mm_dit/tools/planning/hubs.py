@@ -19,14 +19,14 @@ from mindspeed_mm_dit.terminal import plain, progress
 MIRRORS = "HF_ENDPOINT=https://hf-mirror.com, or --hub modelscope"
 CHUNK_BYTES = 2**16
 """Write size: at most this much is lost if a connection breaks."""
-MOST_LISTING_BYTES = 2**26
+MAX_LISTING_BYTES = 2**26
 PARTIAL_CONTENT = 206
 _DIGITS = {"sha256": 64, "git": 40}
 _DIGEST_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
 """The beginning of the SHA-256, as in file names of PyTorch's hub."""
 
 
-class Part(NamedTuple):
+class HubFile(NamedTuple):
     """A file in a hub's listing."""
 
     path: str
@@ -43,7 +43,7 @@ class Listing(NamedTuple):
     revision: str
     licence: Any
     """As the hub states it; empty if it states none."""
-    parts: list[Part]
+    parts: list[HubFile]
 
 
 class Hub(Protocol):
@@ -56,7 +56,7 @@ class Hub(Protocol):
     def listing(self, repo: str) -> Listing:
         """Return the files of a repository."""
 
-    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+    def fetch(self, repo: str, revision: str, part: HubFile, folder: Path) -> None:
         """Download a file to its path below ``folder``; resumes an interrupted download."""
 
 
@@ -73,19 +73,20 @@ class HuggingFace:
 
         with tempfile.TemporaryFile() as file:
             address = f"{self.endpoint}/api/models/{repo}?blobs=True"
-            _append(address, file, MOST_LISTING_BYTES, build_hf_headers(), lambda count: None)
+            _append(address, file, MAX_LISTING_BYTES, build_hf_headers(), lambda count: None)
             file.seek(0)
             content = file.read()
         with _parsing(address):
             info = json.loads(content)
             parts = [
-                _part(each["rfilename"], each["size"], "sha256", each["lfs"]["sha256"]) if each.get("lfs")
+                _part(each["rfilename"], each["size"], "sha256", each["lfs"]["sha256"])
+                if each.get("lfs")
                 else _part(each["rfilename"], each["size"], "git", each.get("blobId"))
                 for each in info["siblings"]
-            ]  # fmt: skip
+            ]
             return Listing(_text(info["sha"]), (info.get("cardData") or {}).get("license"), parts)
 
-    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+    def fetch(self, repo: str, revision: str, part: HubFile, folder: Path) -> None:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 
@@ -107,7 +108,7 @@ class Address:
             part = _part(repo.rpartition("/")[2], int(answer.headers["Content-Length"]))
         return Listing("", "", [part._replace(digest=f"sha256:{digest[1]}" if digest else "")])
 
-    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+    def fetch(self, repo: str, revision: str, part: HubFile, folder: Path) -> None:
         _fetch(repo, part, folder, {})
 
 
@@ -130,14 +131,14 @@ class ModelScope:
             parts = [_part(file.path, file.size, "sha256", file.sha256) for file in files]
             return Listing("master", self._api.get_repo(repo, "model").license, parts)
 
-    def fetch(self, repo: str, revision: str, part: Part, folder: Path) -> None:
+    def fetch(self, repo: str, revision: str, part: HubFile, folder: Path) -> None:
         self._api.download_file(repo, "model", part.path, revision=revision, local_dir=folder, file_size=part.size)
 
 
 HUBS: dict[str, type[Hub]] = {"huggingface": HuggingFace, "modelscope": ModelScope, "address": Address}
 
 
-class Refused(OSError):
+class HubRefusal(OSError):
     """A hub's answer with a status other than success."""
 
     def __init__(self, response: Any) -> None:
@@ -147,7 +148,7 @@ class Refused(OSError):
 
 def _check_status(response: Any) -> None:
     if not 200 <= response.status_code < 300:
-        raise Refused(response)
+        raise HubRefusal(response)
 
 
 @contextmanager
@@ -188,14 +189,14 @@ def _empty(file: BinaryIO) -> None:
     file.truncate()
 
 
-def part_file(part: Part, folder: Path) -> Path:
+def partial_download(part: HubFile, folder: Path) -> Path:
     """Return the path of an incomplete download; the digest in it keeps versions apart."""
     return folder / f"{part.path}.{part.digest[-8:]}.part"
 
 
-def _fetch(address: str, part: Part, folder: Path, headers: dict[str, str]) -> None:
+def _fetch(address: str, part: HubFile, folder: Path, headers: dict[str, str]) -> None:
     """Download ``part`` from ``address``; resumes an interrupted download."""
-    aside = part_file(part, folder)
+    aside = partial_download(part, folder)
     aside.parent.mkdir(parents=True, exist_ok=True)
     with open(aside, "ab") as file:
         try:
@@ -239,24 +240,24 @@ def _text(value: Any) -> str:
     return value
 
 
-def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> Part:
+def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> HubFile:
     """Return a validated entry of a hub's listing; raises ValueError or TypeError if it is invalid."""
     if {"", ".", ".."} & set(_text(path).split("/")):
         raise ValueError(f"the file {short_repr(path)} lies outside of the folder")
     if type(size) is not int or not 0 <= size <= LARGEST:
         raise ValueError(f"the size of {path} is {short_repr(size)}")
     if digest in (None, ""):
-        return Part(path, size, "")
+        return HubFile(path, size, "")
     if not re.fullmatch(f"[0-9a-fA-F]{{{_DIGITS[kind]}}}", digest):
         raise ValueError(f"the digest of {path} is {short_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits")
-    return Part(path, size, f"{kind}:{digest.lower()}")
+    return HubFile(path, size, f"{kind}:{digest.lower()}")
 
 
 _OF_HUBS = ("modelscope_hub", "huggingface_hub", "httpx", "httpx2", "urllib3")
 """Packages whose errors come from a hub; huggingface_hub 1 uses httpx, 2 uses httpx2."""
 
 
-def answer_of(error: Exception) -> tuple[int | None, str]:
+def response_status(error: Exception) -> tuple[int | None, str]:
     """Return the HTTP status of a hub's response (None: no response), and its Retry-After in seconds.
 
     Raises ``error`` itself if it does not come from a hub, e.g. a full disk or a bug of ours. A UnicodeError is a

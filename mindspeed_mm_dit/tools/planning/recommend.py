@@ -1,4 +1,4 @@
-"""Recommend the sharding of a run as an fsdp2.yaml with a reason for each line, from memory and bytes sent per step."""
+"""Recommend the sharding of a run, and write it as an fsdp2.yaml with a reason for each line."""
 
 from __future__ import annotations
 

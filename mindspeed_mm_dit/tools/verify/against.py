@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from mindspeed_mm_dit.integrations.formats.diffusers_dit import NOT_ITS_OWN
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
-from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for
+from mindspeed_mm_dit.tools.verify.module_recorder import functions_for
 from mindspeed_mm_dit.tools.verify.proof import REFERENCE_BYTES
 
 Inputs = dict[str, Any]
@@ -32,18 +33,9 @@ KINDS: Mapping[str, type[PredictorConfig]] = {
     kind.diffusers_class: kind for kind in (WanConfig, FluxConfig, SD3Config, QwenImageConfig)
 }
 """diffusers classes whose inputs ``diffusers_inputs`` can make."""
-_HEADS = {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 16, "joint_attention_dim": 40}
-SMALL: Mapping[str, Mapping[str, Any]] = {
-    "WanTransformer3DModel": {"num_layers": 3, "num_attention_heads": 3, "attention_head_dim": 18, "text_dim": 10,
-                              "ffn_dim": 40, "freq_dim": 16, "in_channels": 4, "out_channels": 4,
-                              "cross_attn_norm": True, "rope_max_seq_len": 32},
-    "FluxTransformer2DModel": {**_HEADS, "axes_dims_rope": [4, 6, 6], "in_channels": 16, "num_single_layers": 2,
-                               "pooled_projection_dim": 24, "guidance_embeds": True},
-    "SD3Transformer2DModel": {**_HEADS, "in_channels": 4, "out_channels": 4, "pooled_projection_dim": 24,
-                              "caption_projection_dim": 48, "sample_size": 16, "pos_embed_max_size": 8,
-                              "qk_norm": "rms_norm", "dual_attention_layers": [0]},
-    "QwenImageTransformer2DModel": {**_HEADS, "axes_dims_rope": [4, 6, 6], "in_channels": 16, "out_channels": 4},
-}  # fmt: skip
+SMALL: Mapping[str, Mapping[str, Any]] = json.loads(
+    (Path(__file__).with_name("templates") / "small_networks.json").read_text(encoding="utf-8")
+)
 """Settings of a small network of each class, for a comparison that needs no folder."""
 _TABLES = {"pos_embed.pos_embed"}
 """Parameters of ours that diffusers computes instead of storing."""
@@ -65,8 +57,8 @@ def compare_against(source: str, seed: int) -> Comparison:
 
     section, weights = _described(source)
     name = section["_class_name"]
-    config, note = _fitted_to_memory(from_diffusers(KINDS[name], section, f"--against {source}: config.json"), source)
-    settings = {key: value for key, value in their_settings(config, section).items() if not key.startswith("_")}
+    config, note = _reduced_to_memory(from_diffusers(KINDS[name], section, f"--against {source}: config.json"), source)
+    settings = {key: value for key, value in diffusers_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**settings), network_of(config)
     note = note or ("" if weights else f"random, from seed {seed}")
     initial = initial_weights(parameters_of(config), seed) if note or weights is None else weights()
@@ -77,10 +69,9 @@ def compare_against(source: str, seed: int) -> Comparison:
     functions_for(theirs).load(theirs, {key: array for key, array in initial.items() if key in shared})
     inputs = inputs_of(config)
     tensors = {key: ops.tensor(array) for key, array in inputs.items()}
-    comparison = prove(
-        mine, theirs, list(inputs.values()), names=dict.fromkeys(_TABLES & initial.keys()),
-        their_inputs=diffusers_inputs(config, tensors, theirs), their_output=tensor_of(config, tensors),
-    )  # fmt: skip
+    names, their_inputs = dict.fromkeys(_TABLES & initial.keys()), diffusers_inputs(config, tensors, theirs)
+    form: Any = {"their_inputs": their_inputs, "their_output": tensor_of(config, tensors)}
+    comparison = prove(mine, theirs, list(inputs.values()), names=names, **form)
     versions = {"diffusers": diffusers.__version__, **comparison.facts[0]}
     about = {
         "model": f"our {type(mine).__name__} against diffusers' {name}",
@@ -98,17 +89,18 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
         return {"_class_name": target, **SMALL[target]}, None
     folder = next((f for f in (Path(target), Path(target) / "transformer") if (f / "config.json").is_file()), None)
     if folder is None:
-        raise ConfigError(f"--against {source}", "is not a folder with a config.json",
-                          f"{nearest(target, SMALL)}The classes are {', '.join(SMALL)}")  # fmt: skip
+        reason = "is not a folder with a config.json"
+        raise ConfigError(f"--against {source}", reason, f"{nearest(target, SMALL)}The classes are {', '.join(SMALL)}")
     section = read_json(folder / "config.json", "--against")
     if section.get("_class_name") not in [*KINDS]:
-        raise ConfigError(f"--against {source}", f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}",
-                          "for other networks, mm-dit parity checks files of published values")  # fmt: skip
+        what = f"--against {source}"
+        reason = f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}"
+        raise ConfigError(what, reason, "for other networks, mm-dit parity checks files of published values")
     has_weights = any(folder.glob(f"{diffusers_folder.WEIGHTS}.*"))
     return section, (lambda: diffusers_folder.read_arrays(folder)) if has_weights else None
 
 
-def _fitted_to_memory(config: Any, source: str) -> tuple[Any, str]:
+def _reduced_to_memory(config: Any, source: str) -> tuple[Any, str]:
     """Return the config, or one of reduced width if this machine's memory is too small for float64, and a note."""
     count, memory_bytes = parameters_of(config).num_elements(), host_memory_bytes()
     if count * REFERENCE_BYTES < memory_bytes:
@@ -118,7 +110,7 @@ def _fitted_to_memory(config: Any, source: str) -> tuple[Any, str]:
     return small, note
 
 
-def their_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
+def diffusers_settings(config: Any, section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the diffusers network that has the sizes of ours."""
     ours = dataclasses.asdict(config)
     same = {key: ours[key] for key in section if key in ours and key != "in_channels"}
@@ -137,8 +129,10 @@ def inputs_of(config: Any, size: tuple[int, ...] = (), length: int = 9, samples:
     small = dataclasses.replace(config, latent_size=size)
     if getattr(config, "image_dim", None):  # (diffusers takes all tokens before the last 512 to be those of an image)
         length = 512
-    conditions = {name: array[:, :length] if array.ndim == 3 and name == "text" else array
-             for name, array in small.conditions.examples(samples).items()}  # fmt: skip
+    conditions = {
+        name: array[:, :length] if array.ndim == 3 and name == "text" else array
+        for name, array in small.conditions.examples(samples).items()
+    }
     channels = config.latent_channels if video else config.in_channels
     x = draw.standard_normal((samples, channels, *size), np.float32)
     times = np.resize([137.0, 865.0] if video else [0.137, 0.865], samples).astype(np.float32)
@@ -157,17 +151,17 @@ def diffusers_inputs(config: Any, inputs: Inputs, theirs: Any) -> Inputs:
         return {"encoder_hidden_states": text, **_wan_inputs(config, inputs)}
     h, w, L = x.shape[2] // 2, x.shape[3] // 2, text.shape[1]
     if isinstance(config, SD3Config):
-        return {"hidden_states": x, "encoder_hidden_states": text, "pooled_projections": inputs["pooled"],
-                "timestep": 1000 * t}  # fmt: skip
+        texts = {"encoder_hidden_states": text, "pooled_projections": inputs["pooled"]}
+        return {"hidden_states": x, **texts, "timestep": 1000 * t}
     tokens = {"hidden_states": pack(x), "encoder_hidden_states": text, "timestep": t}
     if isinstance(config, QwenImageConfig):
-        arguments = {**tokens, "encoder_hidden_states_mask": np.ones((len(x), L), bool),
-                 "img_shapes": [[(1, h, w)]] * len(x)}  # fmt: skip
+        mask, shapes = np.ones((len(x), L), bool), [[(1, h, w)]] * len(x)
+        arguments = {**tokens, "encoder_hidden_states_mask": mask, "img_shapes": shapes}
         counted = "txt_seq_lens" in inspect.signature(theirs.forward).parameters  # (diffusers 0.42 does not)
         return arguments | ({"txt_seq_lens": [L] * len(x)} if counted else {})
     ids = np.array([(0, row, column) for row in range(h) for column in range(w)], np.float32)
-    return {**tokens, "pooled_projections": inputs["pooled"], "img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32),
-            "guidance": inputs.get("guidance")}  # fmt: skip
+    positions = {"img_ids": ids, "txt_ids": np.zeros((L, 3), np.float32)}
+    return {**tokens, **positions, "pooled_projections": inputs["pooled"], "guidance": inputs.get("guidance")}
 
 
 def _wan_inputs(config: WanConfig, inputs: Inputs) -> Inputs:

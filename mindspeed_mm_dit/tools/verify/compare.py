@@ -20,25 +20,28 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.pictures import draw_grid
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.verify.examples import draw_inputs, weights_of, write_weights
-from mindspeed_mm_dit.tools.verify.first_wrong_module import first_wrong
+from mindspeed_mm_dit.tools.verify.module_recorder import describe_first_wrong
 from mindspeed_mm_dit.tools.verify.processes import (
-    OURS,
+    WORKER,
+    StepResult,
+    Task,
     batch_size_of,
+    draw_inputs,
     last_words,
     project_flags,
     run_python,
     run_tasks,
+    weights_of,
+    write_weights,
 )
-from mindspeed_mm_dit.tools.verify.prove import describe_location, named
+from mindspeed_mm_dit.tools.verify.prove import describe_location, worst_quantity
 from mindspeed_mm_dit.tools.verify.table import BOUNDS, STEPS, Bound, Computed, Finding, judge_steps, worst
-from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 JUDGED = ("output", *STEPS)
 """Kinds of quantities that decide."""
 INPUTS = 4
 """Number of samples in the forward pass and the gradients."""
-AMPLIFIED = (
+AMPLIFIED_NOTE = (
     "A high learning rate amplifies rounding from step to step. Compare again with a smaller --lr in the file of "
     "--train-args: rounding then stays within the tolerance, and a fault of the optimizer does not."
 )
@@ -53,7 +56,7 @@ class Side(NamedTuple):
     """Interpreter that has the framework."""
     label: str
     """Name of the side in the report."""
-    script: Path = OURS
+    script: Path = WORKER
     """Script that its processes run."""
 
     def take(self, tasks: Sequence[Task], folder: Path) -> list[StepResult]:
@@ -115,7 +118,9 @@ class Comparison:
     @property
     def checks(self) -> dict[str, Finding]:
         """The worst finding of each kind: of the conclusive ones, if there are any."""
-        return {kind: worst([f for f in findings if f.tells] or findings) for kind, findings in self.kinds.items()}
+        return {
+            kind: worst([f for f in findings if f.is_conclusive] or findings) for kind, findings in self.kinds.items()
+        }
 
     @property
     def good(self) -> bool:
@@ -125,21 +130,21 @@ class Comparison:
     @property
     def named(self) -> str:
         """The quantity that is furthest past its bound, a gradient if one is; or empty."""
-        return named(self.findings)
+        return worst_quantity(self.findings)
 
     @property
     def where(self) -> str:
         """Where the sides differ in words: the first wrong module; empty if they do not."""
         if self.good:
             return ""
-        where = first_wrong([*self.watched, *self.findings], lambda name: self.their_names.get(name, ""))
+        where = describe_first_wrong([*self.watched, *self.findings], lambda name: self.their_names.get(name, ""))
         return f"{self.when}, {describe_location(where, self.named)}".removeprefix(", ")
 
     @property
     def note(self) -> str:
         """An explanation if only the losses differ; otherwise empty."""
         bad = [kind for kind, check in self.checks.items() if not check.good]
-        return AMPLIFIED if self.speeds and bad == ["loss"] else ""
+        return AMPLIFIED_NOTE if self.speeds and bad == ["loss"] else ""
 
     def __str__(self) -> str:
         from mindspeed_mm_dit.tools.verify.page import comparison_lines
@@ -163,9 +168,18 @@ def _losses(result: StepResult) -> Computed:
 
 
 def compare_sides(
-    sides: Sides, folder: Path, *, model: str, checkpoint: str | None, seed: int, steps: int, data: Path,
-    train_args: Path, batch_size: int | None, sample_steps: int,
-) -> Comparison:  # fmt: skip
+    sides: Sides,
+    folder: Path,
+    *,
+    model: str,
+    checkpoint: str | None,
+    seed: int,
+    steps: int,
+    data: Path,
+    train_args: Path,
+    batch_size: int | None,
+    sample_steps: int,
+) -> Comparison:
     """Run everything, leaving the arrays in ``folder``.
 
     Args:
@@ -174,8 +188,8 @@ def compare_sides(
     """
     config, start = load_model_config(model), folder / "weights.safetensors"
     weights = weights_of(config, checkpoint, seed)
-    check_names(parameters_of(config.predictor).shapes(), {name: array.shape for name, array in weights.items()},
-                f"--checkpoint = {checkpoint}")  # fmt: skip
+    shapes = {name: array.shape for name, array in weights.items()}
+    check_names(parameters_of(config.predictor).shapes(), shapes, f"--checkpoint = {checkpoint}")
     write_weights(start, weights)
     np.savez(folder / "inputs.npz", **draw_inputs(config, seed, INPUTS))  # type: ignore[arg-type]
     flags = training_flags(model, str(data), train_args, steps, seed, batch_size, start if checkpoint else None)
@@ -188,14 +202,16 @@ def compare_sides(
         f"random, from seed {seed}; in the forward pass and the gradients, zero-initialised weights are random too"
     )
     return Comparison(
-        labels=(sides[0].label, sides[1].label), facts=(first.facts, second.facts),
+        labels=(sides[0].label, sides[1].label),
+        facts=(first.facts, second.facts),
         about={"model": model, "weights": checkpoint or weights_note, "training": " ".join(flags) if steps else "none"},
-        findings=findings, speeds=[_images_per_second(each, batch_size_of(flags)) for each in (*trained, *trained_too)],
+        findings=findings,
+        speeds=[_images_per_second(each, batch_size_of(flags)) for each in (*trained, *trained_too)],
         samples=_sample(sides, folder, config, model, start, seed, sample_steps) if sample_steps else None,
-    )  # fmt: skip
+    )
 
 
-def measuring(side: Side, model: str, weights: Path, inputs: Path, output: Path) -> Task:
+def measuring_task(side: Side, model: str, weights: Path, inputs: Path, output: Path) -> Task:
     """Return the task that records the modules and gradients of a network on given samples."""
     flags = ("--ai-framework", side.framework, "--mm-model", model, "--init-from", str(weights))
     return Task(flags, str(output), inputs=str(inputs))
@@ -204,10 +220,10 @@ def measuring(side: Side, model: str, weights: Path, inputs: Path, output: Path)
 def _run_side(
     side: Side, folder: Path, model: str, weights: Path, steps: int, flags: Sequence[str]
 ) -> list[StepResult]:
-    tasks = [measuring(side, model, weights, folder / "inputs.npz", folder / side.label)]
+    tasks = [measuring_task(side, model, weights, folder / "inputs.npz", folder / side.label)]
     if steps:
         side_flags = ("--host", "standalone", "--ai-framework", side.framework, *flags)
-        tasks.append(Task(side_flags, str(folder / f"{side.label}-trained"), steps, drawn=False))
+        tasks.append(Task(side_flags, str(folder / f"{side.label}-trained"), steps, randomise_zeros=False))
     _echo(f"{side.label}: forward pass and gradients" + (f", {steps} training steps" if steps else ""))
     return side.take(tasks, folder)
 
@@ -247,9 +263,11 @@ def _sample(
     images = [_generate(side, folder, flags) for side in sides]
     difference = np.abs(images[0].astype(int) - images[1].astype(int))
     return ComparedSamples(
-        images=(_png(images[0]), _png(images[1])), largest_difference=int(difference.max()),
-        changed=float((difference > 0).mean()), how=f"{sampler}, {steps} steps, guidance scale {scale:g}",
-    )  # fmt: skip
+        images=(_png(images[0]), _png(images[1])),
+        largest_difference=int(difference.max()),
+        changed=float((difference > 0).mean()),
+        how=f"{sampler}, {steps} steps, guidance scale {scale:g}",
+    )
 
 
 def _generate(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.verify.compare import JUDGED, Comparison
 from mindspeed_mm_dit.tools.verify.pairs import Names, Pairing, parameters_paired
-from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, decided
+from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, signs_are_certain
 from mindspeed_mm_dit.tools.verify.step_trace import Recorded, read
 from mindspeed_mm_dit.tools.verify.table import MODULES, Bound, Finding, Tolerances, judge_steps, relative_error
 
@@ -42,13 +42,8 @@ def compare_traces(first: str, second: str, names: Names | None = None) -> Compa
         first_kinds = dict[str, int]()
         for rank in range(ranks + 1):
             where_in_run = f"step {step}" + (f" of rank {rank}" if ranks else "")
-            judged, where = _judge_step(
-                f"{first} and {second}, {where_in_run}",
-                theirs[step, rank],
-                mine[step, rank],
-                names or {},
-                settled[rank],
-            )
+            sources, pair = f"{first} and {second}, {where_in_run}", (theirs[step, rank], mine[step, rank])
+            judged, where = _judge_step(sources, *pair, names or {}, settled[rank])
             findings += judged
             if wrong := [list(KINDS).index(finding.kind) for finding in judged if not finding.good]:
                 first_kinds[where_in_run] = min(wrong)
@@ -57,11 +52,15 @@ def compare_traces(first: str, second: str, names: Names | None = None) -> Compa
             break
     compared = str(step) if steps == their_steps else f"{step} of {max(steps, their_steps)}"
     return Comparison(
-        labels=(first, second), facts=(theirs[1, 0].facts.settings, mine[1, 0].facts.settings),
-        about={"model": mine[1, 0].facts.model, "ranks": str(ranks + 1), "steps": compared}, when=when,
+        labels=(first, second),
+        facts=(theirs[1, 0].facts.settings, mine[1, 0].facts.settings),
+        about={"model": mine[1, 0].facts.model, "ranks": str(ranks + 1), "steps": compared},
+        when=when,
         findings=[f for f in findings if f.kind not in MODULES or f.name == "output/"],
-        watched=[f for f in findings if f.kind in MODULES and f.name != "output/"], bounds=KINDS, their_names=where,
-    )  # fmt: skip
+        watched=[f for f in findings if f.kind in MODULES and f.name != "output/"],
+        bounds=KINDS,
+        their_names=where,
+    )
 
 
 def _judge_step(
@@ -93,7 +92,7 @@ def _weight_noise(
     gradient, noise = reference.get(f"gradient/{name}"), {}
     if gradient is None or gradient.shape != moved.shape:
         return {}
-    mask = settled[name] = decided(gradient, moved) & settled.get(name, True)
+    mask = settled[name] = signs_are_certain(gradient, moved) & settled.get(name, True)
     relative = (moved / np.maximum(np.abs(gradient.astype(np.float64)), 1e-300))[mask]
     for kind in ("step", "average"):
         key = f"{kind}/{name}"

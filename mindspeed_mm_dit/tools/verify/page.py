@@ -14,10 +14,10 @@ import numpy as np
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.tools.verify.examples import facts as versions
+from mindspeed_mm_dit.tools.verify.past_run import LOGGED, PublishedRun, row_of
+from mindspeed_mm_dit.tools.verify.processes import facts as versions
 from mindspeed_mm_dit.tools.verify.proof import Config
 from mindspeed_mm_dit.tools.verify.prove import MEASURED, PROVED, Verdict
-from mindspeed_mm_dit.tools.verify.published import LOGGED, Published, row_of
 from mindspeed_mm_dit.tools.verify.table import Finding, worst
 
 
@@ -33,23 +33,32 @@ def write_proof(path: Path, config: Config, verdicts: Sequence[Verdict]) -> None
     losses = proved[0].of_kind("loss") if proved else []
     about = {**config.about, "samples": str(config.samples), "flags": " ".join(config.flags)}
     _write(
-        path, "proof.html", {**about, **versions()}, {"layouts": list(map(_json, verdicts))}, [MEASURED.why],
-        title="Is the training step right?", summary=_summary(verdicts), about=f"Model: {config.about['model']}",
+        path,
+        "proof.html",
+        {**about, **versions()},
+        {"layouts": list(map(_json, verdicts))},
+        [MEASURED.why],
+        title="Is the training step right?",
+        summary=_summary(verdicts),
+        about=f"Model: {config.about['model']}",
         wrong=[f"{v.layout}: {_why(v)}" for v in verdicts if v.word == "FAIL"],
-        heads=("ranks", "layout", "verdict", *PROVED), bad=[v.word == "FAIL" for v in proved],
+        heads=("ranks", "layout", "verdict", *PROVED),
+        bad=[v.word == "FAIL" for v in proved],
         rows=[(*_names(v), v.word, *(_cell(v.of_kind(kind)) for kind in PROVED)) for v in proved],
         error_plot=_errors_by_layout({str(v.layout): v.findings for v in proved}),
         growth={
             "heads": ("ranks", "layout", *(f"step {number}" for number in range(1, 1 + len(losses)))),
             "rows": [(*_names(v), *(_cell([loss]) for loss in v.of_kind("loss"))) for v in proved],
-        } if len(losses) > 1 else None,
-        unproved=[(*_names(v), _why(v)) for v in verdicts if v.reason or not v.telling],
+        }
+        if len(losses) > 1
+        else None,
+        unproved=[(*_names(v), _why(v)) for v in verdicts if v.reason or not v.conclusive],
         each=[_folded(f"{v.layout}: every quantity", v.findings) for v in proved],
-    )  # fmt: skip
+    )
 
 
 def write_proof_of_run(
-    path: Path, run: Published, findings: Sequence[Finding], about: Mapping[str, str], others: Sequence[str]
+    path: Path, run: PublishedRun, findings: Sequence[Finding], about: Mapping[str, str], others: Sequence[str]
 ) -> None:
     """Write the page and the .json about steps of a published run.
 
@@ -58,12 +67,19 @@ def write_proof_of_run(
     wrong = [finding for finding in findings if not finding.good]
     named = {"run": str(run.past.root if run.past else "its card"), **about, **versions()}
     _write(
-        path, "published.html", named, {"quantities": list(map(_as_json, findings))}, [LOGGED.why],
-        title="Do the recomputed steps match the log?", about=f"{about['parameters']} parameters, {about['data']}",
+        path,
+        "published.html",
+        named,
+        {"quantities": list(map(_as_json, findings))},
+        [LOGGED.why],
+        title="Do the recomputed steps match the log?",
+        about=f"{about['parameters']} parameters, {about['data']}",
         summary=f"{len(findings) - len(wrong)} of {len(findings)} numbers of the log are right",
-        wrong=[", ".join(row_of(finding)) for finding in wrong], bad=[not finding.good for finding in findings],
-        rows=list(map(row_of, findings)), others=others,
-    )  # fmt: skip
+        wrong=[", ".join(row_of(finding)) for finding in wrong],
+        bad=[not finding.good for finding in findings],
+        rows=list(map(row_of, findings)),
+        others=others,
+    )
 
 
 def write_comparison(path: Path, c: Any) -> None:
@@ -72,15 +88,24 @@ def write_comparison(path: Path, c: Any) -> None:
     speeds = {f"{label}: training": f"{speed:.1f} images/s" for label, speed in zip(c.labels, c.speeds)}
     judged = [finding for findings in c.kinds.values() for finding in findings]
     _write(
-        path, "comparison.html", {**c.about, **speeds, **sides}, {"quantities": list(map(_as_json, judged))},
+        path,
+        "comparison.html",
+        {**c.about, **speeds, **sides},
+        {"quantities": list(map(_as_json, judged))},
         list(dict.fromkeys(c.bounds[kind].why for kind in c.kinds)),
-        title=f"{c.labels[1]} against {c.labels[0]}", about=f"Model: {c.about['model']}", c=c,
-        summary="PASS" if c.good else "FAIL", wrong=[line for line in (c.where, c.note) if line and not c.good],
-        heads=("check", "error", "where", "bound", "verdict"), rows=check_rows(c),
-        bad=[not check.good for check in c.checks.values()], error_plot=_errors_by_depth([*c.watched, *judged]),
-        growth=None, unproved=(),
+        title=f"{c.labels[1]} against {c.labels[0]}",
+        about=f"Model: {c.about['model']}",
+        c=c,
+        summary="PASS" if c.good else "FAIL",
+        wrong=[line for line in (c.where, c.note) if line and not c.good],
+        heads=("check", "error", "where", "bound", "verdict"),
+        rows=check_rows(c),
+        bad=[not check.good for check in c.checks.values()],
+        error_plot=_errors_by_depth([*c.watched, *judged]),
+        growth=None,
+        unproved=(),
         each=[_folded(f"{kind}: every quantity", findings) for kind, findings in c.kinds.items()],
-    )  # fmt: skip
+    )
 
 
 def comparison_lines(c: Any) -> str:
@@ -134,11 +159,11 @@ def _why(verdict: Verdict) -> str:
         finding = next(finding for finding in verdict.findings if finding.name == verdict.named)
         where = f"{verdict.location}; furthest past its bound: " if verdict.where else ""
         return f"{where}{finding.name}, error {finding.error:.1e}, bound {finding.tolerance:.1e}"
-    rest = len(verdict.findings) - len(verdict.telling)
+    rest = len(verdict.findings) - len(verdict.conclusive)
     inconclusive = f"rounding in {verdict.layout.precision} is larger than {rest} of {len(verdict.findings)} quantities"
     if verdict.word == "not proved":
         return inconclusive
-    finding = worst(verdict.telling)
+    finding = worst(verdict.conclusive)
     nearest = f"nearest to its bound: {finding.name}, error {finding.error:.1e}, bound {finding.tolerance:.1e}"
     return f"{nearest}; not proved: {inconclusive}" if rest else nearest
 
@@ -148,7 +173,7 @@ def _names(verdict: Verdict) -> tuple[str, str]:
 
 
 def _cell(findings: Sequence[Finding]) -> str:
-    if not (conclusive := [finding for finding in findings if finding.tells]):
+    if not (conclusive := [finding for finding in findings if finding.is_conclusive]):
         return "-"
     fraction = worst(conclusive).error / worst(conclusive).tolerance
     return f"{worst(conclusive).error:.1e} ({fraction:.{0 if fraction > 9 else 2}f})"
@@ -156,7 +181,7 @@ def _cell(findings: Sequence[Finding]) -> str:
 
 def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str, ...]], list[bool]]:
     rows: list[tuple[str, ...]] = [
-        (f.name, f"{f.reference:.3e}", *((f"{f.error:.1e}", f"{f.tolerance:.1e}") if f.tells else ("-", "-")))
+        (f.name, f"{f.reference:.3e}", *((f"{f.error:.1e}", f"{f.tolerance:.1e}") if f.is_conclusive else ("-", "-")))
         for f in findings
     ]
     return name, rows, [not f.good for f in findings]
@@ -164,7 +189,7 @@ def _folded(name: str, findings: Sequence[Finding]) -> tuple[str, list[tuple[str
 
 def _errors_by_depth(findings: Sequence[Finding]) -> bytes | None:
     """Plot every quantity's error as a fraction of its bound, from the first module to the last; return a PNG."""
-    conclusive = [finding for finding in findings if finding.tells and math.isfinite(finding.tolerance)]
+    conclusive = [finding for finding in findings if finding.is_conclusive and math.isfinite(finding.tolerance)]
     if not conclusive:
         return None
     from matplotlib.figure import Figure
@@ -197,9 +222,9 @@ def _errors_by_layout(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
     figure = Figure(figsize=(10, 0.8 + 0.32 * len(rows)), dpi=100, layout="constrained")
     axes: Any = figure.subplots()
     for row, findings in enumerate(rows.values()):
-        fractions = np.clip([f.error / f.tolerance for f in findings if f.tells], 1e-4, 1e4)
-        axes.scatter(fractions, np.full(len(fractions), row), s=9, alpha=0.4, linewidths=0,
-                     c=np.where(fractions > 1, "tab:red", "tab:blue"))  # fmt: skip
+        fractions = np.clip([f.error / f.tolerance for f in findings if f.is_conclusive], 1e-4, 1e4)
+        colours = np.where(fractions > 1, "tab:red", "tab:blue")
+        axes.scatter(fractions, np.full(len(fractions), row), s=9, alpha=0.4, linewidths=0, c=colours)
     axes.axvline(1, color="0.3", linestyle="--", linewidth=1)
     axes.set(xscale="log", xlabel="error, as a fraction of its bound", xlim=(0.5e-4, max(10.0, axes.get_xlim()[1])))
     axes.set_yticks(range(len(rows)), list(rows), fontsize=8)
@@ -208,11 +233,10 @@ def _errors_by_layout(rows: Mapping[str, Sequence[Finding]]) -> bytes | None:
 
 
 def _json(v: Verdict) -> dict[str, Any]:
-    quantities = list(map(_as_json, v.findings))
-    return {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.location, "named": v.named,
-            "quantities": quantities}  # fmt: skip
+    facts = {"layout": str(v.layout), "verdict": v.word, "reason": v.reason, "where": v.location, "named": v.named}
+    return {**facts, "quantities": list(map(_as_json, v.findings))}
 
 
 def _as_json(f: Finding) -> dict[str, Any]:
-    good = f.good if f.tells else "-"  # (neither: not proved)
+    good = f.good if f.is_conclusive else "-"  # (neither: not proved)
     return {"name": f.name, "norm": f.reference, "error": str(f.error), "bound": f.tolerance, "good": good}

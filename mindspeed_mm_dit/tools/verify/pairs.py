@@ -35,7 +35,7 @@ class Pair(NamedTuple):
         return None if len(parts) < len(self.theirs) else parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def theirs_of(name: str, names: Names) -> tuple[str, ...] | None:
+def counterparts(name: str, names: Names) -> tuple[str, ...] | None:
     """Return the names of theirs for a parameter or module of mine; None: left out."""
     for rule, value in sorted(names.items(), key=lambda item: -len(item[0])):
         if match := _pattern(rule).fullmatch(name):
@@ -70,9 +70,9 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         sides, suffix = ([*mine, *theirs], " or theirs") if value is None else (mine, "")
         if not any(map(_pattern(rule).fullmatch, sides)):
             raise ConfigError(f"names: {rule!r}", f"names no parameter of mine{suffix}", nearest(rule, sides).strip())
-    partners = {name: theirs_of(name, names) for name in mine}
+    partners = {name: counterparts(name, names) for name in mine}
     pairs = [Pair(name, others) for name, others in partners.items() if others is not None]
-    wrong = [line for pair in pairs if (line := _misfit(pair, mine, theirs))]
+    wrong = [line for pair in pairs if (line := _pairing_error(pair, mine, theirs))]
     known = {name for pair in pairs for name in pair.theirs}
     known |= {name for name in theirs if any(rule.fullmatch(name) for rule in alone)}
     wrong += [f"nothing of mine is theirs {name} {theirs[name]}" for name in theirs if name not in known]
@@ -80,14 +80,15 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         more = [f"and {len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
         lines = "\n      ".join(["", *wrong[:MAX_LISTED], *more])
         raise ConfigError(
-            "names", f"{len(wrong)} parameters find no partner:{lines}",
+            "names",
+            f"{len(wrong)} parameters find no partner:{lines}",
             'build both alike, with as many blocks, and say which is which: names={"blocks.*.attn.qkv": '
             '("layers.*.q", "layers.*.k", "layers.*.v")}, or None of one that the other side lacks',
-        )  # fmt: skip
+        )
     return pairs
 
 
-def _misfit(pair: Pair, mine: Shapes, theirs: Shapes) -> str:
+def _pairing_error(pair: Pair, mine: Shapes, theirs: Shapes) -> str:
     for name in pair.theirs:
         if name not in theirs:
             return f"mine {pair.mine} {mine[pair.mine]}: theirs has no {name}"
@@ -106,7 +107,7 @@ def modules_paired(mine: Collection[str], theirs: Collection[str], pairs: Sequen
         of_theirs.setdefault(owned, []).append(module)
     paired = {"": ""}
     for module in sorted(mine, key=lambda name: name.count(".")):
-        named, alike = theirs_of(module, names) or (), of_theirs.get(of_mine.get(module, frozenset()), [])
+        named, alike = counterparts(module, names) or (), of_theirs.get(of_mine.get(module, frozenset()), [])
         parent, _, leaf = module.rpartition(".")
         child = f"{paired[parent]}.{leaf}".strip(".") if parent in paired else ""
         options = [*(named if len(named) == 1 else ()), *alike, child]

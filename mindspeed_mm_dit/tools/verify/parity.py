@@ -18,43 +18,41 @@ import numpy as np
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.tools.verify.reference.dit import DIT, SIT
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
     MUON,
-    Kind,
+    FileKind,
     ReferenceArrays,
     read_arrays,
     unknown_quantity,
 )
-from mindspeed_mm_dit.tools.verify.reference.flow_recipes import JIT, LIGHTNING_DIT
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import IMAGE_TRANSFORMER
+from mindspeed_mm_dit.tools.verify.reference.images import DIT
 from mindspeed_mm_dit.tools.verify.reference.lora import IMAGE_LORA, LORA
 from mindspeed_mm_dit.tools.verify.reference.meanflow import MEAN_FLOW
+from mindspeed_mm_dit.tools.verify.reference.recipes import JIT, LIGHTNING_DIT
 from mindspeed_mm_dit.tools.verify.reference.repa import REPA
-from mindspeed_mm_dit.tools.verify.reference.video import TEXT_TO_VIDEO
-from mindspeed_mm_dit.tools.verify.reference.wan import WAN, WAN_VAE
-from mindspeed_mm_dit.tools.verify.table import Finding, NotThere, Quantity, Tolerances, find, judge, relative_error
+from mindspeed_mm_dit.tools.verify.reference.sit import SIT
+from mindspeed_mm_dit.tools.verify.reference.text_to_video import TEXT_TO_VIDEO, WAN_VAE
+from mindspeed_mm_dit.tools.verify.reference.wan import WAN
+from mindspeed_mm_dit.tools.verify.table import (
+    Finding,
+    Quantity,
+    Tolerances,
+    UnknownQuantity,
+    find_row,
+    judge,
+    relative_error,
+)
 
 KINDS = (
-    MUON,
-    IMAGE_LORA,
-    LORA,
-    IMAGE_TRANSFORMER,
-    WAN,
-    WAN_VAE,
-    TEXT_TO_VIDEO,
-    MEAN_FLOW,
-    LIGHTNING_DIT,
-    JIT,
-    REPA,
-    SIT,
+    *(MUON, IMAGE_LORA, LORA, IMAGE_TRANSFORMER, WAN, WAN_VAE, TEXT_TO_VIDEO, MEAN_FLOW, LIGHTNING_DIT, JIT, REPA, SIT),
     DIT,
 )
 """The kinds of files; a file has the first kind whose signature matches one of its names."""
 
 
-def kind_of(names: Collection[str]) -> Kind:
+def kind_of(names: Collection[str]) -> FileKind:
     """Return the kind of a file with the keys ``names``."""
     return next(kind for kind in KINDS if any(re.fullmatch(kind.signature, name) for name in names))
 
@@ -117,13 +115,13 @@ def _named_errors(reference: str | Path, part: str) -> Iterator[None]:
         raise CheckpointError(f"--reference = {reference}: {part}", reason, FORMAT) from error
 
 
-def _results(kind: Kind, names: list[str]) -> dict[str, MatchedRow]:
+def _results(kind: FileKind, names: list[str]) -> dict[str, MatchedRow]:
     """Return the results among ``names`` to recompute; raises CheckpointError for a name that has no row."""
     results = {}
     for name in names:
         if re.fullmatch(kind.inputs, name) or any(re.fullmatch(other, name) for other in kind.not_checked):
             continue
-        row = find(kind.rows, name)
+        row = find_row(kind.rows, name)
         if row is None:
             raise unknown_quantity(name)
         results[name] = row
@@ -131,11 +129,15 @@ def _results(kind: Kind, names: list[str]) -> dict[str, MatchedRow]:
 
 
 def _left_out(
-    kind: Kind, names: list[str], results: Mapping[str, MatchedRow], weights: Mapping[str, Any]
+    kind: FileKind, names: list[str], results: Mapping[str, MatchedRow], weights: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return groups that are not checked, or single results in a group that is, with the reasons."""
-    why = {name.partition("/")[0]: kind.not_checked[other] for other in kind.not_checked for name in names
-           if re.fullmatch(other, name)}  # fmt: skip
+    why = {
+        name.partition("/")[0]: kind.not_checked[other]
+        for other in kind.not_checked
+        for name in names
+        if re.fullmatch(other, name)
+    }
     checked = {name.partition("/")[0] for name, (row, _) in results.items() if row.needs in (None, *weights)}
     for name, (row, _) in results.items():
         if row.needs not in (None, *weights):
@@ -148,7 +150,7 @@ def _ours(name: str, matched: MatchedRow, program: Any) -> np.ndarray:
     row, groups = matched
     try:
         values = row.compute(program, *groups)
-    except NotThere as hint:
+    except UnknownQuantity as hint:
         raise unknown_quantity(name, str(hint)) from None
     return np.asarray(values) if isinstance(values, (np.ndarray, np.generic, tuple)) else ops.numpy(values)
 

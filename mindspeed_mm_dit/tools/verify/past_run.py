@@ -1,18 +1,27 @@
-"""A past run, as its folder of checkpoints records it: its command, and the checkpoints to repeat steps from."""
+"""Past runs, to recompute steps of: a folder of checkpoints, or the run card of a published run."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, read_facts
+import numpy as np
+
+from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, read_facts, without_places
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
+from mindspeed_mm_dit.pages import write
+from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
+from mindspeed_mm_dit.tools.verify.table import Bound, Finding
 from mindspeed_mm_dit.training.dry_run import is_command, read_not_finite
 from mindspeed_mm_dit.training.flags import parse
+from mindspeed_mm_dit.training.log import read_steps
 
 
 @dataclass(frozen=True)
@@ -80,12 +89,135 @@ def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Run
     Raises CheckpointError if ``command`` is not the command of a run; ``what`` says where it was read.
     """
     if not is_command(command):
-        raise CheckpointError(
-            what, "does not record its command (an older version, or another host, wrote it)",
-            "resume it in the standalone host, which saves its flags with the next checkpoint",
-        )  # fmt: skip
+        cure = "resume it in the standalone host, which saves its flags with the next checkpoint"
+        raise CheckpointError(what, "does not record its command (an older version, or another host, wrote it)", cure)
     flags = parse([*command["arguments"], *changed])
     start_folder = root / command["folder"]
     if (start_folder / flags.mm_model).is_file():
         os.chdir(start_folder)  # its flags' paths start there; here, if only the checkpoint was moved
     return flags
+
+
+NOISY_STEPS = 2
+"""Number of times the steps are computed with every number perturbed; the largest error counts."""
+LOGGED = Bound(
+    f"Measured: twice the largest error of {NOISY_STEPS} times the same steps in which the weights, the outputs of "
+    f"every module, and every gradient were perturbed at random by up to {ROUNDINGS} roundings; and the "
+    "digits that a log prints.",
+    least=lambda reference: 5e-7,
+)
+NORM = Bound(LOGGED.why, least=lambda reference: 5.1e-4 / max(float(np.abs(reference)), 1e-30))
+RUN = {"loss": LOGGED, "gradient norm": NORM}
+"""The quantities of a step in a log, with their bounds."""
+MAX_ITERATIONS = 10
+_JSON = re.compile(r"^```json\n(.*?)^```$", re.M | re.S)
+Log = Mapping[int, tuple[float, float]]
+"""Mean loss of the interval that ends with a step, and gradient norm of that step."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run: a folder of checkpoints, or its card."""
+
+    facts: Mapping[str, Any]
+    """run.json."""
+    flags: RunConfig
+    log: Log
+    past: PastRun | None = None
+    """None for a card; its steps are recomputed from the beginning."""
+    newest: Path | None = None
+    """The last checkpoint, or the one that was requested."""
+
+    @classmethod
+    def open(cls, path: str, log: str | None, changed: Sequence[str]) -> PublishedRun:
+        """Return the run at ``path``; ``log``: the log of a folder's run; None: its --tensorboard-dir.
+
+        Raises UserError if ``path`` is not a run, or if there is no log.
+        """
+        if Path(path).is_file():
+            facts, root = _read_card(Path(path)), Path(path).resolve().parent
+            known = read_steps(log or path)
+            return cls(facts, flags_of(facts[COMMAND], changed, root, f"--run = {path}"), known)
+        log = str(Path(log).resolve()) if log else None
+        past = PastRun.open("--run", path)
+        newest = past.checkpoint or (CheckpointStore(past.root).path(past.iterations[-1]) if past.iterations else None)
+        flags = past.flags(newest, changed)
+        log = log or flags.parts["tensorboard_dir"]
+        if not log:
+            raise ConfigError("--log", f"is needed: {past.root} does not record where its log is", "name it")
+        return cls(past.facts(newest), flags, read_steps(log), past, newest)
+
+    def before(self, iteration: int) -> Path | None:
+        """Return the checkpoint before the log interval that ends with ``iteration``; None: the beginning."""
+        return self.past.before(self.first(iteration)) if self.past else None
+
+    def first(self, iteration: int) -> int:
+        """Return the first step of that interval."""
+        return (iteration - 1) // self.flags.log_interval * self.flags.log_interval + 1
+
+    def iterations_to_check(self, requested: Sequence[int]) -> list[int]:
+        """Return the ``requested`` iterations; if empty, the first logged one after each checkpoint, ten at most.
+
+        Raises ConfigError for an iteration that is not logged.
+        """
+        for iteration in requested:
+            if iteration not in self.log:
+                near = sorted(self.log, key=lambda step: abs(step - iteration))[:3]
+                raise ConfigError(
+                    f"--at = {iteration}", "is not in the log", f"there are {', '.join(map(str, near))}, ..."
+                )
+        first = {self.before(iteration): iteration for iteration in sorted(self.log, reverse=True)}
+        return sorted(requested) or sorted(first.values())[:MAX_ITERATIONS]
+
+
+def _read_card(path: Path) -> Mapping[str, Any]:
+    """Return the run.json in a card; raises DataError if the file is not a card."""
+    try:
+        check_file(path)
+        match = _JSON.search(path.read_text(encoding="utf-8"))
+        facts = json.loads(match[1]) if match else None
+    except (OSError, ValueError, RecursionError, UnusableFile):
+        facts = None
+    if not isinstance(facts, dict) or COMMAND not in facts:
+        raise DataError(f"--run = {path}", "is not a run card", "name a folder of --save, or a file that --card wrote")
+    return facts
+
+
+def write_card(path: Path, run: PublishedRun, findings: Sequence[Finding], table: Mapping[str, str]) -> None:
+    """Write the card of ``run``: its run.json, ten lines of its log, and which were recomputed (``findings``).
+
+    table: facts for the top of the card, e.g. the digest of the weights.
+    """
+    again = sorted({int(finding.which) for finding in findings})
+    lines = [
+        f" iteration {step:8d}/{run.flags.train_iters:8d} | mean of {run.flags.log_interval} | loss: {loss:.6E} |"
+        f" grad norm: {grad_norm:.3f} |"
+        for step in _selected(list(run.log), again)
+        for loss, grad_norm in [run.log[step]]
+    ]
+    facts = json.dumps(without_places(run.facts), indent=1)
+    write(path, "card.md", name=path.name, facts=table, lines=lines, again=again, run=facts)
+
+
+def row_of(finding: Finding) -> tuple[str, str, str, str, str, str]:
+    """Return verdict, iteration, kind, our value, the log's value, and how the two compare."""
+    digits = ".6E" if finding.kind == "loss" else ".3f"
+    ours, logged = format(finding.ours, digits), format(finding.reference, digits)
+    how = f"error {finding.error:.1e}, bound {finding.tolerance:.1e}"
+    if ours == logged or finding.error <= RUN[finding.kind].least(np.asarray(finding.reference)):
+        how = "the same digits" if ours == logged else "the same except for the last digit"
+    return "PASS" if finding.good else "FAIL", finding.which, finding.kind, ours, logged, how
+
+
+def line_of(finding: Finding) -> str:
+    """Return :func:`row_of` as a line of text."""
+    word, step, kind, ours, logged, how = row_of(finding)
+    return f"{word}  iteration {step:>6}  {kind:13}  {ours} here, {logged} in the log: {how}"
+
+
+def _selected(logged: Sequence[int], required: Sequence[int]) -> list[int]:
+    """Return ten iterations of a log: the first, the last, the ``required`` ones, and others evenly between."""
+    rest = [step for step in logged if step not in required]
+    count = min(MAX_ITERATIONS - min(len(required), MAX_ITERATIONS), len(rest))
+    between = [rest[round(n * (len(rest) - 1) / max(count - 1, 1))] for n in range(count)]
+    return sorted({*required, *between, logged[0], logged[-1]})

@@ -23,9 +23,14 @@ from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.data.order import philox
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.compare import Comparison
-from mindspeed_mm_dit.tools.verify.examples import nudged
-from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, first_wrong, functions_for, moved_weights
+from mindspeed_mm_dit.tools.verify.module_recorder import (
+    ModuleRecorder,
+    describe_first_wrong,
+    functions_for,
+    perturbed_weights,
+)
 from mindspeed_mm_dit.tools.verify.pairs import Names, Pair, Pairing, parameters_paired
+from mindspeed_mm_dit.tools.verify.processes import randomize_zeros
 from mindspeed_mm_dit.tools.verify.prove import DRAWS, ROUNDINGS, UNITS, rounding_tolerances
 from mindspeed_mm_dit.tools.verify.table import MODULES, Bound, Computed, Finding, judge_steps, noise_of, relative_error
 
@@ -63,15 +68,18 @@ class Program:
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """Its parameters, by name."""
-        return {name: self.backend.host(p) for name, p in self.backend.parameters(self.module).items()}
+        return {name: self.backend.to_numpy(p) for name, p in self.backend.parameters(self.module).items()}
 
     def measure(self, exact: bool = False) -> Computed:
         """Return all that is compared of a forward and backward pass; exact: with inputs in float64."""
-        inputs, watch = self.backend.to_tensors(self.inputs, self.module, exact), Watch(self.module)
+        inputs, watch = self.backend.to_tensors(self.inputs, self.module, exact), ModuleRecorder(self.module)
         output, loss, gradients = self.backend.gradients(self.module, lambda: self._call(inputs), self._loss)
         values = watch.end()
         values |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
-        return values | {OUTPUT: self.backend.host(self.output(output)), "loss/1": self.backend.host(loss).reshape(-1)}
+        return values | {
+            OUTPUT: self.backend.to_numpy(self.output(output)),
+            "loss/1": self.backend.to_numpy(loss).reshape(-1),
+        }
 
     def _call(self, inputs: Any) -> Any:
         if isinstance(inputs, Mapping):
@@ -109,9 +117,11 @@ def prove(
         {name: array.shape for name, array in parameters.items()} for parameters in (ours.parameters, weights)
     )
     pairs = parameters_paired(shapes, their_shapes, names)
-    with ours.backend.restored_afterwards(mine), other.backend.restored_afterwards(theirs):
+    with ours.backend.restored(mine), other.backend.restored(theirs):
         shared = {name for pair in pairs for name in pair.theirs}  # (a table that mine computes stays as it is)
-        weights = {name: nudged(name, array, SEED) if name in shared else array for name, array in weights.items()}
+        weights = {
+            name: randomize_zeros(name, array, SEED) if name in shared else array for name, array in weights.items()
+        }
         other.backend.load(theirs, weights)
         ours.backend.load(mine, {pair.mine: pair.join(weights) for pair in pairs})
         return _compared(ours, other, pairs, names, precision or _precision(ours))
@@ -136,13 +146,19 @@ def _compared(ours: Program, other: Program, pairs: list[Pair], names: Names, pr
     within = [each for each in within if each.noise != math.inf and (each.good or not _ends(each, right))]
     notes, wrong = _in_float64(ours, exact, findings) if is_theirs and precision == "float32" else ({}, [])
     return Comparison(
-        labels=("theirs", "mine"), facts=(other.backend.settings(), ours.backend.settings()),
-        about={"model": " against ".join(reversed(sides)), "precision": precision,
-               "truth": f"{sides[0 if is_theirs else 1]} in float64", **notes},
+        labels=("theirs", "mine"),
+        facts=(other.backend.settings(), ours.backend.settings()),
+        about={
+            "model": " against ".join(reversed(sides)),
+            "precision": precision,
+            "truth": f"{sides[0 if is_theirs else 1]} in float64",
+            **notes,
+        },
         findings=[*(each for each in findings if each.kind not in MODULES or each.name == OUTPUT), *wrong],
-        watched=within, bounds=JUDGED,
+        watched=within,
+        bounds=JUDGED,
         their_names={name: theirs for name, theirs in pairing.modules.items() if name != theirs},
-    )  # fmt: skip
+    )
 
 
 def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> tuple[dict[str, str], list[Finding]]:
@@ -178,8 +194,8 @@ def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> 
 
 def _check_form(mine: Shape, theirs: Shape) -> None:
     if mine != theirs:
-        raise ConfigError("output", f"mine gives {mine}, theirs {theirs}",
-                          "output= and their_output= are functions that bring both into one form")  # fmt: skip
+        reason = f"mine gives {mine}, theirs {theirs}"
+        raise ConfigError("output", reason, "output= and their_output= are functions that bring both into one form")
 
 
 def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None:
@@ -188,8 +204,8 @@ def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None
     judged = [each for each in findings if each.kind not in MODULES or each.name == OUTPUT]
     if any(each.noise == math.inf or (each.name in moved and each.tolerance >= 1) for each in judged):
         lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
-        raise ConfigError(side, f"outputs nothing finite, or only rounding, and proves nothing; {first_wrong(lost)}",
-                          "use inputs and weights of ordinary magnitude")  # fmt: skip
+        reason = f"outputs nothing finite, or only rounding, and proves nothing; {describe_first_wrong(lost)}"
+        raise ConfigError(side, reason, "use inputs and weights of ordinary magnitude")
 
 
 def _ends(finding: Finding, right: Collection[str]) -> bool:
@@ -216,18 +232,14 @@ def _float64_and_noisy(program: Program, precision: str) -> list[Computed]:
 
 def _exact(program: Program) -> Computed:
     """Return what a copy of a program computes in float64."""
-    with program.backend.exactly():
+    with program.backend.float64_arithmetic():
         return replace(program, module=copy.deepcopy(program.module).double()).measure(True)
 
 
 def _moved(program: Program, precision: str, draw: int) -> Computed:
     size, backend = ROUNDINGS * UNITS[precision], program.backend
-    weights = moved_weights(program.module, lambda name: size, draw)
-    with (
-        backend.restored_afterwards(program.module, whole=False),
-        weights,
-        backend.RoundingNoise(program.module, size, draw),
-    ):
+    weights = perturbed_weights(program.module, lambda name: size, draw)
+    with backend.restored(program.module, whole=False), weights, backend.RoundingNoise(program.module, size, draw):
         return program.measure()
 
 

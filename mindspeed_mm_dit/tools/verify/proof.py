@@ -20,15 +20,17 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import USER_ERROR
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.tools.verify.examples import weights_of, write_weights
 from mindspeed_mm_dit.tools.verify.processes import (
-    HOSTED,
     LEFT_OUT,
-    OURS,
+    WORKER,
     Pythons,
+    StepResult,
+    Task,
     batch_size_of,
     project_flags,
     run_tasks,
+    weights_of,
+    write_weights,
 )
 from mindspeed_mm_dit.tools.verify.prove import (
     DRAWS,
@@ -36,19 +38,19 @@ from mindspeed_mm_dit.tools.verify.prove import (
     ROUNDINGS,
     UNITS,
     WATCHED_BY,
-    Crashed,
+    CrashedLayout,
     Layout,
     Reference64,
     Verdict,
 )
-from mindspeed_mm_dit.tools.verify.task import StepResult, Task
 
 SAMPLES = 16
 """Global batch size of a verification: each of 4 ranks has 2 micro-batches of 2 samples."""
 _OVERRIDDEN = (
-    *LEFT_OUT, "--torch-compile", "--pynative", "--tf32", "--context-parallel-size", "--lr-warmup-iters",
-    "--lr-decay-style", "--ema-decay", "--micro-batch-size",
-)  # fmt: skip
+    *LEFT_OUT,
+    *"--torch-compile --pynative --tf32 --context-parallel-size --lr-warmup-iters --lr-decay-style".split(),
+    *("--ema-decay", "--micro-batch-size"),
+)
 SETTINGS = ("--lr-decay-style", "constant", "--ema-decay", "0.5")
 """Flags that a verification sets so that the first step moves weights and EMA by more than float32 rounding."""
 WEIGHTS = "weights.safetensors"
@@ -87,13 +89,13 @@ class Config:
 
     def task(self, layout: Layout, name: str, watched: bool = False, **reference: Any) -> Task:
         """Return the task of computing ``layout``; ``reference``: fields of the task of a float64 reference."""
-        micro = self.samples * layout.sharing // (layout.ranks * layout.micro_batches)
+        micro = self.samples * layout.context_parallel // (layout.ranks * layout.micro_batches)
         flags = [
             *("--ai-framework", layout.framework, "--host", layout.host),
             *("--mm-model", str(self.folder / "model.json"), "--mm-data", self.data),
-            *self.flags, *SETTINGS, *layout.what, *layout.flags, "--init-from", str(self.weights),
+            *(*self.flags, *SETTINGS, *layout.what, *layout.flags, "--init-from", str(self.weights)),
             *("--global-batch-size", str(self.samples), "--micro-batch-size", str(micro)),
-        ]  # fmt: skip
+        ]
         if layout.sharding is not None:
             flags += ["--use-torch-fsdp2", "--fsdp2-config-path", str(self._sharding(layout))]
         flags += WATCHED_BY.get(layout.framework, ()) if watched else ()
@@ -130,15 +132,15 @@ def open_config(source: Path, folder: Path, checkpoint: str | None, is_whole: bo
     write_weights(folder / WEIGHTS, weights)
     sharding = source / "fsdp2.yaml"
     fsdp2 = read_yaml(sharding, "--fsdp2-config-path") or {} if sharding.is_file() and small == model else {}
-    return Config(
-        folder, small, str(source / "data.json"), fsdp2, [*flags, "--seed", str(_seed(flags))],
-        samples=batch_size_of(flags) if is_whole else SAMPLES, steps=steps,
-        about={
-            "config": str(source), "model": _model_summary(model, small),
-            "weights": checkpoint or "random from the seed, also those that start at zero",
-            "digest of the weights": digest_of_base(weights)[:16], "steps": str(steps),
-        },
-    )  # fmt: skip
+    about = {
+        "config": str(source),
+        "model": _model_summary(model, small),
+        "weights": checkpoint or "random from the seed, also those that start at zero",
+        "digest of the weights": digest_of_base(weights)[:16],
+        "steps": str(steps),
+    }
+    flags, samples = [*flags, "--seed", str(_seed(flags))], batch_size_of(flags) if is_whole else SAMPLES
+    return Config(folder, small, str(source / "data.json"), fsdp2, flags, samples, steps, about)
 
 
 def _with_reduced_width(model: ModelConfig) -> ModelConfig:
@@ -151,10 +153,9 @@ def _check_memory(model: ModelConfig) -> None:
     """Raise ConfigError if this machine has too little memory for a step of the model in float64."""
     need, there = parameters_of(model.predictor).num_elements() * REFERENCE_BYTES, host_memory_bytes()
     if need > there:
-        raise ConfigError(
-            "--full", f"a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB",
-            "leave --full and --checkpoint out: a copy of reduced width is verified then",
-        )  # fmt: skip
+        what = "--full"
+        reason = f"a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB"
+        raise ConfigError(what, reason, "leave --full and --checkpoint out: a copy of reduced width is verified then")
 
 
 def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Echo) -> list[Verdict]:
@@ -203,12 +204,14 @@ def reference_tasks(config: Config, layouts: Sequence[Layout], watched: bool = F
     for layout in layouts:
         group, single = requests.setdefault(layout.reference_key, {}), Layout("float64 reference", what=layout.what)
         stem = f"reference{list(requests).index(layout.reference_key)}{watched * '-watched'}"
-        settings = {"is_truth": True, "on_host": layout.against_host}
+        settings = {"is_float64": True, "on_host": layout.cpu_reference}
         group.setdefault("", [config.task(single, stem, watched, **settings)])
         sizes = {"rounding": ROUNDINGS * UNITS[layout.precision], "optimizer_rounding": ROUNDINGS * UNITS["float32"]}
         names = [f"{stem}-{layout.precision}-{draw}" for draw in range(DRAWS)]
-        group.setdefault(layout.precision, [config.task(single, name, watched, draw=draw, **settings, **sizes)
-                                            for draw, name in enumerate(names)])  # fmt: skip
+        group.setdefault(
+            layout.precision,
+            [config.task(single, name, watched, draw=draw, **settings, **sizes) for draw, name in enumerate(names)],
+        )
     return requests
 
 
@@ -239,13 +242,12 @@ def _compute(
         names = dict.fromkeys(layout.name for layout, _ in group.values())
         echo(f"{first.framework} on {first.ranks} rank(s): {', '.join(names)}")
         while tasks:
-            script = OURS if is_ours else HOSTED
-            reason = run_tasks(first.ranks, first.framework, list(tasks.values()), config.folder, pythons, script)
+            reason = run_tasks(first.ranks, first.framework, list(tasks.values()), config.folder, pythons, WORKER)
             done = {output: result for output, task in tasks.items() if (result := StepResult.read(task))}
             missing = [output for output in tasks if output not in done]
             results |= done
             if missing and (done or not (is_ours or reason.startswith(f"exit code {USER_ERROR}:"))):
-                results[missing[0]] = Crashed(f"its process crashed: {reason}")
+                results[missing[0]] = CrashedLayout(f"its process crashed: {reason}")
             else:  # the others would not start either
                 results |= dict.fromkeys(missing, reason)
             tasks = {output: tasks[output] for output in missing[1:]} if done else {}

@@ -1,4 +1,10 @@
-"""Whether a training step is right in every layout: compared with a float64 reference, within measured bounds."""
+"""Layouts of a training step, and the verdict on each: compare it with a float64 reference, within measured bounds.
+
+A layout is *how* a step is computed. Its ``what`` flags change the mathematics, and with it the reference, which is the
+step on one rank in float64. How far rounding may move each quantity is measured there too: in the same step, the
+weights, the outputs of every module, and every gradient are perturbed at random by ROUNDINGS roundings of the precision
+in question. The arithmetic of the layout plays no part, so an error in it cannot widen its bound.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.errors import ConfigError, nearest
-from mindspeed_mm_dit.tools.verify.first_wrong_module import AFTER_BACKWARD, first_wrong
+from mindspeed_mm_dit.tools.verify.module_recorder import AFTER_BACKWARD, describe_first_wrong
+from mindspeed_mm_dit.tools.verify.processes import Arrays, StepResult
 from mindspeed_mm_dit.tools.verify.table import (
     MODULES,
     STEPS,
@@ -24,7 +31,6 @@ from mindspeed_mm_dit.tools.verify.table import (
     noise_of,
     worst,
 )
-from mindspeed_mm_dit.tools.verify.task import Arrays, StepResult
 
 UNITS = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 """Unit roundoff of each precision: the largest relative error of one rounding."""
@@ -45,7 +51,7 @@ class Layout:
     """Flags that change what is computed: optimizer, clipping."""
     micro_batches: int = 1
     """Micro-batches of a step on each rank."""
-    sharing: int = 1
+    context_parallel: int = 1
     """Size of the context-parallel group, whose ranks split the tokens of a sample."""
     sharding: Mapping[str, Any] | None = None
     """Keys of fsdp2.yaml that differ from the user's; None: the weights are replicated."""
@@ -53,7 +59,7 @@ class Layout:
     framework: str = "pytorch"
     host: str = "standalone"
     """Host of the step, a value of ``--host``."""
-    against_host: bool = False
+    cpu_reference: bool = False
     """Whether its reference is computed on the host's CPU, not on the accelerator; skipped if there is none."""
 
     def __str__(self) -> str:
@@ -68,7 +74,7 @@ class Layout:
     @property
     def reference_key(self) -> tuple[bool, tuple[str, ...]]:
         """Key of the float64 reference: layouts with the same key are compared with the same one."""
-        return self.against_host, self.what
+        return self.cpu_reference, self.what
 
     @property
     def stem(self) -> str:
@@ -87,7 +93,7 @@ _ULYSSES = ("--context-parallel-size", "2")
 
 LAYOUTS: tuple[Layout, ...] = (
     Layout("whole batch"),
-    Layout("device", against_host=True),
+    Layout("device", cpu_reference=True),
     Layout("micro-batches", micro_batches=4),
     Layout("recompute", sharding={**_SHARDED, **_RECOMPUTED}, micro_batches=2),
     Layout("torch.compile", flags=("--torch-compile",)),
@@ -107,11 +113,11 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("FSDP2, Muon", 2, what=_MUON, sharding=_SHARDED),
     Layout("FSDP2, LoRA", 2, what=_LORA, sharding=_SHARDED),
     Layout("FSDP2, torch.compile", 2, ("--torch-compile",), sharding=_SHARDED),
-    Layout("Ulysses", 2, _ULYSSES, sharing=2),
+    Layout("Ulysses", 2, _ULYSSES, context_parallel=2),
     Layout("replicated", 4),
     Layout("FSDP2", 4, sharding=_SHARDED, micro_batches=2),
     Layout("hybrid", 4, sharding=_HYBRID, micro_batches=2),
-    Layout("hybrid, Ulysses", 4, _ULYSSES, sharing=2, sharding=_HYBRID),
+    Layout("hybrid, Ulysses", 4, _ULYSSES, context_parallel=2, sharding=_HYBRID),
     Layout("MindSpeed-MM, old route", 2, sharding=_SHARDED, micro_batches=2, host="mindspeed-mm"),
     Layout("MindSpeed-MM, native engine", 2, sharding=_SHARDED, micro_batches=2, host="mindspeed-mm-native"),
     Layout("whole batch, graph", framework="mindspore"),
@@ -174,7 +180,7 @@ def rounding_tolerances(precision: str) -> Tolerances:
     return Tolerances(rounding=2 * ROUNDINGS * UNITS[precision])
 
 
-def decided(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
+def signs_are_certain(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
     """Return a mask of the entries of a gradient whose sign is certain (UNDECIDED).
 
     ``moved``: how far rounding moved each entry.
@@ -183,7 +189,7 @@ def decided(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
     return np.maximum(moved, usual) < UNDECIDED * np.abs(gradient)
 
 
-def computed(result: StepResult, start: Arrays, counts: Arrays) -> Computed:
+def quantities_of_result(result: StepResult, start: Arrays, counts: Arrays) -> Computed:
     """Return the quantities of ``result`` by their names in the table; weights and averages as changes from the start.
 
     ``start``: the initial weights of all layouts; ``counts``: for each parameter, a mask of the entries to compare.
@@ -210,7 +216,8 @@ class Reference64:
         names = [name[9:] for name in self.exact.arrays if name.startswith("gradient/")]
         counts = {name: self._decided(name, layout.precision) for name in names}
         ours, exact, *noisy = (
-            computed(each, self.exact.start, counts) for each in (result, self.exact, *self.rounded[layout.precision])
+            quantities_of_result(each, self.exact.start, counts)
+            for each in (result, self.exact, *self.rounded[layout.precision])
         )
         undecided = [Finding(name, 0.0, 1.0, 0.0, 0.0) for name, values in exact.items() if not values.size]
         tolerances = rounding_tolerances(layout.precision)
@@ -219,7 +226,7 @@ class Reference64:
     def _decided(self, name: str, precision: str) -> np.ndarray:
         """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
         exact, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.exact, *self.rounded[precision]))
-        return decided(exact, np.max([np.abs(each - exact) for each in noisy], 0))
+        return signs_are_certain(exact, np.max([np.abs(each - exact) for each in noisy], 0))
 
     def first_wrong(self, verdict: Verdict, result: StepResult) -> str:
         """Return in words where a layout departs from the reference; ``result``: its rerun, with modules watched."""
@@ -228,16 +235,16 @@ class Reference64:
             name: values
             for name, values in self.exact.watched.items()
             if name in result.watched and (len(values) == samples or values.shape == result.watched[name].shape)
-        }  # fmt: skip  (leaves out compiled modules, and tables of positions of which each rank has a part)
+        }  # (leaves out compiled modules, and tables of positions of which each rank has a part)
         noise = noise_of([each.watched for each in self.rounded[layout.precision]], exact)
         tolerances, bounds = rounding_tolerances(layout.precision), dict.fromkeys(MODULES, MEASURED)
-        where = first_wrong(judge_steps(result.watched, exact, bounds, tolerances, noise))
+        where = describe_first_wrong(judge_steps(result.watched, exact, bounds, tolerances, noise))
         if where == AFTER_BACKWARD and verdict.named in {f.name for f in self.judge(layout, result) if f.good}:
             return UNWATCHED
         return where
 
 
-class Crashed(str):
+class CrashedLayout(str):
     """The last output of processes that ended before the layout's steps were done; no bound was applied."""
 
 
@@ -257,17 +264,17 @@ class Verdict:
     def word(self) -> str:
         """PASS, FAIL or "not proved"."""
         if self.reason:
-            return "FAIL" if isinstance(self.reason, Crashed) else "not proved"
-        return "FAIL" if self.wrong else "PASS" if self.telling else "not proved"
+            return "FAIL" if isinstance(self.reason, CrashedLayout) else "not proved"
+        return "FAIL" if self.wrong else "PASS" if self.conclusive else "not proved"
 
     def of_kind(self, kind: str) -> list[Finding]:
         """Return the findings about one kind of quantity."""
         return [finding for finding in self.findings if finding.kind == kind]
 
     @cached_property
-    def telling(self) -> list[Finding]:
+    def conclusive(self) -> list[Finding]:
         """The findings that show something; in the others, rounding is larger than the quantity."""
-        return [finding for finding in self.findings if finding.tells]
+        return [finding for finding in self.findings if finding.is_conclusive]
 
     @cached_property
     def wrong(self) -> list[Finding]:
@@ -277,7 +284,7 @@ class Verdict:
     @property
     def named(self) -> str:
         """Name of the quantity furthest past its bound: a gradient; if those are right, a step, average or loss."""
-        return named(self.findings)
+        return worst_quantity(self.findings)
 
     @property
     def location(self) -> str:
@@ -285,7 +292,7 @@ class Verdict:
         return describe_location(self.where, self.named)
 
 
-def named(findings: Sequence[Finding]) -> str:
+def worst_quantity(findings: Sequence[Finding]) -> str:
     """Return the quantity furthest past its bound: a gradient; if those are right, a step, average or loss; or ""."""
     for kind in ("gradient", "step", "average", "loss", "gradient norm"):
         if wrong := [finding for finding in findings if finding.kind == kind and not finding.good]:

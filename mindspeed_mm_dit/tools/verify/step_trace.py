@@ -1,6 +1,9 @@
-"""Step traces: record the first steps of any training loop, for ``mm-dit compare A.trace B.trace``.
+"""Record the first steps of any training loop, for ``mm-dit compare A.trace B.trace``.
 
-A trace is a folder: for each step and rank a .json, written last, and the safetensors that it lists.
+Recorded are inputs, outputs and gradients of every module, the gradients that the optimizer gets, and the changes that
+it makes to the weights. Of large tensors a fixed random choice of entries is recorded. Before the optimizer steps, the
+step is repeated with every number perturbed at random by its rounding, which measures the rounding noise of this
+machine. In later steps, weights are also perturbed by the drift that the optimizer may have made of earlier rounding.
 """
 
 from __future__ import annotations
@@ -9,33 +12,23 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit import framework
-from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_between
-from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.hosts.standalone import build_engine
-from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.models.registry import load_encoders
-from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, functions_for, moved_weights
+from mindspeed_mm_dit.tools.verify.module_recorder import ModuleRecorder, functions_for, perturbed_weights
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.tools.verify.table import noise_of
-from mindspeed_mm_dit.training.contract import ForwardStep, engine_module, train_valid_batches
-from mindspeed_mm_dit.training.loop import LearningRate
-from mindspeed_mm_dit.training.resume import First, Start, check_fits, first_weights
 
 FORM = "mm-dit witness 1"
 """Version of the file format; the name is older than the term step trace."""
@@ -186,7 +179,7 @@ class TraceRecorder:
         self._path, self._repeats, self._steps, self._unit = Path(path), repeats, steps, 0.0
         self._moved: dict[str, np.ndarray] = {}
         self._drift: dict[str, float] = {}
-        self._watch: Watch | None = None
+        self._watch: ModuleRecorder | None = None
         self._hooks: list[Any] = []
 
     def __enter__(self) -> TraceRecorder:
@@ -204,8 +197,8 @@ class TraceRecorder:
     def __exit__(self, kind: Any, *failure: Any) -> None:
         self._end()
         if kind is None and self._step == 1:
-            raise ConfigError("w.step()", "was never called within the block: no step is recorded",
-                              "call it after each step of the optimizer")  # fmt: skip
+            reason = "was never called within the block: no step is recorded"
+            raise ConfigError("w.step()", reason, "call it after each step of the optimizer")
 
     def step(self, loss: Any = None) -> None:
         """End a step: call it after the optimizer's. Calls after the last recorded step do nothing.
@@ -219,20 +212,24 @@ class TraceRecorder:
             return
         if not self._calls or not any(name.startswith("gradient/") for name in self._arrays):
             what = "the optimizer took no step after backward()" if self._calls else "the model was not called"
-            raise ConfigError("w.step()", f"since the block began, {what}",
-                              "give dit.record_trace the module and the optimizer that the loop calls, without a "
-                              "closure, and not compiled to a graph on MindSpore")  # fmt: skip
+            cure = (
+                "give dit.record_trace the module and the optimizer that the loop calls, without a "
+                "closure, and not compiled to a graph on MindSpore"
+            )
+            raise ConfigError("w.step()", f"since the block began, {what}", cure)
         after, arrays, name = self._weights(), self._arrays, f"loss/{self._step}"
         arrays |= {f"start/{key}": value for key, value in self._start.items()}
         arrays |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}
         arrays |= {f"moved/{key}": value for key, value in self._moved.items()}
         if loss is not None:
-            arrays[name] = np.atleast_1d(self._backend.host(self._backend.tensor(loss)).astype(np.float64).mean())
+            arrays[name] = np.atleast_1d(self._backend.to_numpy(self._backend.tensor(loss)).astype(np.float64).mean())
             self._noise[name] = self._noise.pop("loss") / max(abs(float(arrays[name][0])), 1e-30)
         shapes = {name: list(p.shape) for name, p in self._backend.parameters(self._model).items()}
-        write(self._path, self._step, self._backend.rank(), arrays, self._noise,
-              {"unit": self._unit, "shapes": shapes, "settings": self._backend.settings(),
-               "model": type(self._model).__name__, "micro_batches": len(self._calls)})  # fmt: skip
+        facts = {
+            **{"unit": self._unit, "shapes": shapes, "settings": self._backend.settings()},
+            **{"model": type(self._model).__name__, "micro_batches": len(self._calls)},
+        }
+        write(self._path, self._step, self._backend.rank(), arrays, self._noise, facts)
         self._add_drift(after)
         self._start = after
         self._next()
@@ -265,23 +262,29 @@ class TraceRecorder:
 
     def _weights(self) -> dict[str, np.ndarray]:
         trees = {"step": self._model, "average": self._average}
-        return {f"{kind}/{name}": self._to_array(p) for kind, tree in trees.items() if tree is not None
-                for name, p in self._backend.parameters(tree).items()}  # fmt: skip
+        return {
+            f"{kind}/{name}": self._to_array(p)
+            for kind, tree in trees.items()
+            if tree is not None
+            for name, p in self._backend.parameters(tree).items()
+        }
 
     def _to_array(self, x: Any) -> np.ndarray:
         """Return a tensor, or the chosen entries of a large one."""
-        count = self._backend.size(x)
-        return self._backend.host(self._backend.picked(x, chosen(count)) if count > MAX_ENTRIES else x)
+        count = self._backend.num_entries(x)
+        return self._backend.to_numpy(self._backend.select_entries(x, chosen(count)) if count > MAX_ENTRIES else x)
 
     def _record(self, x: Any) -> np.ndarray:
-        self._unit = max(self._unit, self._backend.unit(x))
+        self._unit = max(self._unit, self._backend.unit_roundoff(x))
         return self._to_array(x)
 
     def _called(self, call: Any) -> None:
         """Record a call of the model by the loop."""
         if self._watch is None:
-            self._watch = Watch(self._model, convert=self._record)
-            self._output_watch = Watch(self._model, lambda name: not name, self._backend.copied, of_scalars=True)
+            self._watch = ModuleRecorder(self._model, convert=self._record)
+            self._output_watch = ModuleRecorder(
+                self._model, lambda name: not name, self._backend.detached_copy, of_scalars=True
+            )
         self._calls.append(call)
         self._watch.next()
         self._output_watch.next()
@@ -293,12 +296,18 @@ class TraceRecorder:
         values = self._watch.end()
         sent = self._output_watch.parts("given/")
         self._output_watch.remove()
-        self._arrays = {**values, **{f"gradient/{name}": self._to_array(g) for name, g in gradients.items()},
-                       f"gradient norm/{self._step}": self._backend.norm(gradients.values())}  # fmt: skip
+        self._arrays = {
+            **values,
+            **{f"gradient/{name}": self._to_array(g) for name, g in gradients.items()},
+            f"gradient norm/{self._step}": self._backend.norm(gradients.values()),
+        }
         calls, self._calls = self._calls, []  # (repeated calls do not count as calls of the loop)
         value, base, outputs = self._repeat(calls, sent)
-        scales = {name: _norm_ratio(self._arrays[name], array) for name, array in base.items()
-                  if name.startswith("gradient") and name in self._arrays}  # fmt: skip
+        scales = {
+            name: _norm_ratio(self._arrays[name], array)
+            for name, array in base.items()
+            if name.startswith("gradient") and name in self._arrays
+        }
         base |= {name: base[name] * scale for name, scale in scales.items()}
         for draw in range(self._repeats):  # (one repetition at a time is in memory)
             moved_value, moved, _ = self._repeat(calls, sent, draw, outputs)
@@ -319,9 +328,9 @@ class TraceRecorder:
         perturbed too, by as much as the outputs differ from those ``before``, because a loss compares outputs with
         targets of their size.
         """
-        backend, watch, value = self._backend, Watch(self._model, convert=self._to_array), 0.0
+        backend, watch, value = self._backend, ModuleRecorder(self._model, convert=self._to_array), 0.0
         outputs, gradients = list[Any](), dict[str, np.ndarray]()
-        with backend.restored_afterwards(self._model, whole=False), self._moving(draw):
+        with backend.restored(self._model, whole=False), self._moving(draw):
             for n in sorted(sent):
                 watch.next()
                 back, earlier = tuple(sent[n].values()), before[len(outputs)] if before else ()
@@ -329,7 +338,7 @@ class TraceRecorder:
                 def loss(tensors: Any, back: Any = back, earlier: Any = earlier) -> Any:
                     if earlier:
                         back = [
-                            b + (backend.copied(x) - y) * backend.norm_ratio(b, y)
+                            b + (backend.detached_copy(x) - y) * backend.norm_ratio(b, y)
                             for b, x, y in zip(back, tensors, earlier)
                         ]
                     return sum((x * b).sum() for x, b in zip(tensors, back))
@@ -337,8 +346,8 @@ class TraceRecorder:
                 results, _, step_gradients = backend.gradients(
                     self._model, partial(self._used, calls[n], sent[n]), loss, self._to_array
                 )
-                outputs.append(tuple(map(backend.copied, results)))
-                value += sum(float(backend.host((x * b).sum())) for x, b in zip(outputs[-1], back))
+                outputs.append(tuple(map(backend.detached_copy, results)))
+                value += sum(float(backend.to_numpy((x * b).sum())) for x, b in zip(outputs[-1], back))
                 gradients = {name: gradients.get(name, 0.0) + gradient for name, gradient in step_gradients.items()}
         values = watch.end() | {f"gradient/{name}": gradient for name, gradient in gradients.items()}
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradients.values()))
@@ -355,14 +364,16 @@ class TraceRecorder:
             return
         size = ROUNDINGS * self._unit
         with (
-            moved_weights(self._model, lambda name: size + self._drift.get(name, 0.0), draw),
+            perturbed_weights(self._model, lambda name: size + self._drift.get(name, 0.0), draw),
             self._backend.RoundingNoise(self._model, size, draw),
         ):
             yield
 
     def _used(self, call: Any, sent: Mapping[str, Any]) -> tuple[Any, ...]:
         """Repeat a call; return the outputs to which a gradient was sent back."""
-        tensors = {self._backend.mark(n): x for n, (_, x) in enumerate(self._backend.tensors(call(self._model)))}
+        tensors = {
+            self._backend.output_suffix(n): x for n, (_, x) in enumerate(self._backend.tensors(call(self._model)))
+        }
         return tuple(tensors[mark] for mark in sent)
 
 
@@ -375,90 +386,3 @@ def _norm_ratio(recorded: np.ndarray, repeated: np.ndarray) -> float:
 def chosen(count: int) -> np.ndarray:
     """Return the indices of the recorded entries of a tensor of ``count``: the same on every machine."""
     return np.random.Generator(np.random.Philox(count)).integers(0, count, MAX_ENTRIES)
-
-
-Tensor = Any
-
-
-class StepNumbers(NamedTuple):
-    """The numbers of a step, as a run logs them."""
-
-    iteration: int
-    loss: float
-    grad_norm: float
-    began_at: int
-    """Number of samples before the step."""
-
-
-def join(args: RunConfig) -> RunConfig:
-    """Check the run, join the other ranks, and return the run with its configs."""
-    args = preflight(args)
-    framework.runtime.initialize(
-        args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
-    )
-    return args
-
-
-def begin(
-    args: RunConfig,
-    start: Start | None = None,
-    prepare: Callable[[Any], Any] = lambda model: model,
-    first: First | None = None,
-) -> Any:
-    """Return the engine of a run that has joined.
-
-    prepare: receives the composite before it is sharded, and returns the one to use. first: the initial weights; None:
-    those of the run.
-    """
-
-    def build_model() -> Any:
-        return prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
-
-    engine = build_engine(args, engine_module(), build_model, first or first_weights(args, start))
-    if start is not None:
-        engine.load(start.path, with_optimizer=not args.no_load_optim)
-    return engine
-
-
-def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
-    """Return the point from which a run that has joined resumes, checked against its flags; None: the beginning."""
-    if checkpoint is None:
-        return None
-    start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
-    check_fits(args, start, engine_module().checkpoints)
-    return start
-
-
-def steps_after(args: RunConfig, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepNumbers]:
-    """Take the steps of a run after ``start``, one per item of this iterator."""
-    done = start.iteration if start else 0
-    began_at = (start.facts if start else {}).get("consumed_samples", done * args.global_batch_size)
-    batches, _ = train_valid_batches(replace(args, consumed_train_samples=began_at))
-    schedule = LearningRate.of(args)
-    while True:
-        result = engine.train_step(step, batches, schedule.at(done))
-        done += 1
-        loss, grad_norm = framework.runtime.read_later([result.loss, result.grad_norm]).wait()
-        yield StepNumbers(done, loss, grad_norm, began_at)
-        began_at += args.global_batch_size
-
-
-def script(
-    see: Callable[[Tensor], None],
-    next_batch: Callable[[], None] = lambda: None,
-    losses_of: Callable[..., Tensor] = lambda model, batch: model(**batch),
-) -> ForwardStep:
-    """Return the forward step of pretrain_dit.py; it passes the losses (B,) to ``see``."""
-
-    def loss_func(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = losses.mean()
-        return loss, {"loss": framework.runtime.mean_over_ranks([loss])[0]}
-
-    def forward_step(batches: Iterator[Any], model: Any) -> tuple[Tensor, Any]:
-        batch = next(batches)
-        next_batch()
-        losses = losses_of(model, framework.runtime.to_device(batch))
-        see(losses)
-        return losses, loss_func
-
-    return forward_step

@@ -70,15 +70,17 @@ STEPS = ("loss", "gradient norm", "gradient", "step", "average")
 """Kinds of quantities of training steps, in the order in which they are computed: by step, the losses and the norm of
 all gradients; by parameter, its gradient and the change of the weight and of its EMA."""
 MODULES = ("input", "output", "given", "back")
-"""Kinds of values that are watched in each module of the network (``first_wrong_module.py``)."""
+"""Kinds of values that are watched in each module of the network (``module_recorder.py``)."""
 BOUNDS: Mapping[str, Bound] = {
-    "input": FORWARD, "output": FORWARD, "gradient": GRADIENTS, "given": GRADIENTS, "back": GRADIENTS, "loss": TRAINING,
-}  # fmt: skip
+    **dict.fromkeys(("input", "output"), FORWARD),
+    **dict.fromkeys(("gradient", "given", "back"), GRADIENTS),
+    "loss": TRAINING,
+}
 """Bounds for the comparison of two frameworks. For layouts, the effect of rounding is measured instead (``prove.py``).
 """
 Computed = Mapping[str, np.ndarray]
 """Quantities of training steps by name."""
-_NOT_THERE = np.zeros(0)
+_MISSING = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Quantity:
 Rows = tuple[Quantity, ...]
 
 
-class NotThere(LookupError):
+class UnknownQuantity(LookupError):
     """Raised by ``compute`` if a name has the right form but this program lacks the quantity; holds a hint, or ""."""
 
 
@@ -125,7 +127,7 @@ class Finding:
         return self.error <= self.tolerance < math.inf
 
     @property
-    def tells(self) -> bool:
+    def is_conclusive(self) -> bool:
         """Whether the finding proves anything: zeros have an error of 1, so a tolerance of 1 or more proves nothing."""
         return not self.good or self.tolerance < 1
 
@@ -140,7 +142,7 @@ class Finding:
         return self.name.partition("/")[2]
 
 
-def find(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
+def find_row(rows: Rows, name: str) -> tuple[Quantity, tuple[str, ...]] | None:
     """Return the first row that covers ``name``, and the matches of its groups; None if there is none."""
     matches = ((row, re.fullmatch(row.names, name)) for row in rows)
     return next(((row, match.groups()) for row, match in matches if match), None)
@@ -158,7 +160,7 @@ def judge_steps(
     noise: how far rounding alone moves each quantity (:func:`noise_of`); twice as much passes.
     """
     return [
-        judge(name, ours.get(name, _NOT_THERE), values, bound, tolerances, noise.get(name))
+        judge(name, ours.get(name, _MISSING), values, bound, tolerances, noise.get(name))
         for kind, bound in bounds.items()
         for name in reference
         if name.partition("/")[0] == kind

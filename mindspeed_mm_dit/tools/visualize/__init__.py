@@ -12,4 +12,4 @@ def register() -> None:
     register("command", "app", Command(summary, f"{__name__}.cli.app", "app", {"gradio": "gradio"}))
     summary = "draw the loss curves of one run or several in one picture"
     packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
-    register("command", "plot", Command(summary, f"{__name__}.cli.plot", "view", packages))
+    register("command", "plot", Command(summary, f"{__name__}.plot", "view", packages))

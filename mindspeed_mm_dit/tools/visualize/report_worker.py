@@ -33,8 +33,8 @@ from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.plan import SamplePlan, with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.tools.evaluate.built_in import judge_of  # (scores belong to a report)
-from mindspeed_mm_dit.tools.visualize.curves import draw_loss_of_run
+from mindspeed_mm_dit.tools.evaluate.demo_judges import builtin_judge  # (scores belong to a report)
+from mindspeed_mm_dit.tools.visualize.plot import draw_loss_of_run
 from mindspeed_mm_dit.training.report import ReportJob
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     described = describe(ModelRequest(job.save))
     config = described.config
     conditions = config.predictor.conditions
-    judge = None if job.frames else _with_packages("score", partial(judge_of, job.source or "", conditions.items))
+    judge = None if job.frames else _with_packages("score", partial(builtin_judge, job.source or "", conditions.items))
     try:
         model = load_model(described, bf16=job.bf16)
     except PlatformError as error:

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist, pdist
 
-from mindspeed_mm_dit.tools.evaluate.digits import digits_accuracy, real_digits, score_digits, scores_of_real_digits
+from mindspeed_mm_dit.errors import DataError
+from mindspeed_mm_dit.tools.evaluate.demo import DIGIT_OF, SEEN, UNSEEN, captions_of, read_digits
+from mindspeed_mm_dit.tools.evaluate.digits import (
+    PHRASINGS,
+    digits_accuracy,
+    real_digits,
+    score_captioned_digits,
+    score_digits,
+    scores_of_real_digits,
+)
 
 
 def as_images(pixels):
@@ -60,3 +69,32 @@ def test_real_digits_score_as_real_ones():
 def test_classifier_reads_97_percent_of_unseen_digits():
     real = real_digits()
     assert digits_accuracy(as_images(real.pixels[1200:]), real.labels[1200:]) == pytest.approx(0.97, abs=0.01)
+
+
+def real_images(digits):
+    """A real image of each of ``digits``, of those that the classifier was not fitted on."""
+    found = read_digits()
+    images = np.round(found.images * (255 / 16)).astype(np.uint8)[1200:, :, :, None]
+    return np.stack([images[np.flatnonzero(found.labels[1200:] == digit)[n % 40]] for n, digit in enumerate(digits)])
+
+
+def test_real_digits_are_read_as_asked():
+    right = [DIGIT_OF[caption] for caption in PHRASINGS]
+    found = score_captioned_digits(real_images(right), PHRASINGS)
+    assert found.seen > 0.95 and found.unseen > 0.95 and found.images == 400
+    wrong = [digit if n < 200 else (digit + 1) % 10 for n, digit in enumerate(right)]
+    found = score_captioned_digits(real_images(wrong), PHRASINGS)
+    assert found.seen > 0.95 and found.unseen < 0.05
+
+
+def test_phrasings_ask_for_each_digit_equally():
+    seen = {caption for digit in range(10) for caption in captions_of(digit, SEEN)}
+    assert len(PHRASINGS) == 400 and [caption in seen for caption in PHRASINGS] == [True] * 200 + [False] * 200
+    for kind in (PHRASINGS[:200], PHRASINGS[200:]):
+        assert np.bincount([DIGIT_OF[caption] for caption in kind]).tolist() == [20] * 10
+    assert set(PHRASINGS[200:]) == {caption for digit in range(10) for caption in captions_of(digit, UNSEEN)}
+
+
+def test_caption_of_something_else_is_refused():
+    with pytest.raises(DataError, match="a dog"):
+        score_captioned_digits(real_images([1, 2]), ("the number 1", "a dog"))

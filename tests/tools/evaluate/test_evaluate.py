@@ -105,7 +105,7 @@ def test_rank_without_a_file_waits_for_the_other(untrained, tmp_path):
 KILLED = """
 import os, signal, sys
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.tools.evaluate.shards import Shards
+from mindspeed_mm_dit.tools.evaluate.drawing import Shards
 write = Shards.write
 def killed(self, *given):
     write(self, *given)

@@ -182,5 +182,5 @@ def test_damaged_images_of_the_reference_are_skipped(real, tmp_path, monkeypatch
     (reference / "disc/000.png").write_bytes((reference / "disc/001.png").read_bytes()[:-200])  # its header is whole
     samples = write(tmp_path / "new", {name: drawn(name, 12, seed=5) for name in NAMES})
     assert judgement(samples, reference, tmp_path / "r")["reference"]["images"] == 89
-    monkeypatch.setattr(images_judge, "MOST_IMAGES", 45)
+    monkeypatch.setattr(images_judge, "MAX_REFERENCE_IMAGES", 45)
     assert "45 of 89 real images were used" in " ".join(judgement(samples, reference, tmp_path / "l")["notes"])

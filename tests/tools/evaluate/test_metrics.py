@@ -9,8 +9,8 @@ from scipy.stats import entropy
 from mindspeed_mm_dit.tools.evaluate import metrics
 from mindspeed_mm_dit.tools.evaluate.metrics import (
     Gaussian,
+    fit_gaussian,
     frechet_distance,
-    gaussian_of,
     inception_score,
     precision_recall,
 )
@@ -35,7 +35,7 @@ def features():
 def test_scores_are_those_of_torch_fidelity():
     samples, reference = features()
     found = precision_recall(samples, reference)
-    assert frechet_distance(gaussian_of(samples), gaussian_of(reference)) == pytest.approx(
+    assert frechet_distance(fit_gaussian(samples), fit_gaussian(reference)) == pytest.approx(
         TORCH_FIDELITY["frechet"], rel=1e-6
     )
     assert inception_score(samples * 3, 100) == pytest.approx(TORCH_FIDELITY["score"], rel=1e-6)
@@ -46,13 +46,13 @@ def test_scores_are_those_of_torch_fidelity():
 def test_mean_and_covariance_are_those_of_numpy(monkeypatch):
     monkeypatch.setattr(metrics, "BLOCK_ROWS", 7)
     samples, _ = features()
-    found = gaussian_of(samples)
+    found = fit_gaussian(samples)
     np.testing.assert_allclose(found.mean, samples.astype(np.float64).mean(0), rtol=1e-12)
     np.testing.assert_allclose(found.covariance, np.cov(samples.astype(np.float64), rowvar=False), rtol=1e-9)
 
 
 def test_frechet_distance_is_that_of_a_matrix_square_root():
-    a, b = map(gaussian_of, features())
+    a, b = map(fit_gaussian, features())
     cross = np.trace(sqrtm(a.covariance @ b.covariance).real)
     apart = a.mean - b.mean
     expected = apart @ apart + np.trace(a.covariance) + np.trace(b.covariance) - 2 * cross
@@ -67,13 +67,13 @@ def test_frechet_distance_of_diagonal_gaussians_is_closed_form():
 
 def test_frechet_distance_of_a_set_from_itself_is_0():
     few = np.random.default_rng(0).standard_normal((20, 200))
-    assert frechet_distance(gaussian_of(few), gaussian_of(few)) < 1e-10 * 200
-    shifted = frechet_distance(gaussian_of(few), gaussian_of(few + 0.5))
+    assert frechet_distance(fit_gaussian(few), fit_gaussian(few)) < 1e-10 * 200
+    shifted = frechet_distance(fit_gaussian(few), fit_gaussian(few + 0.5))
     assert shifted == pytest.approx(0.25 * 200, rel=1e-9)  # the means alone differ
 
 
 def test_few_features_are_as_far_apart_as_by_eigenvectors():
-    few, other = (gaussian_of(np.random.default_rng(seed).standard_normal((20, 200)) + seed) for seed in (0, 1))
+    few, other = (fit_gaussian(np.random.default_rng(seed).standard_normal((20, 200)) + seed) for seed in (0, 1))
     by_eigenvectors = frechet_distance(replace(few, features=None), replace(other, features=None))
     assert frechet_distance(few, other) == pytest.approx(by_eigenvectors, rel=1e-9)
     assert frechet_distance(few, replace(few, features=None)) < 1e-10 * 200

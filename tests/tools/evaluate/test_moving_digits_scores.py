@@ -3,10 +3,10 @@ import pytest
 
 from mindspeed_mm_dit.data.clip_reader import fit_frames
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.tools.evaluate import moving_digits
+from mindspeed_mm_dit.tools.evaluate import demo_judges
 from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, DIRECTIONS, HELD_OUT, NAMES, OFFSETS, moving
+from mindspeed_mm_dit.tools.evaluate.demo_judges import digits_line, read_digits, read_directions, score_moving_digits
 from mindspeed_mm_dit.tools.evaluate.digits import FITTED_ON, real_digits
-from mindspeed_mm_dit.tools.evaluate.moving_digits import digits_line, read_digits, read_directions, score_moving_digits
 
 
 def clips_of(count=None):
@@ -29,10 +29,10 @@ def real():
 def small_classifier():
     """Fit the classifier to a quarter of its digits, in a quarter of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moving_digits, "FITTED_ON", FITTED_ON // 4)
-        moving_digits._classifier.cache_clear()
+        patch.setattr(demo_judges, "FITTED_ON", FITTED_ON // 4)
+        demo_judges._classifier.cache_clear()
         yield
-    moving_digits._classifier.cache_clear()
+    demo_judges._classifier.cache_clear()
 
 
 def test_clips_of_unseen_digits_are_read_right(real):
@@ -44,10 +44,10 @@ def test_clips_of_unseen_digits_are_read_right(real):
 
 @pytest.mark.extended
 def test_whole_classifier_reads_96_percent(monkeypatch):
-    monkeypatch.setattr(moving_digits, "FITTED_ON", FITTED_ON)
-    moving_digits._classifier.cache_clear()
+    monkeypatch.setattr(demo_judges, "FITTED_ON", FITTED_ON)
+    demo_judges._classifier.cache_clear()
     assert score_moving_digits(*clips_of()).both == pytest.approx(0.96, abs=0.01)
-    moving_digits._classifier.cache_clear()
+    demo_judges._classifier.cache_clear()
 
 
 def test_captions_of_other_clips_score_as_chance(real):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.tools.evaluate.shards import Drawing, Shards, draw_labels
+from mindspeed_mm_dit.tools.evaluate.drawing import Drawing, Shards, draw_labels
 
 DRAWING = Drawing(
     num=7, labels="equal", seed=0, sampler="ddim", steps=5, options={}, cfg_scale=1.5, cfg_channels="3",

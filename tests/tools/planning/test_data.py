@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.data import order as draws
+from mindspeed_mm_dit.data import order as data_order
 from mindspeed_mm_dit.data.order import SampleOrder, Stream
 from tests.captions_fixtures import captioned_configs
 from tests.conftest import ROOT
@@ -63,7 +63,7 @@ def test_sheet_shows_what_the_first_epoch_takes(pets, capsys):
     sheet = np.asarray(Image.open("sheet.png").convert("RGB"))
     order = SampleOrder(13, 5).images(np.arange(13))
     cats = [sample_index for sample_index in range(13) if order[sample_index] != 12][:10]
-    flipped = draws.coins(5, Stream.FLIP, np.array(cats), 0.5)
+    flipped = data_order.coins(5, Stream.FLIP, np.array(cats), 0.5)
     assert flipped.any() and not flipped.all()
     margin = sheet.shape[1] - 10 * 50
     left = [sheet[24, margin + 50 * column + 3, 0] for column in range(10)]

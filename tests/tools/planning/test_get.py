@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED, Published
+from mindspeed_mm_dit.tools.planning.get import PUBLISHED, PublishedWeights
 
 REPO, COMMIT = "people/net", "c" * 40
 FILES = {
@@ -108,9 +108,9 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     digest = hashlib.sha256(b"all alone").hexdigest()[:8]
     for name, record in {
-        "net": Published("a net", {"huggingface": REPO}),
-        "alone": Published("a file", {"address": f"{address}/plain-{digest}.pth"}),
-        "both": Published("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
+        "net": PublishedWeights("a net", {"huggingface": REPO}),
+        "alone": PublishedWeights("a file", {"address": f"{address}/plain-{digest}.pth"}),
+        "both": PublishedWeights("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
     }.items():
         monkeypatch.setitem(PUBLISHED, name, record)
     yield Hub
@@ -218,7 +218,7 @@ def with_file(**stated):
     ],
 )  # fmt: skip
 def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
-    monkeypatch.setattr("mindspeed_mm_dit.tools.planning.hubs.MOST_LISTING_BYTES", 2**17 - 1)
+    monkeypatch.setattr("mindspeed_mm_dit.tools.planning.hubs.MAX_LISTING_BYTES", 2**17 - 1)
     hub.edit = staticmethod(edit)
     assert main(["get", "net"]) == 2
     assert re.match(rf"CheckpointError: http://\S+/api/models/{REPO}", capsys.readouterr().err)

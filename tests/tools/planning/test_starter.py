@@ -11,8 +11,8 @@ from mindspeed_mm_dit.configs.source import Budget
 from mindspeed_mm_dit.data.buckets import counted, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.planning.facts import ImageFacts, Machine
-from mindspeed_mm_dit.tools.planning.starter import RUN_SEED, choose, text_for
+from mindspeed_mm_dit.tools.planning.facts import ImageFacts, Machine, text_for
+from mindspeed_mm_dit.tools.planning.starter import RUN_SEED, choose
 
 PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
 IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)

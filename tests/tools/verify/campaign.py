@@ -11,9 +11,9 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.tools.verify.processes import StepResult
 from mindspeed_mm_dit.tools.verify.proof import open_config, reference_tasks, references_from
 from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Layout, Reference64
-from mindspeed_mm_dit.tools.verify.task import StepResult
 from tests.captions_fixtures import CAPTIONS, captioned_configs, write_beside
 from tests.clips_fixtures import clip_configs
 from tests.tools.verify.forked_tasks import run_tasks
@@ -40,13 +40,13 @@ def truths_here(config, layouts, watched=False) -> dict:
     from mindspeed_mm_dit.framework import activate, runtime
 
     activate("pytorch")
-    from mindspeed_mm_dit.tools.verify.prove_worker import take
+    from mindspeed_mm_dit.tools.verify.worker import compute_task
 
     asked = reference_tasks(config, layouts, watched)
     tasks = [task for each in asked.values() for own in each.values() for task in own]
     with patch.dict(os.environ, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
         for task in tasks:
-            take(task)
+            compute_task(task)
         runtime.shutdown()
     return references_from(asked, {task.output: StepResult.read(task) for task in tasks})
 
@@ -87,9 +87,9 @@ def drawn_layouts(seed: int, given: Path) -> list[Layout]:
     draw, predictor = np.random.default_rng(seed), load_model_config(str(given / "model.json")).predictor
     ours = [
         each for each in LAYOUTS
-        if (each.framework, each.host) == ("pytorch", "standalone") and not each.against_host
+        if (each.framework, each.host) == ("pytorch", "standalone") and not each.cpu_reference
     ]  # fmt: skip
-    fit = [each for each in ours if each.sharing == 1 or _can_share(predictor, each.sharing)]
+    fit = [each for each in ours if each.context_parallel == 1 or _can_share(predictor, each.context_parallel)]
     by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
     return [own[int(draw.integers(len(own)))] for own in by_ranks]
 

@@ -4,13 +4,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindspeed_mm_dit.tools.verify.processes import OURS
-from mindspeed_mm_dit.tools.verify.task import Task, write_tasks
+from mindspeed_mm_dit.tools.verify.processes import WORKER, Task, write_tasks
 from tests.training import launch
 
 
 def run_tasks(
-    ranks: int, framework: str, tasks: Sequence[Task], folder: Path, pythons: Mapping[str, str], script: Path = OURS
+    ranks: int, framework: str, tasks: Sequence[Task], folder: Path, pythons: Mapping[str, str], script: Path = WORKER
 ) -> str:
     """Have processes do ``tasks``; return all that they said, which is kept in ``folder`` too."""
     listed = folder / f"{Path(tasks[0].output).name}.json"

@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
+from mindspeed_mm_dit.tools.verify.processes import Task, read_tasks
 from mindspeed_mm_dit.tools.verify.prove import Layout
-from mindspeed_mm_dit.tools.verify.task import Task, read_tasks
 
 MUON, CLIPPED = ("--optimizer", "muon"), ("--clip-grad", "0.001")
 REPLICATED = Layout("replicated", 2, micro_batches=2)
@@ -29,8 +29,8 @@ CLIPPING = Layout(
     "clipped", 2, what=CLIPPED, sharding={"sharding_size": "auto", "ignored_modules": ["predictor.t_embedder"]}
 )
 ADAPTED = Layout("LoRA", 2, what=("--lora-target-modules", "{*}", "--lora-r", "2", "--lora-alpha", "1"))
-ULYSSES = Layout("Ulysses", 2, ("--context-parallel-size", "2"), sharing=2)
-DEVICE = Layout("device", against_host=True)
+ULYSSES = Layout("Ulysses", 2, ("--context-parallel-size", "2"), context_parallel=2)
+DEVICE = Layout("device", cpu_reference=True)
 PYNATIVE = Layout("pynative", flags=("--pynative",), micro_batches=2, framework="mindspore")
 STEP = "training.pytorch.engine:Engine.train_step"
 
@@ -176,13 +176,13 @@ def main(tasks: list[Task]) -> None:
     """Do the tasks, each with the fault that its files are called after."""
     activate(tasks[0].value("--ai-framework"))
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.tools.verify.prove_worker import take
+    from mindspeed_mm_dit.tools.verify.worker import compute_task
 
     for task in tasks:
         fault = (FAULTS | OPERATORS).get(Path(task.output).name.replace("_", " "))
         with planted(fault) if fault else contextlib.nullcontext():
             try:
-                take(task)
+                compute_task(task)
             except UserError as error:
                 task.refuse(error)
     runtime.barrier()

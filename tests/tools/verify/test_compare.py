@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.sweep import FEW_MODELS, sweep
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.errors import PlatformError, UserError
@@ -18,11 +19,9 @@ from mindspeed_mm_dit.tools.verify import compare
 from mindspeed_mm_dit.tools.verify.against import SMALL
 from mindspeed_mm_dit.tools.verify.cli.compare import add_arguments, check_arguments, run_sides
 from mindspeed_mm_dit.tools.verify.compare import Side, training_flags
-from mindspeed_mm_dit.tools.verify.examples import weights_of, write_weights
-from mindspeed_mm_dit.tools.verify.first_wrong_module import first_wrong
-from mindspeed_mm_dit.tools.verify.processes import batch_size_of, find_python
+from mindspeed_mm_dit.tools.verify.module_recorder import describe_first_wrong
+from mindspeed_mm_dit.tools.verify.processes import Task, batch_size_of, find_python, weights_of, write_weights
 from mindspeed_mm_dit.tools.verify.table import Finding, judge_steps, relative_error, worst
-from mindspeed_mm_dit.tools.verify.task import Task
 from tests.conftest import GOLDEN
 from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.tools.verify import forked_tasks
@@ -61,7 +60,7 @@ def test_equal_sides_pass_with_weights_of_a_checkpoint(tiny, tmp_path, forked):
     model, data = f"{tiny.folder}/model.json", f"{tiny.folder}/data.json"
     write_weights(tmp_path / "other.safetensors", weights_of(load_model_config(model), None, 7))
     flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
-    task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, drawn=False)
+    task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, randomise_zeros=False)
     (from_the_seed,) = Side("pytorch", sys.executable, "fresh").take([task], tmp_path)
 
     words = f"--checkpoint {tmp_path}/other.safetensors --steps 1 --sample-steps 2 --batch-size 8"
@@ -88,10 +87,14 @@ def test_first_wrong_module_is_the_smallest_with_right_inputs():
         Finding("output/proj", 1e-2, 1e-5), Finding("output/attn", 1e-2, 1e-5), Finding("output/block", 1e-3, 1e-5),
     ]  # fmt: skip
     back = [Finding("given/b", 1.0, 1e-5), Finding("back/b", 1.0, 1e-5), Finding("back/a", 1.0, 1e-5)]
-    assert first_wrong(findings) == "forward: module attn, first seen in proj"  # (which is fed what is wrong)
-    assert first_wrong([Finding("output/x", float("nan"), 1e-5)]) == "forward: module x"
-    assert first_wrong([Finding("input//2", 1.0, 1e-5), *findings]).startswith("forward: the data: input 2 of the")
-    assert first_wrong(back) == "backward: module a" and first_wrong(findings[:1]).startswith("after backward")
+    assert describe_first_wrong(findings) == "forward: module attn, first seen in proj"  # (which is fed what is wrong)
+    assert describe_first_wrong([Finding("output/x", float("nan"), 1e-5)]) == "forward: module x"
+    assert describe_first_wrong([Finding("input//2", 1.0, 1e-5), *findings]).startswith(
+        "forward: the data: input 2 of the"
+    )
+    assert describe_first_wrong(back) == "backward: module a" and describe_first_wrong(findings[:1]).startswith(
+        "after backward"
+    )
 
 
 def test_error_is_relative_and_infinite_for_nan():
@@ -180,3 +183,13 @@ def test_weights_of_another_config_json_are_named(tmp_path, capsys, framework):
         write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", optimizer_rounding, {})
         assert main(["compare", "--against", f"diffusers:{tmp_path}"]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.ranks
+@pytest.mark.extended
+@needs_mindspore
+def test_mindspore_has_the_gradients_of_pytorch(tmp_path):
+    """A few of the models of benchmarks/sweep.py."""
+    found = sweep(FEW_MODELS, (Side("pytorch", sys.executable, "pytorch"), Side("mindspore", PYTHON, "ms")), tmp_path)
+    assert len(found.agreements) == len(FEW_MODELS)
+    assert [agreement for agreement in found.agreements if not agreement.good] == []

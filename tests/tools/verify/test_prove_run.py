@@ -18,9 +18,9 @@ def alone(monkeypatch, framework):
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
-    from mindspeed_mm_dit.tools.verify import prove_run  # (of the framework that is active)
+    from mindspeed_mm_dit.tools.verify import recompute
 
-    monkeypatch.setattr(prove_run, "NOISY_STEPS", 1)
+    monkeypatch.setattr(recompute, "NOISY_STEPS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def published(tmp_path_factory, digits_folder):
 @pytest.mark.ranks
 def test_steps_of_a_run_have_the_digits_of_its_log(published, tmp_path, capsys):
     card, page = tmp_path / "card.md", tmp_path / "page.html"
-    assert prove_run(f"{published}/ck", "--log", f"{published}/log", "--card", str(card), page=page) == 0
+    assert recompute(f"{published}/ck", "--log", f"{published}/log", "--card", str(card), page=page) == 0
     said = capsys.readouterr().out
     assert [int(place) for place in re.findall(r"PASS  iteration +(\d+)  loss .*: the same digits", said)] == [1, 4]
     text = card.read_text()
@@ -46,7 +46,7 @@ def test_steps_of_a_run_have_the_digits_of_its_log(published, tmp_path, capsys):
     found = json.loads(page.with_suffix(".json").read_text())
     assert [each["name"] for each in found["quantities"]] == ["loss/1", "gradient norm/1", "loss/4", "gradient norm/4"]
     assert found["about"]["weights after iteration 5"] in text and "4 of 4 numbers of the log are" in page.read_text()
-    assert prove_run(str(card), "--at", "1,2", "--", *here(published), page=page) == 0
+    assert recompute(str(card), "--at", "1,2", "--", *here(published), page=page) == 0
     assert "PASS  iteration      2  loss" in capsys.readouterr().out
 
 
@@ -56,15 +56,15 @@ def test_another_seed_and_a_wrong_line_fail(published, tmp_path, capsys):
     lines = (published / "log").read_text()
     loss = re.search(r"iteration +2/.* loss: (\S+)", lines)[1]
     (tmp_path / "log").write_text(lines.replace(loss, f"{float(loss) * 1.0001:.6E}"))
-    assert prove_run(*flags, str(tmp_path / "log"), page=page) == 1
+    assert recompute(*flags, str(tmp_path / "log"), page=page) == 1
     said = capsys.readouterr().out
     assert "<td class=FAIL>FAIL</td>" in page.read_text() and "1 of 2 numbers" in page.read_text()
     assert "FAIL  iteration      2  loss" in said and "PASS  iteration      2  gradient norm" in said
-    assert prove_run(*flags, f"{published}/log", "--", "--seed", "7", page=page) == 1
+    assert recompute(*flags, f"{published}/log", "--", "--seed", "7", page=page) == 1
     assert "FAIL  iteration      2  loss" in capsys.readouterr().out
 
 
-def prove_run(place, *flags, page):
+def recompute(place, *flags, page):
     return main(["prove", "--output", str(page), "--run", place, *flags])
 
 
@@ -80,6 +80,6 @@ def test_steps_of_the_demo_have_the_digits_of_its_card(digits_folder, tmp_path, 
     del data["dataset_param"]["source"]
     (tmp_path / "data.json").write_text(json.dumps(data))
     flags = ["--at", "20", "--", "--mm-data", str(tmp_path / "data.json"), "--num-workers", "0"]
-    assert prove_run("examples/digits_card.md", *flags, page=tmp_path / "page.html") == 0
+    assert recompute("examples/digits_card.md", *flags, page=tmp_path / "page.html") == 0
     said = capsys.readouterr().out
     assert "PASS  iteration     20  loss" in said and "changed since" not in said

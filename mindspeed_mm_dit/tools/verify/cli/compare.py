@@ -44,33 +44,23 @@ fails."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument(
-        "traces", nargs="*", metavar="TRACE", help="step traces of two machines; the first is the reference"
-    )
-    parser.add_argument("--names", metavar="JSON", help="of traces: an object, parameter or module in the second -> "
-                        "its name in the first, * for any part")  # fmt: skip
-    parser.add_argument("--against", metavar="PROGRAM", help="diffusers:FOLDER or diffusers:CLASS")
-    parser.add_argument("--model", metavar="JSON", help="model.json")
-    parser.add_argument(
-        "--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)"
-    )
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps; 0: none (default 20)")
-    parser.add_argument("--data", metavar="JSON", help="images to train on (default: data.json next to --model)")
-    parser.add_argument("--train-args", metavar="FILE", help="training flags (default: train.args next to --model)")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="training batch (default: from train.args)")
-    parser.add_argument(
-        "--sample-steps",
-        type=int,
-        default=20,
-        metavar="N",
-        help="steps of the objective's quick sampler; 0: no samples (default 20)",
-    )
-    parser.add_argument("--seed", type=int, default=1234, help="seed of weights and random numbers (default 1234)")
-    parser.add_argument("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
-    parser.add_argument("--pytorch-python", metavar="PY", help="interpreter with PyTorch (default: this one, .venv)")
-    parser.add_argument(
-        "--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, .venv-mindspore)"
-    )
+    add = parser.add_argument
+    add("traces", nargs="*", metavar="TRACE", help="step traces of two machines; the first is the reference")
+    words = "of traces: an object, parameter or module in the second -> its name in the first, * for any part"
+    add("--names", metavar="JSON", help=words)
+    add("--against", metavar="PROGRAM", help="diffusers:FOLDER or diffusers:CLASS")
+    add("--model", metavar="JSON", help="model.json")
+    add("--checkpoint", metavar="PATH", help="weights, as for 'mm-dit sample' (default: random, from --seed)")
+    add("--steps", type=int, default=20, metavar="N", help="training steps; 0: none (default 20)")
+    add("--data", metavar="JSON", help="images to train on (default: data.json next to --model)")
+    add("--train-args", metavar="FILE", help="training flags (default: train.args next to --model)")
+    add("--batch-size", type=int, metavar="N", help="training batch (default: from train.args)")
+    words = "steps of the objective's quick sampler; 0: no samples (default 20)"
+    add("--sample-steps", type=int, default=20, metavar="N", help=words)
+    add("--seed", type=int, default=1234, help="seed of weights and random numbers (default 1234)")
+    add("--output", default="report.html", metavar="HTML", help="the report (default report.html)")
+    add("--pytorch-python", metavar="PY", help="interpreter with PyTorch (default: this one, .venv)")
+    add("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, .venv-mindspore)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,10 +98,9 @@ def run_sides(args: argparse.Namespace, sides: Sides) -> int:
     """Compare two sides; the first is the reference. Write the report, print it, and return 0 or 1."""
     folder = Path(tempfile.mkdtemp(prefix="mm-dit-compare-"))
     try:
-        comparison = compare_sides(
-            sides, folder, model=args.model, checkpoint=args.checkpoint, seed=args.seed, steps=args.steps,
-            data=_data(args), train_args=_train_args(args), batch_size=args.batch_size, sample_steps=args.sample_steps,
-        )  # fmt: skip
+        names = ("model", "checkpoint", "seed", "steps", "batch_size", "sample_steps")
+        settings = {name: getattr(args, name) for name in names}
+        comparison = compare_sides(sides, folder, data=_data(args), train_args=_train_args(args), **settings)
     except KeyboardInterrupt:
         shutil.rmtree(folder)
         raise

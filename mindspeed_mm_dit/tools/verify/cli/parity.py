@@ -28,22 +28,21 @@ docs/verification.md describes the file format."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--reference", required=True, metavar="NPZ", help="file of reference values")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--reference", required=True, metavar="NPZ", help="file of reference values")
+    add(
         "--checkpoint",
         metavar="PATH",
         help="weights the values were computed with: a file, a checkpoint folder, or a folder of checkpoints (the "
         "newest); leave it out for the steps of an optimizer",
     )
-    parser.add_argument("--wan", metavar="PATH", help="weights of Wan, to check wan/ in a text-to-video file")
-    parser.add_argument("--vae", metavar="DIR", help="Wan's autoencoder, to check vae/ and step/latents in it")
-    parser.add_argument("--text-encoder", metavar="DIR", help="UMT5, to check umt5/ and step/prompt_embeds in it")
-    parser.add_argument("--lora", metavar="DIR", help="folder of adapters, to check a file of LoRA values")
+    add("--wan", metavar="PATH", help="weights of Wan, to check wan/ in a text-to-video file")
+    add("--vae", metavar="DIR", help="Wan's autoencoder, to check vae/ and step/latents in it")
+    add("--text-encoder", metavar="DIR", help="UMT5, to check umt5/ and step/prompt_embeds in it")
+    add("--lora", metavar="DIR", help="folder of adapters, to check a file of LoRA values")
     add_flags(parser, ModelRequest, "framework")
-    parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
-    parser.add_argument(
-        "--table-tolerance", type=float, default=1e-12, help="the same for the float64 schedule tables (default 1e-12)"
-    )
+    add("--tolerance", type=float, default=1e-5, help="largest relative error (default 1e-5)")
+    add("--table-tolerance", type=float, default=1e-12, help="the same for the float64 schedule tables (default 1e-12)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "must be a number of at least 0")
     for flag in ("vae", "text_encoder"):
         if getattr(args, flag) and args.ai_framework != "pytorch":
-            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "runs on PyTorch alone",
-                              "leave it out: the rest of the file is compared without it")  # fmt: skip
+            cure = "leave it out: the rest of the file is compared without it"
+            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "runs on PyTorch alone", cure)
     from rich.console import Console
     from rich.table import Table
 
@@ -73,15 +72,9 @@ def run(args: argparse.Namespace) -> int:
     for heading in ("quantity", "ours (norm)", "reference (norm)", "our error", "published error", "bound", "verdict"):
         table.add_column(heading, justify="left" if heading == "quantity" else "right", overflow="fold")
     for f in findings:
-        table.add_row(
-            f.name,
-            f"{f.ours:.6e}",
-            f"{f.reference:.6e}",
-            f"{f.error:.2e}",
-            "" if f.noise is None else f"{f.noise:.2e}",
-            f"{f.tolerance:.1e}",
-            "good" if f.good else "DIFFERS",
-        )
+        norms, noise = (f"{f.ours:.6e}", f"{f.reference:.6e}"), "" if f.noise is None else f"{f.noise:.2e}"
+        errors = f"{f.error:.2e}", noise, f"{f.tolerance:.1e}"
+        table.add_row(f.name, *norms, *errors, "good" if f.good else "DIFFERS")
     Console(width=None if sys.stdout.isatty() else 140).print(table)
     bad = [f for f in findings if not f.good]
     last = worst(findings)

@@ -18,10 +18,10 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.hosts.registry import named
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.page import proof_lines, write_proof, write_proof_of_run
+from mindspeed_mm_dit.tools.verify.past_run import PublishedRun, write_card
 from mindspeed_mm_dit.tools.verify.processes import interpreters
 from mindspeed_mm_dit.tools.verify.proof import Config, open_config, prove
 from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Layout, chosen
-from mindspeed_mm_dit.tools.verify.published import Published, write_card
 from mindspeed_mm_dit.training.flags import parse, quiet
 
 MAX_STEPS = 1000
@@ -47,36 +47,25 @@ With --run, recomputes steps of a published run on this machine, and compares lo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument(
-        "config",
-        nargs="*",
-        metavar="CONFIG",
-        help="folder with model.json, data.json and train.args, or an embedded one; "
-        "with --run, after --: flags of the run that differ here",
+    add = parser.add_argument
+    words = (
+        "folder with model.json, data.json and train.args, or an embedded one; "
+        "with --run, after --: flags of the run that differ here"
     )
-    parser.add_argument(
-        "--layouts", nargs="+", default=[], metavar="NAME", help="check only these layouts; * matches anything"
-    )
-    parser.add_argument("--list", action="store_true", help="list the layouts, and exit")
-    parser.add_argument(
-        "--checkpoint", metavar="PATH", help="weights to start from, in any format (default: random ones)"
-    )
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="use the whole model and batch (default: a narrower copy of the model, 16 samples)",
-    )
-    parser.add_argument("--steps", type=int, default=1, metavar="N", help="steps to compute (default 1)")
-    parser.add_argument("--output", default="proof.html", metavar="HTML", help="page to write, with a JSON next to it")
-    parser.add_argument("--run", dest="past", metavar="PATH", help="a folder of --save, or a run card")
-    parser.add_argument("--at", type=_iterations, default=[], metavar="N,N", help="with --run: logged iterations to "
-                        "recompute (default: the first after each checkpoint)")  # fmt: skip
-    parser.add_argument(
-        "--log", metavar="LOG", help="with --run: a log or TensorBoard folder (default: that of the run)"
-    )
-    parser.add_argument("--card", metavar="MD", help="with --run: write a run card, to publish with the weights")
-    parser.add_argument("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, "
-                        ".venv-mindspore)")  # fmt: skip
+    add("config", nargs="*", metavar="CONFIG", help=words)
+    add("--layouts", nargs="+", default=[], metavar="NAME", help="check only these layouts; * matches anything")
+    add("--list", action="store_true", help="list the layouts, and exit")
+    add("--checkpoint", metavar="PATH", help="weights to start from, in any format (default: random ones)")
+    words = "use the whole model and batch (default: a narrower copy of the model, 16 samples)"
+    add("--full", action="store_true", help=words)
+    add("--steps", type=int, default=1, metavar="N", help="steps to compute (default 1)")
+    add("--output", default="proof.html", metavar="HTML", help="page to write, with a JSON next to it")
+    add("--run", dest="past", metavar="PATH", help="a folder of --save, or a run card")
+    words = "with --run: logged iterations to recompute (default: the first after each checkpoint)"
+    add("--at", type=_iterations, default=[], metavar="N,N", help=words)
+    add("--log", metavar="LOG", help="with --run: a log or TensorBoard folder (default: that of the run)")
+    add("--card", metavar="MD", help="with --run: write a run card, to publish with the weights")
+    add("--mindspore-python", metavar="PY", help="interpreter with MindSpore (default: this one, .venv-mindspore)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,15 +97,15 @@ def run(args: argparse.Namespace) -> int:
 def _run_again(args: argparse.Namespace) -> int:
     """Compare steps of a published run with its log; return 0 if all agree up to rounding, 1 if one does not."""
     card, page = Path(args.card).resolve() if args.card else None, Path(args.output).resolve()
-    run = Published.open(args.past, args.log, args.config)
+    run = PublishedRun.open(args.past, args.log, args.config)
     activate(run.flags.ai_framework)
     from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.tools.verify.prove_run import described, others, recompute
+    from mindspeed_mm_dit.tools.verify.recompute import differing_versions, recompute, run_facts_of
 
     findings = recompute(run, args.at)
     if runtime.rank() == 0:
-        about = described(run)
-        write_proof_of_run(page, run, findings, about, others(run.facts, findings))
+        about = run_facts_of(run)
+        write_proof_of_run(page, run, findings, about, differing_versions(run.facts, findings))
         _log_page(page)
         if card:
             write_card(card, run, findings, about)
@@ -138,7 +127,7 @@ def _available_layouts() -> list[Layout]:
     """Return the layouts that differ from the reference on this machine."""
     from mindspeed_mm_dit.framework import runtime
 
-    return [layout for layout in LAYOUTS if not (layout.against_host and runtime.device_type() == "cpu")]
+    return [layout for layout in LAYOUTS if not (layout.cpu_reference and runtime.device_type() == "cpu")]
 
 
 def _missing_hosts(layouts: Sequence[Layout]) -> dict[str, UserError]:

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     past = PastRun.open("--checkpoint", args.checkpoint)
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")
     if iteration is None:
-        raise ConfigError("--iteration", f"is needed: {past.root} has no record of a step that was not finite",
-                          "name the step to recompute")  # fmt: skip
+        reason = f"is needed: {past.root} has no record of a step that was not finite"
+        raise ConfigError("--iteration", reason, "name the step to recompute")
     checkpoint = past.before(iteration)
     flags = quiet(past.flags(checkpoint, args.flags))
     if iteration > flags.train_iters:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         )
 
     activate(flags.ai_framework)
-    from mindspeed_mm_dit.tools.verify.replay import replay
+    from mindspeed_mm_dit.tools.verify.recompute import replay
 
     whole = replace(flags, torch_compile=False)  # compiled modules have no outputs that hooks could observe
     return 0 if replay(whole, checkpoint, iteration) else 1

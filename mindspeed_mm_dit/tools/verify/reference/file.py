@@ -1,4 +1,8 @@
-"""A file of reference values: its arrays, networks with its weights, kinds of files, and one optimizer step."""
+"""A file of reference values: its arrays, checks of its inputs, networks with its weights, and kinds of files.
+
+To add a kind, write a module in this folder with a ``FileKind`` and its program, which takes (arrays, weights by flag)
+and computes the quantities of the rows. Then add the kind to ``parity.KINDS``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from mindspeed_mm_dit.framework import ops, optim, runtime
 from mindspeed_mm_dit.integrations.formats.config_json import check_claimed_sizes
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
-from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity, Rows
+from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, Quantity, Rows, UnknownQuantity
 
 Tensor = Any
 Weights = Mapping[str, "str | Path"]
@@ -143,7 +147,7 @@ def evaluate(network: Any, *inputs: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A kind of files of reference values; names are given as regular expressions."""
 
     signature: str
@@ -173,7 +177,7 @@ ZERO = Bound(
 )
 
 
-class Step:
+class OptimizerStep:
     """A step of AdamW (eps 1e-8, no decay) on the mean of the losses, done when a result is first used.
 
     ``network``: creates a network whose weights this step may change. ``losses``: network -> losses (B,).
@@ -208,7 +212,7 @@ class Step:
         return self._before[1]
 
     def gradient_norm(self, parameter: str) -> np.ndarray:
-        """Return the norm of one of the gradients; raises NotThere."""
+        """Return the norm of one of the gradients; raises UnknownQuantity."""
         return norm(_lookup(self.gradients, parameter))
 
     @property
@@ -241,7 +245,7 @@ class Step:
         return self._after[1]
 
 
-def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
+def rows_of_step(step: Callable[[Any], OptimizerStep], prefix: str = "") -> Rows:
     """Return the rows about one step, for files of reference values.
 
     step: program -> its step. prefix: regular expression of the text before a parameter's name.
@@ -252,14 +256,16 @@ def rows_of_step(step: Callable[[Any], Step], prefix: str = "") -> Rows:
         Quantity(r"grad_norm_total", lambda p: step(p).grad_norm, GRADIENTS),
         Quantity(
             rf"param_norm_after_one_adamw_step/{prefix}(.+attn\.(?:qkv|k_norm)\.bias)",
-            lambda p, name: norm(_lookup(step(p).weights_after, name)), KEYS_BIAS,
+            lambda p, name: norm(_lookup(step(p).weights_after, name)),
+            KEYS_BIAS,
         ),
         Quantity(
             rf"param_norm_after_one_adamw_step/{prefix}(.+)",
-            lambda p, name: norm(_lookup(step(p).weights_after, name)), FORWARD,
+            lambda p, name: norm(_lookup(step(p).weights_after, name)),
+            FORWARD,
         ),
         Quantity(r"loss_after_one_adamw_step", lambda p: step(p).losses_after),
-    )  # fmt: skip
+    )
 
 
 def norm(array: np.ndarray) -> np.ndarray:
@@ -269,7 +275,7 @@ def norm(array: np.ndarray) -> np.ndarray:
 
 def _lookup(arrays: Mapping[str, np.ndarray], parameter: str) -> np.ndarray:
     if parameter not in arrays:
-        raise NotThere(nearest(parameter, arrays))
+        raise UnknownQuantity(nearest(parameter, arrays))
     return arrays[parameter]
 
 
@@ -371,7 +377,7 @@ def _rows(prefix: str, bound: Bound) -> tuple[Quantity, ...]:
     )
 
 
-MUON = Kind(
+MUON = FileKind(
     signature="grad/.+",
     inputs="lr|weight_decay|momentum|ns_coefficients|ns_steps|eps|(param|grad)/.+",
     program=Muon,

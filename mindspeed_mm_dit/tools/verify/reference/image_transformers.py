@@ -1,4 +1,8 @@
-"""Files of reference values of diffusers' image transformers: FLUX.1, FLUX.2, SD3, Qwen-Image and Z-Image."""
+"""Files of reference values of diffusers' image transformers: FLUX.1, FLUX.2, SD3, Qwen-Image and Z-Image.
+
+--checkpoint is the folder that diffusers wrote; its config.json names the family. Sampling and training steps are those
+of diffusers' pipelines and examples, whose times run from 0 (data) to 1 (noise).
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ from mindspeed_mm_dit.objectives.flow.timesteps import flux2_mu, sampling_times
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
-    Kind,
+    FileKind,
+    OptimizerStep,
     ReferenceArrays,
-    Step,
     Tensor,
     Weights,
     evaluate,
@@ -38,7 +42,7 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
     watched,
 )
 from mindspeed_mm_dit.tools.verify.reference.images import Point
-from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Bound, NotThere, Quantity
+from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Bound, Quantity, UnknownQuantity
 
 
 class Family:
@@ -85,7 +89,7 @@ class Family:
 
     def mu(self, tokens: int, steps: int) -> float:
         """Return the logarithm of the time shift of a sampling loop."""
-        raise NotThere("")
+        raise UnknownQuantity("")
 
 
 class FluxFamily(Family):
@@ -182,8 +186,9 @@ class Flux2Family(Family):
 
 
 FAMILIES: Mapping[str, type[Family]] = {
-    "flux": FluxFamily, "sd3": SD3Family, "qwen_image": QwenImageFamily, "z_image": ZImageFamily, "flux2": Flux2Family,
-}  # fmt: skip
+    **{"flux": FluxFamily, "flux2": Flux2Family, "sd3": SD3Family},
+    **{"qwen_image": QwenImageFamily, "z_image": ZImageFamily},
+}
 
 
 def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
@@ -206,7 +211,7 @@ class ImageTransformer:
         self.config, self._weights = network_in(Path(weights["--checkpoint"]))
         self.family = FAMILIES[self.config.model_id](arrays, self.config)
         self.number = len(arrays[self.family.latents])
-        self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
+        self.step = OptimizerStep(self.fresh_network, lambda network: self.at.losses(network))
         self.states = cache(self._states)
 
     def fresh_network(self) -> Any:
@@ -257,7 +262,7 @@ class ImageTransformer:
             return self.taps[name]
         module, _, part = name.rpartition(".")
         if module not in self.taps or not part.isdecimal():
-            raise NotThere("")
+            raise UnknownQuantity("")
         output, L = self.taps[module], self.inputs[2][0].shape[1]
         return (output if isinstance(output, tuple) else (output[:, :L], output[:, L:]))[int(part)]
 
@@ -288,7 +293,7 @@ class ImageTransformer:
     def gradient(self, parameter: str) -> np.ndarray:
         """Return the norm of the gradient of a parameter; zero for one without influence on the loss."""
         if parameter not in self._weights:
-            raise NotThere("")
+            raise UnknownQuantity("")
         gradient = self.step.gradients.get(parameter)
         return np.zeros(()) if gradient is None else norm(gradient)
 
@@ -396,7 +401,7 @@ FAINT_GRADIENTS = Bound(
 )
 _VARIANT = r"((?:true_cfg\d+(?:\.\d+)?|dynamic|cfg1|normalised|unguided)/)?"
 
-IMAGE_TRANSFORMER = Kind(
+IMAGE_TRANSFORMER = FileKind(
     signature=r"packed|pos_embed_cropped|train/minus_output",
     inputs=r"latents|text\d*|pooled|timestep|guidance|mask|mask_with_holes|img_shape|negative_(text\d*|pooled|mask)|"
     r"edit/(reference|packed|img_shapes)|((ids_other|reference)/)?(img|txt)_ids|reference/tokens|mixed/latents\d+|"

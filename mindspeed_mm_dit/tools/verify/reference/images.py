@@ -1,5 +1,7 @@
-"""Base classes for files of reference values of labelled-image models: inputs, DiTs with their weights, and results at
-one time. For later recipes, a ``.pt`` holds the settings with which the values were made."""
+"""Base classes for files of labelled-image models, and the files of the published DiT (Peebles & Xie 2023).
+
+A ``.pt`` of a later recipe holds the settings with which the values were made.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,24 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
+from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import ops
+from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.integrations.formats.single_files import plain
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.registry import ModelFn
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
+    FileKind,
+    OptimizerStep,
     ReferenceArrays,
     Tensor,
     Weights,
@@ -31,8 +38,9 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
     evaluate,
     loaded,
     norm,
+    rows_of_step,
 )
-from mindspeed_mm_dit.tools.verify.table import FORWARD, Bound, Quantity
+from mindspeed_mm_dit.tools.verify.table import EXACT, FORWARD, Bound, Quantity, UnknownQuantity
 
 Arrays = Mapping[str, np.ndarray]
 _LATENTS = ("x0", "x1", "noise", "x", "e")
@@ -85,8 +93,8 @@ class LabelledImages:
     """
 
     sizes: tuple[str, ...] = (
-        "hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
-    )  # fmt: skip
+        *("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes"),
+    )
     """Names of the numbers in ``config``: settings of the section ``predictor``."""
     num_timesteps: int | None = None
     """Times are whole numbers below this; None: real numbers from 0 to 1."""
@@ -114,9 +122,11 @@ class LabelledImages:
         return {
             **{name: (B, *latent) if name in _LATENTS else (B,) for name in _OF_SAMPLES},
             **dict.fromkeys(("noise_scale", "proj_coeff", "sample/cfg_scale", "sample/cfg_interval_start"), ()),
-            "sample/start": (chains, *latent), "sample/y": (chains,), "sample/brownian": (None, chains, *latent),
+            "sample/start": (chains, *latent),
+            "sample/y": (chains,),
+            "sample/brownian": (None, chains, *latent),
             "sample/cfg": (3,),
-        }  # fmt: skip
+        }
 
     @cached_property
     def weights(self) -> Arrays:
@@ -227,3 +237,84 @@ def rows_of_chain(names: str, bound: Bound = FORWARD) -> tuple[Quantity, Quantit
         Quantity(f"{names}/result", lambda file, *chain: file.states(*chain)[-1], bound),
         Quantity(f"{names}/norms", lambda file, *chain: np.array(list(map(norm, file.states(*chain)))), bound),
     )
+
+
+SAMPLE_SCALE, SAMPLE_CHANNELS = 4.0, 3
+"""Guidance of the ``sample/`` entries."""
+
+
+class PublishedDiT(LabelledImages):
+    """The quantities of a file."""
+
+    num_timesteps = GaussianDiffusionConfig().num_train_timesteps
+
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        super().__init__(arrays, weights)
+        self.process = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
+        self.step = OptimizerStep(self.fresh_network, lambda network: self.at.losses(network))
+
+    def table(self, name: str) -> np.ndarray:
+        """Return a table of the schedule."""
+        table = getattr(self.process.schedule, name, None)
+        if not isinstance(table, np.ndarray):
+            raise UnknownQuantity("")
+        return table
+
+    def timesteps(self, chain: str) -> np.ndarray:
+        """Return the training timesteps of respaced sampling."""
+        return respaced_steps(len(self.process.schedule), chain)
+
+    @cached_property
+    def at(self) -> Point:
+        """The samples at their timesteps."""
+        x0, t, noise, y = map(self.arrays.tensor, ("x0", "t", "noise", "y"))
+        return Point(self.process, x0, (t, noise), y)
+
+    @cached_property
+    def output(self) -> Tensor:
+        """The network's output there, (B, 2C, H, W)."""
+        return self.at.output(self.network)
+
+    def guided(self, scale: str, channels: str) -> Tensor:
+        """Return the published batch of two halves, guided."""
+        if int(channels) not in (3, self.config.in_channels):
+            raise CheckpointError(f"--reference: rgb{channels}", "guidance is on 3 or all channels")
+        return self.guided_halves(self.at.x_t, self.at.draws[0], self.arrays["y"], float(scale), int(channels))
+
+    def sample(self, chain: str) -> Tensor:
+        """Return the last state of a sampling loop, with the last real class in place of the unconditional one."""
+        labels = np.minimum(self.arrays["y"], self.config.num_classes - 1)
+
+        def model_fn(x: Tensor, t: Tensor, timestep: int) -> Tensor:
+            half = len(labels)
+            return self.guided_halves(x[:half], t[:half], labels, SAMPLE_SCALE, SAMPLE_CHANNELS)
+
+        sampler = ddim if chain.startswith("ddim") else ddpm
+        *_, last = sampler(
+            self.process.respaced(self.timesteps(chain)),
+            model_fn,
+            self.arrays.tensor(f"sample/{chain}/start"),
+            lambda step: self.arrays.tensor(f"sample/{chain}/noise_draws")[step],
+        )
+        return last
+
+
+DIT = FileKind(
+    signature=".*",
+    inputs=r"config|x0|noise|t|y|sample/[^/]+/(start|noise_draws)",
+    program=PublishedDiT,
+    rows=(
+        Quantity(r"table/(\w+)", PublishedDiT.table, EXACT),
+        Quantity("timestep_map/(.+)", PublishedDiT.timesteps),
+        Quantity("x_t", lambda file: file.at.x_t),
+        Quantity("output", lambda file: file.output),
+        Quantity("loss_mse", lambda file: file.process.simple_loss(file.output, file.at.x, *file.at.draws)),
+        Quantity(
+            "loss_vb", lambda file: file.process.variational_bound(file.output, file.at.x, file.at.x_t, *file.at.draws)
+        ),
+        Quantity("loss", lambda file: file.at.loss_of(file.output)),
+        Quantity(r"cfg_output_scale(\d+(?:\.\d*)?)_rgb(\d+)", PublishedDiT.guided),
+        Quantity("sample/([^/]+)/result", PublishedDiT.sample),
+        *rows_of_step(lambda file: file.step),
+    ),
+)

@@ -31,9 +31,9 @@ from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify, with_ad
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
-    Kind,
+    FileKind,
+    OptimizerStep,
     ReferenceArrays,
-    Step,
     Tensor,
     Weights,
     evaluate,
@@ -43,7 +43,7 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import MODULES, ImageTransformer
 from mindspeed_mm_dit.tools.verify.reference.video import TextToVideo, check_latents
 from mindspeed_mm_dit.tools.verify.reference.wan import EXPERTS, WanFile, chain_rows
-from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, NotThere, Quantity
+from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, Quantity, UnknownQuantity
 
 ADAMW_LR = 1e-3
 """Learning rate of the step; only A and B take it."""
@@ -99,7 +99,7 @@ def _per_block_rule(rule: rules.Rule) -> rules.Rule:
     return rules.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
 
 
-class Base:
+class BaseNetwork:
     """A network without adapters, its inputs, and copies with adapters; ``prefix`` precedes our names in it."""
 
     prefix = ""
@@ -167,7 +167,7 @@ class Base:
         return runtime.compiled(runtime.to_runtime_device(network))
 
 
-class WanBase(Base):
+class WanBase(BaseNetwork):
     """Wan, from --checkpoint."""
 
     conditions = ("text",)
@@ -178,7 +178,7 @@ class WanBase(Base):
         return network
 
 
-class ExpertBase(Base):
+class ExpertBase(BaseNetwork):
     """An expert of Wan 2.2, from --checkpoint."""
 
     per_sample, target = True, "target"
@@ -194,7 +194,7 @@ class ExpertBase(Base):
         return network(*self.values.inputs())
 
 
-class ImageBase(Base):
+class ImageBase(BaseNetwork):
     """An image transformer, from --checkpoint."""
 
     per_sample = True
@@ -214,7 +214,7 @@ class ImageBase(Base):
         return self.program.at.losses(network)
 
 
-class DiTBase(Base):
+class DiTBase(BaseNetwork):
     """diffusers' DiT, from the folder ``dit/`` next to the adapters."""
 
     conditions, prefix = ("y",), "dit."
@@ -241,8 +241,9 @@ class LoraValues:
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "--lora" not in weights:
-            raise CheckpointError("--lora", "is missing: the values of the file are those of adapters",
-                                  "name the folder that has them")  # fmt: skip
+            raise CheckpointError(
+                "--lora", "is missing: the values of the file are those of adapters", "name the folder that has them"
+            )
         self.arrays, self.weights, self.folder = arrays, weights, Path(weights["--lora"])
         self.base = cache(self._base)
         self.adapter = cache(self._adapter)
@@ -250,7 +251,7 @@ class LoraValues:
         self.step = cache(self._step)
         self.chains = cache(self.experts)
 
-    def _base(self, name: str) -> Base:
+    def _base(self, name: str) -> BaseNetwork:
         if name in EXPERTS:
             return ExpertBase(self, name)
         if "train/sigma" in self.arrays:
@@ -263,12 +264,12 @@ class LoraValues:
         if not path.exists():
             path = self.folder / f"{name}.safetensors"
         if not path.exists():
-            raise NotThere(f"--lora = {self.folder} has neither {name}/ nor {name}.safetensors")
+            raise UnknownQuantity(f"--lora = {self.folder} has neither {name}/ nor {name}.safetensors")
         return lora_files.read(path, self.base(name).layers)
 
-    def _step(self, name: str) -> Step:
+    def _step(self, name: str) -> OptimizerStep:
         base = self.base(name)
-        return Step(lambda: base.adapted(self.adapter(name)), base.losses, ADAMW_LR)
+        return OptimizerStep(lambda: base.adapted(self.adapter(name)), base.losses, ADAMW_LR)
 
     def base_arrays(self) -> ReferenceArrays:
         """Return the file of values of the base, whose inputs these values have."""
@@ -317,7 +318,7 @@ class LoraValues:
             if layer in theirs and matrix in ("lora_A", "lora_B"):
                 gradient = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
                 return norm(_part(gradient, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))
-        raise NotThere(f"the adapters are on {', '.join(list(adapter.layers)[:3])}, ...")
+        raise UnknownQuantity(f"the adapters are on {', '.join(list(adapter.layers)[:3])}, ...")
 
 
 def _part(gradient: np.ndarray, up: np.ndarray, matrix: str, number: int, count: int) -> np.ndarray:
@@ -328,7 +329,7 @@ def _part(gradient: np.ndarray, up: np.ndarray, matrix: str, number: int, count:
 
 _NAME = r"([^/]+)"
 
-LORA = Kind(
+LORA = FileKind(
     signature=r"loaded/.+|[^/]+/grad_norm/.+\.lora_[AB]\.weight",
     inputs=r"rank|alpha|target|[^/]+/(x|t|y|text|target)",
     program=LoraValues,

@@ -14,7 +14,14 @@ from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate, interval, with_equal
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
-from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Step, Tensor, Weights, evaluate
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FileKind,
+    OptimizerStep,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    evaluate,
+)
 from mindspeed_mm_dit.tools.verify.reference.images import RecipeFile
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Quantity
 
@@ -25,8 +32,6 @@ _CASE = rf"((?:plain|no_guidance|{re.sub('[(](?![?])', '(?:', _GUIDED)})(?:_p{_N
 
 class MeanFlowFile(RecipeFile):
     """The quantities of a file."""
-
-    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes")
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         super().__init__(arrays, weights)
@@ -92,7 +97,7 @@ class Case:
         times = np.stack([file.arrays["t"], file.arrays["r"]], 1).astype(np.float32)
         self.draws = ops.tensor(times), e, ops.tensor(np.zeros(len(times), np.float32))
         self.z_t, self.v = self.process.noised(x, *self.draws), e - x
-        self.step = Step(file.fresh_network, self.losses)
+        self.step = OptimizerStep(file.fresh_network, self.losses)
 
     @cached_property
     def labels(self) -> Tensor:
@@ -139,7 +144,7 @@ class Case:
         return self.process.denominator(self.process.squared(self.u - self.target))
 
 
-MEAN_FLOW = Kind(
+MEAN_FLOW = FileKind(
     signature=r"r|output_null|time/r|train/.+|sample/steps\d+/.+|grad_norm/h_embedder\..+",
     inputs=r"config|x|e|t|r|y|drop_u|time/z|sample/(start|y)|sample/steps\d+/t_grid",
     program=MeanFlowFile,

@@ -23,15 +23,15 @@ from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, network_tim
 from mindspeed_mm_dit.objectives.guidance import Guidance, projection_loss
 from mindspeed_mm_dit.tools.verify.reference.file import (
     ZERO,
-    Kind,
+    FileKind,
+    OptimizerStep,
     ReferenceArrays,
-    Step,
     Tensor,
     Weights,
     rows_of_step,
 )
-from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile
-from mindspeed_mm_dit.tools.verify.table import GRADIENTS, NotThere, Quantity
+from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point, RecipeFile
+from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Quantity, UnknownQuantity
 
 _PATHS = {"linear": "linear", "cosine": "gvp"}
 _STEPS = {"euler": ode.euler, "heun": ode.heun}
@@ -44,15 +44,14 @@ STEPS = 8
 class Repa(RecipeFile):
     """The quantities of a file."""
 
-    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "in_channels", "num_classes",
-             "encoder_depth", "projector_dim")  # fmt: skip
+    sizes = (*LabelledImages.sizes, "encoder_depth", "projector_dim")
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         super().__init__(arrays, weights)
         self.steps = len(arrays["sample/brownian"]) + 1 if "sample/brownian" in arrays else STEPS
         lr, *betas = (self.number("args", name) for name in ("learning_rate", "adam_beta1", "adam_beta2"))
-        self.step = Step(self.fresh_network, self._losses, lr, (betas[0], betas[1]))
-        self.step_of_projection = Step(self.fresh_network, lambda network: self._both(network)[1])
+        self.step = OptimizerStep(self.fresh_network, self._losses, lr, (betas[0], betas[1]))
+        self.step_of_projection = OptimizerStep(self.fresh_network, lambda network: self._both(network)[1])
 
     @property
     def flags(self) -> Mapping[str, Any]:
@@ -94,7 +93,7 @@ class Repa(RecipeFile):
     def projected(self, path: str, law: str, number: str) -> Tensor:
         """Return the tokens after a projector."""
         if int(number) >= len(self.config.z_dims):
-            raise NotThere(f"z_dims has {len(self.config.z_dims)} projectors")
+            raise UnknownQuantity(f"z_dims has {len(self.config.z_dims)} projectors")
         with ops.no_grad():
             return self._project(self.network, path, law)[1][int(number)]
 
@@ -129,9 +128,9 @@ class Repa(RecipeFile):
             if method != "sde":
                 return self._ode(method, start, guided)
             model_fn, noise = self.guided_model(guided), self.arrays.tensor("sample/brownian")
-            *_, last = sde_trajectory("sde-euler", self._processes["linear"], model_fn, start, lambda step: noise[step],
-                                 self.steps, DiffusionCoefficient("linear"))  # fmt: skip
-            return last
+            process, form = self._processes["linear"], DiffusionCoefficient("linear")
+            trajectory = sde_trajectory("sde-euler", process, model_fn, start, noise.__getitem__, self.steps, form)
+            return list(trajectory)[-1]
 
     def _ode(self, method: str, x: Tensor, guidance: Guidance) -> Tensor:
         """Return the last state of a sampling loop with guidance according to the time at which each step starts."""
@@ -149,7 +148,7 @@ class Repa(RecipeFile):
 _CASE = "(linear|cosine)/(uniform|lognormal)"
 _CHAIN = "sample/(euler|heun|sde)/(cfg1|cfg_interval|cfg_interval_low)/result"
 
-REPA = Kind(
+REPA = FileKind(
     signature=rf"zs\d+|time_[uz]|{_CASE}/.+|grad_norm(_of_proj_loss)?/projectors\..+|{_CHAIN}",
     inputs=r"config|z_dims|proj_coeff|x|e|y|zs\d+|time_[uz]|sample/(start|y|brownian|cfg)",
     program=Repa,

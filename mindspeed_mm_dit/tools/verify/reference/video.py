@@ -1,11 +1,15 @@
-"""Files of reference values of text-to-video models: MindSpeed-MM's tutorial and Wan 2.1, group by group."""
+"""Files of reference values of text-to-video models: their networks, and the rows of a group of names.
+
+The first part of a name is its group: ``dit/output`` is in the group ``dit``. Each group is one class, created when its
+first quantity is computed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from einops import rearrange
 
 from mindspeed_mm_dit.checkpoint.formats import preferred, read_weights
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
-from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, table_sigmas
+from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.data.clip_reader import covering_size_of_mindspeed_mm, fit_frames, resize_levels
@@ -23,14 +27,11 @@ from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.integrations.formats.single_files import trees_of
 from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
-from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
-from mindspeed_mm_dit.objectives.wan_flow.objective import batch, euler_sigmas, training_table
-from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, euler_trajectory
+from mindspeed_mm_dit.objectives.wan_flow.objective import batch
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
 from mindspeed_mm_dit.tools.verify.reference.file import (
-    Kind,
+    OptimizerStep,
     ReferenceArrays,
-    Step,
     Tensor,
     Weights,
     config_of,
@@ -38,7 +39,156 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
     loaded,
     rows_of_step,
 )
-from mindspeed_mm_dit.tools.verify.table import Bound, NotThere, Quantity, Rows
+from mindspeed_mm_dit.tools.verify.table import Bound, Quantity, Rows
+
+NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
+    "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
+    "wan": ("--wan", WanConfig, Wan),
+}
+"""Group -> flag of its weights, config, network."""
+NUM_TRAIN_TIMESTEPS = 1000
+"""Number of rows in the training tables, if a file has none."""
+_PATCH = ("frames", "height", "width")
+_SIZES = (
+    *("num_layers", "num_heads", "head_dim", *(f"patch_size ({side})" for side in _PATCH), "in_channels"),
+    *("out_channels", "text_dim", "freq_dim", "ffn_dim", "rope_max_seq_len"),
+)
+_DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
+"""Key of ``dit`` -> the same key of ``wan``."""
+
+
+class TextToVideo:
+    """The arrays of a file, and networks with the weights of each flag; groups compute its quantities."""
+
+    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
+        self.arrays, self.weights = arrays, weights
+        self.network = cache(self.fresh_network)
+        self.group = cache(lambda group: group(self))
+
+    @cached_property
+    def autoencoder(self) -> Any:
+        """Wan's autoencoder, from --vae, with the sizes in its own config.json."""
+        from mindspeed_mm_dit.configs.autoencoder import WanVAEConfig
+        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
+
+        with _named("--vae"):
+            folder = {"from_pretrained": str(self.weights["--vae"])}
+            return AutoencoderKLWan(WanVAEConfig(**WanVAEConfig.spelled_out(folder)))
+
+    @cached_property
+    def text_encoder(self) -> Any:
+        """UMT5, from --text-encoder, in float32."""
+        from mindspeed_mm_dit.configs.text_encoder import UMT5Config
+        from mindspeed_mm_dit.models.text_encoders import UMT5
+
+        with _named("--text-encoder"):
+            return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))
+
+    def fresh_network(self, kind: str) -> Any:
+        """Return a new network of NETWORKS, with its config as ``.config``; the one in :attr:`network` never changes.
+
+        Raises CheckpointError for invalid sizes, and for weights of another network.
+        """
+        flag, config_class, network = NETWORKS[kind]
+        with _named(flag):
+            weights, stored = _read(find_checkpoint(self.weights[flag], flag))
+        sizes, what = stored or self._sizes(kind), f"{flag}: config" if stored else "--reference: config"
+        # (latents of one patch are a placeholder: the caller checks those of the file)
+        config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
+        return loaded(network, config, weights, flag)
+
+    def checked_network(self, kind: str) -> Any:
+        """Return a network, and check the inputs ``dit/`` and ``sample/`` of the file against it.
+
+        Raises CheckpointError, naming the array, for inputs that do not fit the network or each other.
+        """
+        network = self.network(kind)
+        _check_inputs(self.arrays, network.config)
+        return network
+
+    def _sizes(self, kind: str) -> dict[str, Any]:
+        """Return the sizes in the file's ``config`` by the keys of the section ``predictor``."""
+        sizes: dict[str, Any] = self.arrays.sizes(_SIZES)
+        sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
+        return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
+
+
+def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
+    """Return rows whose names start with ``prefix``, computed by one ``group`` of the file.
+
+    needs: flag of the weights, for rows that name none.
+    """
+
+    def of_file(row: Quantity) -> Quantity:
+        return dataclasses.replace(
+            row,
+            names=f"{prefix}/{row.names}",
+            needs=row.needs or needs,
+            compute=lambda file, *groups: row.compute(file.group(group), *groups),
+        )
+
+    return tuple(map(of_file, rows))
+
+
+def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
+    """Return the objective with the tutorial's constants."""
+    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
+    return WanFlow(config)
+
+
+def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
+    """Return the draws of a batch whose samples are all at ``row`` of the table of times."""
+    values = batch(process.config, np.full(len(noise), row), noise)
+    return [ops.tensor(values[name]) for name in process.draw_names]
+
+
+def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
+    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that do not fit a network."""
+    try:
+        config.check_latents(shape[1:])
+    except ConfigError as error:
+        raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
+
+
+def _check_inputs(arrays: ReferenceArrays, config: Any) -> None:
+    latents = [name for name in ("dit/x", "sample/start") if name in arrays]
+    for name in latents:
+        check_latents(config, name, arrays[name].shape)
+        arrays.check_shape(name, arrays[latents[0]].shape)
+    x, text = arrays[latents[0] if latents else "dit/x"], arrays["dit/text"]
+    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
+    expected = {
+        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim),
+        "dit/t": (B,),
+        "dit/t_shared": (1,),
+        "dit/target": (B, config.out_channels, *x.shape[2:]),
+        "sample/negative_text": text.shape,
+    }
+    for name, shape in expected.items():
+        if name in arrays:
+            arrays.check_shape(name, shape)
+
+
+@contextmanager
+def _named(flag: str) -> Iterator[None]:
+    """Prefix errors with the flag that named a part, because the part only knows its file."""
+    try:
+        yield
+    except UserError as error:
+        if error.what.startswith(flag):
+            raise
+        raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
+
+
+def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
+    """Return weights and, from a .pt, its ``config`` without the private keys of diffusers (leading underscore)."""
+    if path.suffix not in (".pt", ".pth", ".bin"):
+        return read_weights(path, use_ema=False), {}
+    content = read_torch_file(path)
+    config = content.get("config")
+    settings = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
+    return preferred(trees_of(content, path), use_ema=False), settings
+
 
 STEP_LR = 1e-3
 VIDEO = (None, 3, None, None, None)
@@ -121,7 +271,7 @@ class VideoStep:
         check_between("--reference: step/shift", float(self.arrays["step/shift"]), 1e-3, 1e3)
         self._process = tutorial_flow(float(self.arrays["step/shift"]))
         self._config = file.network("dit").config
-        self.step = Step(lambda: file.fresh_network("dit"), self._losses, STEP_LR)
+        self.step = OptimizerStep(lambda: file.fresh_network("dit"), self._losses, STEP_LR)
 
     @cached_property
     def latents(self) -> Tensor:
@@ -169,24 +319,11 @@ class VideoStep:
         return self._process.loss(output, self.latents, self.x_t, *self._draws)
 
 
-def rows_of_group(prefix: str, group: Callable[[TextToVideo], Any], needs: str | None, *rows: Quantity) -> Rows:
-    """Return rows whose names start with ``prefix``, computed by one ``group`` of the file.
-
-    needs: flag of the weights, for rows that name none.
-    """
-
-    def of_file(row: Quantity) -> Quantity:
-        return dataclasses.replace(
-            row, names=f"{prefix}/{row.names}", needs=row.needs or needs,
-            compute=lambda file, *groups: row.compute(file.group(group), *groups),
-        )  # fmt: skip
-
-    return tuple(map(of_file, rows))
-
-
 ROWS = (
     *rows_of_group(
-        "step", VideoStep, "--checkpoint",
+        "step",
+        VideoStep,
+        "--checkpoint",
         Quantity("latents", lambda group: group.latents, needs="--vae"),
         Quantity("prompt_embeds", lambda group: ops.numpy(group.text)[:, None], needs="--text-encoder"),
         Quantity("x_t", lambda group: group.x_t),
@@ -196,335 +333,26 @@ ROWS = (
         *rows_of_step(lambda group: group.step),
     ),
     *rows_of_group(
-        "vae", Autoencoder, "--vae",
+        "vae",
+        Autoencoder,
+        "--vae",
         Quantity("mean", lambda group: group.moments[0]),
         Quantity("logvar", lambda group: 2 * ops.log(group.moments[1])),
         Quantity("mm_latents", Autoencoder.latents),
         Quantity("decoded", Autoencoder.decoded),
     ),
     *rows_of_group(
-        "umt5", Text, "--text-encoder",
+        "umt5",
+        Text,
+        "--text-encoder",
         Quantity("last_hidden_state", lambda group: group.states),
         Quantity("mm_embeds", lambda group: group.states[:, None]),
     ),
     *rows_of_group(
-        "prep", Frames, None,
+        "prep",
+        Frames,
+        None,
         Quantity("([^/]+)/resized", Frames.resized, PIXEL_LEVEL),
         Quantity("([^/]+)/output", Frames.output),
     ),
-)  # fmt: skip
-
-
-NETWORKS: dict[str, tuple[str, type, Callable[[Any], Any]]] = {
-    "dit": ("--checkpoint", CustomDiTConfig, CustomDiT),
-    "wan": ("--wan", WanConfig, Wan),
-}
-"""Group -> flag of its weights, config, network."""
-NUM_TRAIN_TIMESTEPS = 1000
-"""Number of rows in the training tables, if a file has none."""
-_PATCH = ("frames", "height", "width")
-_SIZES = ("num_layers", "num_heads", "head_dim", *(f"patch_size ({side})" for side in _PATCH), "in_channels",
-          "out_channels", "text_dim", "freq_dim", "ffn_dim", "rope_max_seq_len")  # fmt: skip
-_DIFFUSERS = {"num_heads": "num_attention_heads", "head_dim": "attention_head_dim"}
-"""Key of ``dit`` -> the same key of ``wan``."""
-
-
-class TextToVideo:
-    """The arrays of a file, and networks with the weights of each flag; groups compute its quantities."""
-
-    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
-        self.arrays, self.weights = arrays, weights
-        self.network = cache(self.fresh_network)
-        self.group = cache(lambda group: group(self))
-
-    @cached_property
-    def autoencoder(self) -> Any:
-        """Wan's autoencoder, from --vae, with the sizes in its own config.json."""
-        from mindspeed_mm_dit.configs.autoencoder import WanVAEConfig
-        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
-
-        with _named("--vae"):
-            folder = {"from_pretrained": str(self.weights["--vae"])}
-            return AutoencoderKLWan(WanVAEConfig(**WanVAEConfig.spelled_out(folder)))
-
-    @cached_property
-    def text_encoder(self) -> Any:
-        """UMT5, from --text-encoder, in float32."""
-        from mindspeed_mm_dit.configs.text_encoder import UMT5Config
-        from mindspeed_mm_dit.models.text_encoders import UMT5
-
-        with _named("--text-encoder"):
-            return UMT5.build(UMT5Config(str(self.weights["--text-encoder"]), dtype="fp32"))
-
-    def fresh_network(self, kind: str) -> Any:
-        """Return a new network of NETWORKS, with its config as ``.config``; the one in :attr:`network` never changes.
-
-        Raises CheckpointError for invalid sizes, and for weights of another network.
-        """
-        flag, config_class, network = NETWORKS[kind]
-        with _named(flag):
-            weights, stored = _read(find_checkpoint(self.weights[flag], flag))
-        sizes, what = stored or self._sizes(kind), f"{flag}: config" if stored else "--reference: config"
-        # (latents of one patch are a placeholder: the caller checks those of the file)
-        config = config_of(config_class, {**sizes, "latent_size": sizes.get("patch_size")}, what)
-        return loaded(network, config, weights, flag)
-
-    def checked_network(self, kind: str) -> Any:
-        """Return a network, and check the inputs ``dit/`` and ``sample/`` of the file against it.
-
-        Raises CheckpointError, naming the array, for inputs that do not fit the network or each other.
-        """
-        network = self.network(kind)
-        _check_inputs(self.arrays, network.config)
-        return network
-
-    def _sizes(self, kind: str) -> dict[str, Any]:
-        """Return the sizes in the file's ``config`` by the keys of the section ``predictor``."""
-        sizes: dict[str, Any] = self.arrays.sizes(_SIZES)
-        sizes["patch_size"] = [sizes.pop(f"patch_size ({side})") for side in _PATCH]
-        return {_DIFFUSERS.get(key, key): value for key, value in sizes.items()} if kind == "wan" else sizes
-
-
-def tutorial_flow(shift: float, rows: int = NUM_TRAIN_TIMESTEPS) -> WanFlow:
-    """Return the objective with the tutorial's constants."""
-    config = WanFlowConfig(num_train_timesteps=rows, shift=shift, sigma_min=0.0, extra_one_step=True)
-    return WanFlow(config)
-
-
-def draws_at(process: WanFlow, row: int, noise: np.ndarray) -> list[Tensor]:
-    """Return the draws of a batch whose samples are all at ``row`` of the table of times."""
-    values = batch(process.config, np.full(len(noise), row), noise)
-    return [ops.tensor(values[name]) for name in process.draw_names]
-
-
-def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
-    """Raise CheckpointError, naming the array, for latents (B, C, F, H, W) that do not fit a network."""
-    try:
-        config.check_latents(shape[1:])
-    except ConfigError as error:
-        raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
-
-
-def _check_inputs(arrays: ReferenceArrays, config: Any) -> None:
-    latents = [name for name in ("dit/x", "sample/start") if name in arrays]
-    for name in latents:
-        check_latents(config, name, arrays[name].shape)
-        arrays.check_shape(name, arrays[latents[0]].shape)
-    x, text = arrays[latents[0] if latents else "dit/x"], arrays["dit/text"]
-    B, L = len(x), text.shape[-2] if text.ndim > 2 else 0
-    expected = {
-        "dit/text": (B, 1, L, config.text_dim) if text.ndim == 4 else (B, L, config.text_dim), "dit/t": (B,),
-        "dit/t_shared": (1,), "dit/target": (B, config.out_channels, *x.shape[2:]), "sample/negative_text": text.shape,
-    }  # fmt: skip
-    for name, shape in expected.items():
-        if name in arrays:
-            arrays.check_shape(name, shape)
-
-
-@contextmanager
-def _named(flag: str) -> Iterator[None]:
-    """Prefix errors with the flag that named a part, because the part only knows its file."""
-    try:
-        yield
-    except UserError as error:
-        if error.what.startswith(flag):
-            raise
-        raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
-
-
-def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
-    """Return weights and, from a .pt, its ``config`` without the private keys of diffusers (leading underscore)."""
-    if path.suffix not in (".pt", ".pth", ".bin"):
-        return read_weights(path, use_ema=False), {}
-    content = read_torch_file(path)
-    config = content.get("config")
-    settings = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
-    return preferred(trees_of(content, path), use_ema=False), settings
-
-
-SAMPLE_SHIFT, SAMPLE_STEPS = 5.0, 10
-"""Defaults of sampling, if a file has no ``sample/shift`` and ``sample/steps``."""
-_N = r"\d+(?:\.\d+)?"
-
-
-class Times:
-    """Quantities of the tutorial's objective, which need no weights."""
-
-    def __init__(self, file: TextToVideo) -> None:
-        self.arrays = file.arrays
-
-    def target(self) -> Tensor:
-        """Return the network's target."""
-        self._check()
-        return tutorial_flow(1.0).target(*map(self.arrays.tensor, ("sched/x0", "sched/noise")))
-
-    def table(self, shift: str, name: str) -> np.ndarray:
-        """Return a table of the training times."""
-        config = self._process(shift).config
-        table = training_table(config)
-        return config.num_train_timesteps * table.sigmas if name == "timesteps" else getattr(table, name)
-
-    def at_rows(self, shift: str, name: str) -> np.ndarray:
-        """Return noised latents, or the weighted loss, at the rows ``index`` of the table."""
-        process = self._process(shift)
-        self._check()
-        self.arrays.check_shape("sched/index", (None,))
-        self.arrays.check_range("sched/index", process.config.num_train_timesteps - 1)
-        compute = self._x_t if name == "x_t" else self._loss
-        return np.stack([compute(process, index) for index in self.arrays["sched/index"].tolist()])
-
-    def steps(self, shift: str, count: str, name: str) -> np.ndarray:
-        """Return a table of ``count`` steps, or the Euler step from each of its rows."""
-        process = self._process(shift)
-        sigmas = table_sigmas(process.config, int(count))
-        if name != "euler":
-            return sigmas if name == "sigmas" else process.config.num_train_timesteps * sigmas
-        self._check()
-        x, velocity = (ops.tensor(self.arrays[f"sched/{key}"][:1, :, :1]) for key in ("x0", "model_output"))
-        grid = euler_sigmas(process.config, int(count))
-        ends = [next(ode.integrate(ode.euler, lambda x, t: velocity, x, grid[i : i + 2])) for i in range(int(count))]
-        return np.stack([ops.numpy(end) for end in ends])
-
-    def _process(self, shift: str) -> WanFlow:
-        """Return the objective with the number of times in the file's training tables."""
-        names = (f"sched/shift{shift}/{table}" for table in ("sigmas", "timesteps", "weights"))
-        rows = next((self.arrays[name].size for name in names if name in self.arrays), NUM_TRAIN_TIMESTEPS)
-        return tutorial_flow(float(shift), rows)
-
-    def _check(self) -> None:
-        """Raise CheckpointError for latents of different shapes."""
-        self.arrays.check_shape("sched/x0", (None,) * max(3, self.arrays["sched/x0"].ndim))
-        for name in {"sched/noise", "sched/model_output"} & self.arrays.keys():
-            self.arrays.check_shape(name, self.arrays["sched/x0"].shape)
-
-    def _x_t(self, process: WanFlow, row: int) -> np.ndarray:
-        draws = draws_at(process, row, self.arrays["sched/noise"])
-        return ops.numpy(process.noised(self.arrays.tensor("sched/x0"), *draws))
-
-    def _loss(self, process: WanFlow, row: int) -> np.ndarray:
-        output, x = self.arrays.tensor("sched/model_output"), self.arrays.tensor("sched/x0")
-        return ops.numpy(process.loss(output, x, x, *draws_at(process, row, self.arrays["sched/noise"]))).mean()
-
-
-class Sampling:
-    """Sampling with the tutorial's network, without and with guidance."""
-
-    def __init__(self, file: TextToVideo) -> None:
-        self.arrays, self.network = file.arrays, file.checked_network("dit")
-
-    def end(self, scale: str | None) -> Tensor:
-        """Return the last state."""
-        shift, steps = self._number("shift", SAMPLE_SHIFT), int(self._number("steps", SAMPLE_STEPS))
-        start, text, negative = map(self.arrays.tensor, ("sample/start", "dit/text", "sample/negative_text"))
-        with ops.no_grad():
-            model_fn = guided_network(self.network, [text], [negative], Guidance(float(scale or 1)))
-            *_, last = euler_trajectory(tutorial_flow(shift), model_fn, start, steps)
-            return last
-
-    def _number(self, name: str, default: float) -> float:
-        if f"sample/{name}" not in self.arrays:
-            return default
-        self.arrays.check_shape(f"sample/{name}", ())
-        check_between(f"--reference: sample/{name}", float(self.arrays[f"sample/{name}"]), 1, 1000)
-        return float(self.arrays[f"sample/{name}"])
-
-
-TIMES = (
-    *rows_of_group(
-        "sched", Times, None,
-        Quantity("target", Times.target),
-        Quantity(rf"shift({_N})/(timesteps|sigmas|weights)", Times.table),
-        Quantity(rf"shift({_N})/(x_t|loss)", Times.at_rows),
-        Quantity(rf"shift({_N})/infer([1-9]\d{{0,4}})/(timesteps|sigmas|euler)", Times.steps),
-    ),
-    *rows_of_group("sample", Sampling, "--checkpoint", Quantity(rf"result(?:_cfg({_N}))?", Sampling.end)),
-)  # fmt: skip
-
-
-class Network:
-    """Quantities of one of NETWORKS on the inputs of ``dit/``."""
-
-    def __init__(self, file: TextToVideo, kind: str) -> None:
-        self.arrays, self.network = file.arrays, file.checked_network(kind)
-        self.step = Step(lambda: file.fresh_network(kind), self._losses)
-
-    def _losses(self, network: object) -> Tensor:
-        return ops.mean_per_sample(self._call(network, "dit/t") * self.arrays.tensor("dit/target"))
-
-    def _call(self, network: object, t: str) -> Tensor:
-        return network(*map(self.arrays.tensor, ("dit/x", t, "dit/text")))  # type: ignore[operator]
-
-    def output(self, t: str) -> Tensor:
-        """Return the network at the times ``t``, or at ``t_shared`` for all."""
-        with ops.no_grad():
-            return self._call(self.network, f"dit/{t}")
-
-    @cached_property
-    def condition(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding of the time (B, D), its projection (B, 1, 6 D), and the text as the blocks take it."""
-        t, text = map(self.arrays.tensor, ("dit/t", "dit/text"))
-        time, modulation, text = evaluate(self.network.condition_embedder, t[:, None], text)
-        return time[:, 0], modulation, text
-
-    @property
-    def _grid(self) -> tuple[int, int, int]:
-        (_, _, F, H, W), (p, q, r) = self.arrays["dit/x"].shape, self.network.config.patch_size
-        return F // p, H // q, W // r
-
-    @cached_property
-    def _positions(self) -> tuple[Tensor, Tensor]:
-        return self.network.rope(*self._grid)
-
-    def rope(self, number: int) -> np.ndarray:
-        """Return the cosines (0) or sines (1) of the positions, each twice."""
-        return ops.numpy(self._positions[number]).repeat(2, 1)
-
-    def _tokens(self) -> Tensor:
-        return evaluate(self.network.patch_embedding, self.arrays.tensor("dit/x"))
-
-    def after_patch_embedding(self) -> np.ndarray:
-        """Return the tokens as an image, (B, D, F, H, W)."""
-        F, H, W = self._grid
-        return rearrange(ops.numpy(self._tokens()), "b (f h w) d -> b d f h w", f=F, h=H, w=W)
-
-    def after_block(self, number: str) -> Tensor:
-        """Return the tokens (B, N, D) after a block."""
-        if int(number) >= len(self.network.blocks):
-            raise NotThere("")
-        (_, modulation, text), x = self.condition, self._tokens()
-        for block in list(self.network.blocks)[: int(number) + 1]:
-            x = evaluate(block, x, text, modulation, *self._positions)
-        return x
-
-
-def network_rows(kind: str) -> Rows:
-    """Return the rows of one of NETWORKS."""
-    return rows_of_group(
-        kind, partial(Network, kind=kind), NETWORKS[kind][0],
-        Quantity("output", lambda group: group.output("t")),
-        Quantity("output_shared_t", lambda group: group.output("t_shared")),
-        Quantity("loss", lambda group: group.step.losses.astype(np.float64).mean()),
-        Quantity("temb", lambda group: group.condition[0]),
-        Quantity("timestep_proj", lambda group: group.condition[1][:, 0]),
-        Quantity("text_context", lambda group: group.condition[2]),
-        Quantity("rope_cos", lambda group: group.rope(0)),
-        Quantity("rope_sin", lambda group: group.rope(1)),
-        Quantity("after_patch_embedding", Network.after_patch_embedding),
-        Quantity(r"after_block(\d+)", Network.after_block),
-        *rows_of_step(lambda group: group.step),
-    )  # fmt: skip
-
-
-_INPUTS = {
-    "(dit|wan)": "x|t|t_shared|text|text_len|target", "sched": "x0|noise|model_output|index",
-    "sample": "start|negative_text|shift|steps", "step": "video|prompt_ids|prompt_mask|noise|t|t_index|shift",
-    "vae": "video|latents_mean|latents_std", "umt5": "ids|mask|mm_mask", "prep": "[^/]+/(frames|size)",
-}  # fmt: skip
-
-TEXT_TO_VIDEO = Kind(
-    signature="(dit|wan|sched|step|vae|umt5|prep|diffusers_euler)/.+",
-    inputs="|".join(["config", *(f"{group}/({names})" for group, names in _INPUTS.items())]),
-    program=TextToVideo,
-    rows=(*network_rows("dit"), *network_rows("wan"), *TIMES, *ROWS),
-    not_checked={"diffusers_euler/.+": "another table than MindSpeed-MM's, in the file for information"},
 )

@@ -1,4 +1,8 @@
-"""Files of reference values of Wan 2.1 and 2.2, made by diffusers: two experts, first images, video autoencoders."""
+"""Files of reference values of Wan 2.1 and 2.2, made by diffusers: two experts, and clips that start with an image.
+
+--checkpoint is a diffusers folder; with ``transformer/`` and ``transformer_2/`` in it, these are the two experts, whose
+values are in groups of these names. --vae encodes the conditioning frames.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from mindspeed_mm_dit.configs.condition import FirstFrame
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, shifted
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
-from mindspeed_mm_dit.errors import CheckpointError, PlatformError
+from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.frames import grey_between
@@ -24,9 +28,9 @@ from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, unipc
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
-    Kind,
+    FileKind,
+    OptimizerStep,
     ReferenceArrays,
-    Step,
     Tensor,
     Weights,
     config_of,
@@ -36,7 +40,7 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
     watched,
 )
 from mindspeed_mm_dit.tools.verify.reference.video import TextToVideo, check_latents
-from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity, Rows
+from mindspeed_mm_dit.tools.verify.table import Quantity, Rows, UnknownQuantity
 
 T = 1000
 """Times are noise levels times this."""
@@ -70,7 +74,7 @@ class WanFile:
     def fresh_network(self, expert: str = "") -> Any:
         """Return a new network; the one in :attr:`network` never changes."""
         if expert not in self.experts:
-            raise NotThere(f"--checkpoint = {self.folder} has no {expert}/" if expert else "name the expert")
+            raise UnknownQuantity(f"--checkpoint = {self.folder} has no {expert}/" if expert else "name the expert")
         config, weights = self._described(expert)
         x = "x" if "x" in self.arrays else "start"
         shape = self.arrays[x].shape
@@ -153,7 +157,7 @@ class WanFile:
         embedder = "condition_embedder.image_embedder"
         output = self.taps().get(embedder if part == "3" else module)
         if output is None:
-            raise NotThere("")
+            raise UnknownQuantity("")
         array = ops.numpy(output[int(part)] if isinstance(output, tuple) else output)
         if module == "patch_embedding":
             network = self.network(self.experts[0])
@@ -248,8 +252,10 @@ class WanFile:
         """Return the network's output at the noised latents."""
         return evaluate(self._predict, self.network(expert.rstrip("/")), expert)
 
-    def _step(self, expert: str = "") -> Step:
-        return Step(lambda: self.fresh_network(expert.rstrip("/")), lambda network: self.losses(network, expert))
+    def _step(self, expert: str = "") -> OptimizerStep:
+        return OptimizerStep(
+            lambda: self.fresh_network(expert.rstrip("/")), lambda network: self.losses(network, expert)
+        )
 
     def losses(self, network: Any, expert: str = "", all_frames: bool = False) -> Tensor:
         """Return the loss of each sample, (B,); a conditioning frame does not count, unless ``all_frames``."""
@@ -282,24 +288,19 @@ def chain_rows(group: str) -> Rows:
 
 def _rows_of_steps() -> Rows:
     """Return the rows about one step, of each expert and of a single network."""
-    rows = (
-        Quantity("loss", lambda step: step.losses),
-        *rows_of_step(lambda step: step),
-    )
+    rows = (Quantity("loss", lambda step: step.losses), *rows_of_step(lambda step: step))
     group = rf"train/((?:{EXPERTS[1]}|{EXPERTS[0]})/|)"
-    return tuple(
-        replace(
-            row,
-            names=f"{group}{row.names}",
-            compute=lambda file, name, *rest, row=row: row.compute(file.step(name), *rest),
-        )
-        for row in rows
-    )
+
+    def of_file(row: Quantity) -> Quantity:
+        compute = lambda file, name, *rest: row.compute(file.step(name), *rest)  # noqa: E731
+        return replace(row, names=f"{group}{row.names}", compute=compute)
+
+    return tuple(map(of_file, rows))
 
 
 _EXPERT = f"({EXPERTS[1]}|{EXPERTS[0]})"
 
-WAN = Kind(
+WAN = FileKind(
     signature=rf"{EXPERTS[1]}/.+|timestep_per_token|image_embeds|noise_latents",
     inputs="image|last_image|num_frames|x|text2?|negative_text|timestep|start|noise_latents|image_embeds|boundary_ratio"
     rf"|guidance(_2)?|shift|train/(x|noise)|train/({EXPERTS[1]}/|{EXPERTS[0]}/)?(sigma|timestep)",
@@ -323,83 +324,5 @@ WAN = Kind(
             lambda file: evaluate(file.losses, file.step("").network_after, "", True),
         ),
         *_rows_of_steps(),
-    ),
-)  # fmt: skip
-
-
-class WanVAE:
-    """The quantities of a file."""
-
-    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
-        self.arrays = arrays
-        folder = weights.get("--vae", weights.get("--checkpoint"))
-        if folder is None:
-            raise CheckpointError("--vae", "is missing: the values of the file are those of an autoencoder", FORMAT)
-        if "torch" not in runtime.versions():
-            raise PlatformError("--vae", "runs on PyTorch alone: mint.nn.functional.conv3d of MindSpore is for Ascend",
-                                "add --ai-framework pytorch")  # fmt: skip
-        self.autoencoder: Any = TextToVideo(arrays, {"--vae": folder}).autoencoder
-
-    @cached_property
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the posterior."""
-        return evaluate(self.autoencoder.moments, self.arrays.tensor("video"))
-
-    def normalised(self) -> Tensor:
-        """Return the normalised mean."""
-        return evaluate(self.autoencoder.scaled, self.moments[0])
-
-    def decoded(self, source: str) -> Tensor:
-        """Return what the mean, or the file's normalised latents, decode to."""
-        scaled = self.normalised() if source == "mean" else self.arrays.tensor(source)
-        return evaluate(self.autoencoder.decode, scaled)
-
-    def mean_of_first_frame(self) -> Tensor:
-        """Return the mean of the first frame alone."""
-        return evaluate(self.autoencoder.moments, self.arrays.tensor("video")[:, :, :1])[0]
-
-    def statistic(self, name: str) -> np.ndarray:
-        """Return the mean or the standard deviation of each channel, from config.json."""
-        scale = self.autoencoder.config.scale()
-        return np.array(scale.shift if name == "mean" else scale.std)
-
-    def patchified(self) -> np.ndarray:
-        """Return the first frame with the pixels of each patch as channels: colour, then column, then row."""
-        p, first = self.autoencoder.module.config.patch_size, self.arrays["video"][:, :, :1]
-        B, C, _, H, W = first.shape
-        cut = first.reshape(B, C, 1, H // p, p, W // p, p)  # (B, C, 1, h, row, w, column)
-        return cut.transpose(0, 1, 6, 4, 2, 3, 5).reshape(B, -1, 1, H // p, W // p)
-
-    @cached_property
-    def first_chunk(self) -> dict[str, Tensor]:
-        """Output of each module when it first ran, while the video was encoded and its mean decoded."""
-
-        def run() -> None:
-            mean = evaluate(self.autoencoder.moments, self.arrays.tensor("video"))[0]
-            evaluate(self.autoencoder.decode, self.autoencoder.scaled(mean))
-
-        return watched(self.autoencoder.module, run)
-
-    def tap(self, module: str) -> Tensor:
-        """Return the output of a module for the first frame."""
-        if module not in self.first_chunk:
-            raise NotThere("")
-        return self.first_chunk[module]
-
-
-WAN_VAE = Kind(
-    signature="latents_normalised|mean_normalised|decoded_from_.+",
-    inputs="video|latents_normalised",
-    program=WanVAE,
-    has_network=False,
-    rows=(
-        Quantity("mean|mode", lambda file: file.moments[0]),
-        Quantity("logvar", lambda file: 2 * ops.log(file.moments[1])),
-        Quantity("mean_normalised", WanVAE.normalised),
-        Quantity("decoded_from_(mean|latents_normalised)", WanVAE.decoded),
-        Quantity("mean_of_first_frame_alone", WanVAE.mean_of_first_frame),
-        Quantity("latents_(mean|std)", WanVAE.statistic),
-        Quantity("patchified", WanVAE.patchified),
-        Quantity("tap_first_chunk/(.+)", WanVAE.tap),
     ),
 )

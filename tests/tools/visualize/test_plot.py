@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.tools.visualize.curves import Curve, draw_losses, parse_losses, read_curve
+from mindspeed_mm_dit.tools.visualize.plot import Curve, draw_losses, parse_losses, read_curve
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
 from mindspeed_mm_dit.training.loggers.tensorboard import Scalars
 

@@ -1,4 +1,4 @@
-"""Published faults, planted in somebody else's loop, are found between two witnesses and named; right ways are not."""
+"""Published faults in a third-party loop are found between two step traces and named; right ways are not."""
 
 import contextlib
 import json
@@ -17,11 +17,23 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.tools.verify.compare_traces import compare_traces
-from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for
+from mindspeed_mm_dit.tools.verify.module_recorder import functions_for
 from mindspeed_mm_dit.tools.verify.step_trace import write
 from tests.conftest import FRAMEWORK
-from tests.tools.verify.foreign import PLAIN, Loop, Wrapped, network, odd, rows, train
-from tests.tools.verify.foreign_ways import EITHER, FAULTS, PYTORCH, by_hand, reordered
+from tests.tools.verify.foreign import (
+    EITHER,
+    FAULTS,
+    PLAIN,
+    PYTORCH,
+    Loop,
+    Wrapped,
+    by_hand,
+    network,
+    odd,
+    reordered,
+    rows,
+    train,
+)
 
 TWO = (1e-2, 1e-2)
 """Rates of two steps."""
@@ -40,15 +52,15 @@ FEW = ("loss weighted twice", *(() if FRAMEWORK == "mindspore" else ("another ra
 
 @pytest.fixture(scope="module")
 def right(framework, tmp_path_factory):
-    """The witness of a right step."""
+    """The trace of a right step."""
     average = network(framework, depth=1) if FRAMEWORK == "pytorch" else None
-    return recorded(framework, tmp_path_factory.mktemp("witness") / "w", average=average)
+    return recorded(framework, tmp_path_factory.mktemp("trace") / "w", average=average)
 
 
 @pytest.fixture(scope="module")
 def two_right(framework, tmp_path_factory):
     """The same of two steps."""
-    return recorded(framework, tmp_path_factory.mktemp("witness") / "w", loop=Loop(rates=TWO))
+    return recorded(framework, tmp_path_factory.mktemp("trace") / "w", loop=Loop(rates=TWO))
 
 
 def recorded(framework, place, parts=PLAIN, loop=Loop(), prepare=lambda model: model, average=None, seed=0):  # noqa: B008
@@ -60,7 +72,7 @@ def recorded(framework, place, parts=PLAIN, loop=Loop(), prepare=lambda model: m
 
 
 @pytest.mark.parametrize("name", rows([*LOOPS, *(FAULTS if FRAMEWORK == "pytorch" else ())], FEW))
-def test_first_difference_of_two_witnesses_is_named(framework, request, tmp_path, name):
+def test_first_difference_of_two_traces_is_named(framework, request, tmp_path, name):
     other = {"parts": FAULTS[name][0]} if name in FAULTS else {"loop": LOOPS[name][0]}
     where = (FAULTS | LOOPS)[name][1]
     right = request.getfixturevalue("two_right" if "step 2" in where else "right")
@@ -114,13 +126,13 @@ def unwatched(*given):
     yield SimpleNamespace(step=lambda loss: None)
 
 
-def test_witness_changes_no_number_of_the_run(framework, tmp_path):
+def test_trace_changes_no_number_of_the_run(framework, tmp_path):
     after = []
     for record_trace in (unwatched, lambda *given: dit.record_trace(*given[:2], tmp_path / "w")):
         made = network(framework, depth=1)
         train(framework, made, Loop(), record_trace)
         room = functions_for(made)
-        after.append({name: room.host(p) for name, p in room.parameters(made).items() if "to_k.bias" not in name})
+        after.append({name: room.to_numpy(p) for name, p in room.parameters(made).items() if "to_k.bias" not in name})
     rounding = 0.0 if FRAMEWORK == "pytorch" else 1e-4  # (with hooks, MindSpore rounds in another way)
     for name, values in after[0].items():
         np.testing.assert_allclose(after[1][name], values, rtol=0, atol=rounding, err_msg=name)
@@ -128,7 +140,7 @@ def test_witness_changes_no_number_of_the_run(framework, tmp_path):
 
 
 @pytest.mark.pytorch
-def test_witnesses_that_cannot_be_compared_are_refused(framework, right, tmp_path):
+def test_traces_that_cannot_be_compared_are_refused(framework, right, tmp_path):
     for words, other in {
         "are steps of other inputs": {"loop": Loop(seed=40)},
         "are steps of other weights: x_embedder.weight": {"seed": 1},
@@ -175,7 +187,7 @@ def recorded_odd(place, told=of_mean, factor=1.0, closure=False):
 
 
 @pytest.mark.pytorch
-def test_witnesses_are_compared_by_what_both_have(tmp_path):
+def test_traces_are_compared_by_what_both_have(tmp_path):
     right, nan = recorded_odd(tmp_path / "right"), "step 1, forward: module b"
     for told, factor, where in ((lambda each: each, 1.0, ""), (lambda each: None, 1.0, ""), (of_mean, math.nan, nan)):
         found = compare_traces(right, recorded_odd(tmp_path / f"{factor}{told}", told, factor))

@@ -1,4 +1,4 @@
-"""How an image folder encodes captions (sidecars, an index, shards) and classes (an index, folders, or not at all)."""
+"""Detect how an image folder encodes its classes: by an index, by folders, or not at all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,87 @@ from mindspeed_mm_dit.data.shards import KINDS
 from mindspeed_mm_dit.data.tables import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, is_index, read_table
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
+LABELS = "labels.csv"
+"""Name of the index to use if a folder has several CSV files."""
+SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
+"""Names of folders that are splits, not classes; the training split comes first."""
+
+
+@dataclass(frozen=True)
+class FolderLayout:
+    """How the images encode their classes or captions: the fields are keys of dataset_param in data.json."""
+
+    data_folder: str
+    index: str | None
+    single_class: bool
+    reason: str
+    """What the folder contains, as an explanation for the user."""
+    dataset_type: ImageFiles = "image_folder"
+    split: str | None = None
+    captions: str | None = None
+
+
+def classes_of_folder(images: str) -> FolderLayout:
+    """Return how ``images``, a folder or an index in one, encodes its classes.
+
+    Raises:
+        ConfigError: the path does not exist, or its layout is ambiguous.
+    """
+    path = Path(images)
+    if not is_folder(path):
+        if not is_index(path):
+            raise ConfigError(f"IMAGES = {images}", _reason(path), nearest_to(path) + "name a folder of images")
+        return FolderLayout(str(path.parent), path.name, False, f"{path.name} names the class of each image")
+    if shards := shards_in(path):
+        return shards
+    indices = indices_in(path)
+    if LABELS in indices or len(indices) == 1:
+        index = LABELS if LABELS in indices else indices[0]
+        return FolderLayout(images, index, False, f"{index} names the class of each image")
+    if indices:
+        raise ConfigError(
+            f"IMAGES = {images}", f"holds several indices: {', '.join(indices)}", f"name one: {path / indices[0]}"
+        )
+    if (path / LABELS).is_file():
+        what = f"IMAGES = {images}"
+        reason = f"its {LABELS} does not begin with the columns image_path,label, in UTF-8"
+        raise ConfigError(what, reason, "correct its first line or save it as UTF-8; to ignore it, rename it")
+    folders = class_folders(path)
+    splits = sorted(
+        (folder.name for folder in folders if folder.name.lower() in SPLITS),
+        key=lambda name: SPLITS.index(name.lower()),
+    )
+    if splits and len(splits) == len(folders):
+        raise ConfigError(
+            f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
+        )
+    if of_folders(path).rows:
+        return FolderLayout(images, None, False, "every folder in it is a class")
+    if lost := images_of_lost_folders(entry.name for entry in path.iterdir()):
+        reason = f"has files such as {lost[0]}, and a backslash is no folder here"
+        raise ConfigError(f"IMAGES = {images}", reason, CURE_OF_LOST_FOLDERS)
+    return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
+
+
+def shards_in(path: Path) -> FolderLayout | None:
+    """Return the layout of a folder with shards in it or, as on the hub, in its folder ``data``."""
+    for name, kind in KINDS.items():
+        suffix = kind.suffix
+        names = [file.name for folder in (path, path / "data") for file in folder.glob(f"*{suffix}")]
+        if names:
+            split = "train" if any(file.startswith("train") for file in names) else None
+            return FolderLayout(
+                str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split
+            )
+    return None
+
+
+def _reason(path: Path) -> str:
+    if not path.exists():
+        return "is a link to nothing" if path.is_symlink() else "is not there"
+    return "is a file, and no index with the columns image_path,label"
+
+
 COLUMNS = ("caption", "captions", "text", "texts", "prompt", "description")
 """Usual names of a caption column or JSON key, as on the Hugging Face hub."""
 ENDINGS = (".txt", ".caption", *(f".json:{name}" for name in COLUMNS))
@@ -43,7 +125,7 @@ SHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 """Endings of files in which other tools keep the captions of all images: text lists, and spreadsheets."""
 
 
-def captions_of_folder(images: str, location: str | None = None) -> FolderClasses | None:
+def captions_of_folder(images: str, location: str | None = None) -> FolderLayout | None:
     """Return the layout of ``images``, a folder or an index in one, with its captions; None if it has none.
 
     ``location``: the value of dataset_param.captions to look for, or NONE; None tries all usual ones.
@@ -63,8 +145,8 @@ def captions_of_folder(images: str, location: str | None = None) -> FolderClasse
         layout = next(filter(None, (_in_index(file, locations) for file in _indices(path))), None)
         layout = layout or _in_sidecars(path, locations, 0 if location else ENOUGH)
     if location and not layout:
-        raise ConfigError(f"--captions = {location}", f"{images} has no captions there", "name a column, or an ending "
-                          'such as .txt or .json:caption; "none" learns classes')  # fmt: skip
+        cure = 'name a column, or an ending such as .txt or .json:caption; "none" learns classes'
+        raise ConfigError(f"--captions = {location}", f"{images} has no captions there", cure)
     return layout
 
 
@@ -79,8 +161,10 @@ def check_tables(images: str) -> None:
         for file in _indices(folder):
             if names & _words_of(file):
                 _check_table(file)
-        for file in _of_no_single_image(folder, names | base_names):
-            if file.suffix.lower() in SHEETS or (file.suffix.lower() in LISTS and _tells_of(file, names, base_names)):
+        for file in _unpaired_files(folder, names | base_names):
+            if file.suffix.lower() in SHEETS or (
+                file.suffix.lower() in LISTS and _lists_images(file, names, base_names)
+            ):
                 raise ConfigError(
                     f"IMAGES = {images}",
                     f"{file.name} may hold the captions, but they are not read from such a file",
@@ -91,7 +175,7 @@ def check_tables(images: str) -> None:
 
 def texts_in_sidecars(images: str) -> list[str]:
     """Return further keys (as in .json:tags) with texts in the .json files of most images: possible captions."""
-    some = _some_of(Path(images))
+    some = _spread_sample(Path(images))
     keys: set[str] = set()
     for file in [file for image in some[:1] for file in (image.with_suffix(".json"), Path(f"{image}.json"))]:
         with suppress(UnusableFile):
@@ -100,13 +184,13 @@ def texts_in_sidecars(images: str) -> list[str]:
     return [location for location, count in _counts(some, texts).items() if count >= ENOUGH * len(some)]
 
 
-def _of_no_single_image(folder: Path, of_images: set[str]) -> list[Path]:
+def _unpaired_files(folder: Path, of_images: set[str]) -> list[Path]:
     """Return the files of a folder whose names do not begin as one of an image, up to a dot."""
     files = (file for file in sorted(folder.iterdir()) if not is_hidden(file.name) and file.is_file())
     return [file for file in files if of_images.isdisjoint(accumulate(file.name.split("."), "{}.{}".format))]
 
 
-def _tells_of(file: Path, names: set[str], base_names: set[str]) -> bool:
+def _lists_images(file: Path, names: set[str], base_names: set[str]) -> bool:
     """Return whether a file lists images (or most of their base names) together with further text."""
     words = _words_of(file)
     named = {word for word in words if word in names or posixpath.splitext(word)[0] in base_names}
@@ -136,16 +220,17 @@ def _indices(folder: Path) -> list[Path]:
     return sorted(tables, key=lambda file: file.stem != "metadata")
 
 
-def _in_index(file: Path, locations: tuple[str, ...]) -> FolderClasses | None:
+def _in_index(file: Path, locations: tuple[str, ...]) -> FolderLayout | None:
     columns = columns_of(file)
     location = next((name for name in locations if name in columns), None)
     if location is None or not set(IMAGE_NAMES) & set(columns):
         return None
-    return FolderClasses(str(file.parent), file.name, False, f"column {location} of {file.name} has captions",
-                         captions=location)  # fmt: skip
+    return FolderLayout(
+        str(file.parent), file.name, False, f"column {location} of {file.name} has captions", captions=location
+    )
 
 
-def _in_shards(shards: FolderClasses, locations: tuple[str, ...]) -> FolderClasses | None:
+def _in_shards(shards: FolderLayout, locations: tuple[str, ...]) -> FolderLayout | None:
     suffix = KINDS[shards.dataset_type].suffix
     file = min(Path(shards.data_folder).rglob(f"{shards.split or ''}*{suffix}"))
     available = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
@@ -175,29 +260,27 @@ def _keys(content: bytes) -> set[str]:
         return set()
 
 
-def _in_sidecars(folder: Path, locations: tuple[str, ...], enough: float) -> FolderClasses | None:
+def _in_sidecars(folder: Path, locations: tuple[str, ...], enough: float) -> FolderLayout | None:
     """Return the layout with captions in sidecar files; texts without a letter do not count as captions.
 
     Raises:
         ConfigError: less than the fraction ``enough`` of the images has captions.
     """
-    some = _some_of(folder)
+    some = _spread_sample(folder)
     counts = _counts(some, [location for location in locations if location.startswith(".")])
     location, count = next(iter(counts.most_common(1)), ("", 0))
     if not count:
         return None
     if count < enough * len(some):
-        raise ConfigError(
-            f"IMAGES = {folder}",
-            f"of {len(some)} images looked at, only {count} with a caption in a {location} beside it",
-            f"write the others, or learn those alone with --captions {location}, or classes with --captions {NONE}",
-        )
-    return FolderClasses(
+        reason = f"of {len(some)} images looked at, only {count} with a caption in a {location} beside it"
+        cure = f"write the others, or learn those alone with --captions {location}, or classes with --captions {NONE}"
+        raise ConfigError(f"IMAGES = {folder}", reason, cure)
+    return FolderLayout(
         str(folder), None, False, f"each image has its caption in a {location} beside it", captions=location
     )
 
 
-def _some_of(folder: Path) -> list[Path]:
+def _spread_sample(folder: Path) -> list[Path]:
     """Return up to SOME images, spread evenly over a folder."""
     try:
         rows = list_images(DatasetParam(str(folder), 8, single_class=True)).rows
@@ -208,92 +291,9 @@ def _some_of(folder: Path) -> list[Path]:
 
 def _counts(images: list[Path], locations: list[str]) -> Counter[str]:
     """Count the ``images`` that have a caption with a letter, for each of the ``locations``."""
+
+    def has_caption(sidecar: Any) -> bool:
+        return sidecar.other_encoding or any(map(str.isalpha, " ".join(sidecar.captions)))
+
     captions = {location: read_sidecar_captions(images, [location]) for location in locations}
-    return Counter(
-        {
-            location: sum(
-                sidecar.other_encoding or any(map(str.isalpha, " ".join(sidecar.captions))) for sidecar in sidecars
-            )
-            for location, sidecars in captions.items()
-        }
-    )
-
-
-LABELS = "labels.csv"
-"""Name of the index to use if a folder has several CSV files."""
-SPLITS = ("train", "training", "val", "valid", "validation", "test", "testing")
-"""Names of folders that are splits, not classes; the training split comes first."""
-
-
-@dataclass(frozen=True)
-class FolderClasses:
-    """How the images encode their classes or captions: the fields are keys of dataset_param in data.json."""
-
-    data_folder: str
-    index: str | None
-    single_class: bool
-    reason: str
-    """What the folder contains, as an explanation for the user."""
-    dataset_type: ImageFiles = "image_folder"
-    split: str | None = None
-    captions: str | None = None
-
-
-def classes_of_folder(images: str) -> FolderClasses:
-    """Return how ``images``, a folder or an index in one, encodes its classes.
-
-    Raises:
-        ConfigError: the path does not exist, or its layout is ambiguous.
-    """
-    path = Path(images)
-    if not is_folder(path):
-        if not is_index(path):
-            raise ConfigError(f"IMAGES = {images}", _reason(path), nearest_to(path) + "name a folder of images")
-        return FolderClasses(str(path.parent), path.name, False, f"{path.name} names the class of each image")
-    if shards := shards_in(path):
-        return shards
-    indices = indices_in(path)
-    if LABELS in indices or len(indices) == 1:
-        index = LABELS if LABELS in indices else indices[0]
-        return FolderClasses(images, index, False, f"{index} names the class of each image")
-    if indices:
-        raise ConfigError(
-            f"IMAGES = {images}", f"holds several indices: {', '.join(indices)}", f"name one: {path / indices[0]}"
-        )
-    if (path / LABELS).is_file():
-        raise ConfigError(
-            f"IMAGES = {images}", f"its {LABELS} does not begin with the columns image_path,label, in UTF-8",
-            "correct its first line or save it as UTF-8; to ignore it, rename it",
-        )  # fmt: skip
-    folders = class_folders(path)
-    splits = sorted((folder.name for folder in folders if folder.name.lower() in SPLITS),
-                    key=lambda name: SPLITS.index(name.lower()))  # fmt: skip
-    if splits and len(splits) == len(folders):
-        raise ConfigError(
-            f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
-        )
-    if of_folders(path).rows:
-        return FolderClasses(images, None, False, "every folder in it is a class")
-    if lost := images_of_lost_folders(entry.name for entry in path.iterdir()):
-        raise ConfigError(f"IMAGES = {images}", f"has files such as {lost[0]}, and a backslash is no folder here",
-                          CURE_OF_LOST_FOLDERS)  # fmt: skip
-    return FolderClasses(images, None, True, "no folder in it holds images, so all are of one class")
-
-
-def shards_in(path: Path) -> FolderClasses | None:
-    """Return the layout of a folder with shards in it or, as on the hub, in its folder ``data``."""
-    for name, kind in KINDS.items():
-        suffix = kind.suffix
-        names = [file.name for folder in (path, path / "data") for file in folder.glob(f"*{suffix}")]
-        if names:
-            split = "train" if any(file.startswith("train") for file in names) else None
-            return FolderClasses(
-                str(path), None, False, f"shards that end in {suffix} say the class of each row", name, split
-            )
-    return None
-
-
-def _reason(path: Path) -> str:
-    if not path.exists():
-        return "is a link to nothing" if path.is_symlink() else "is not there"
-    return "is a file, and no index with the columns image_path,label"
+    return Counter({location: sum(map(has_caption, sidecars)) for location, sidecars in captions.items()})

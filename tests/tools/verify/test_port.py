@@ -11,8 +11,22 @@ import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.errors import UserError
 from tests.conftest import FRAMEWORK, ROOT
 from tests.mindspore.launch import needs_mindspore, run_script
-from tests.tools.verify.foreign import PLAIN, C, N, inputs, network, nn, odd, ops, rows
-from tests.tools.verify.foreign_ways import EITHER, FAULTS, FUSED, PYTORCH, turned_in_pairs
+from tests.tools.verify.foreign import (
+    EITHER,
+    FAULTS,
+    FUSED,
+    PLAIN,
+    PYTORCH,
+    C,
+    N,
+    inputs,
+    network,
+    nn,
+    odd,
+    ops,
+    rows,
+    turned_in_pairs,
+)
 
 
 @pytest.fixture

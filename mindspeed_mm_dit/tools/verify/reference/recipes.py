@@ -1,4 +1,4 @@
-"""Files of reference values of LightningDiT (Yao & Wang 2025) and of JiT (Li & He 2025)."""
+"""Files of reference values of LightningDiT (Yao & Wang 2025) and JiT (Li & He 2025), two recipes of flow matching."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, sampling_times
 from mindspeed_mm_dit.objectives.guidance import Guidance
-from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Step, Tensor, Weights, rows_of_step
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FileKind,
+    OptimizerStep,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    rows_of_step,
+)
 from mindspeed_mm_dit.tools.verify.reference.images import Point, RecipeFile, rows_of_chain
-from mindspeed_mm_dit.tools.verify.table import NotThere, Quantity
+from mindspeed_mm_dit.tools.verify.table import Quantity, UnknownQuantity
 
-_FLAGS = {"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm",
-          "wo_shift": "wo_shift", "learn_sigma": "learn_sigma"}  # fmt: skip
+_FLAGS = {
+    **{"use_qknorm": "qk_norm", "use_swiglu": "swiglu", "use_rope": "rope", "use_rmsnorm": "rms_norm"},
+    **{"wo_shift": "wo_shift", "learn_sigma": "learn_sigma"},
+}
 """Option of the network in LightningDiT -> its name here."""
 STEPS = 7
 """Sampling steps, if the file does not give them."""
@@ -33,7 +42,7 @@ class LightningDiT(RecipeFile):
         super().__init__(arrays, weights)
         self.states = cache(self._states)
         betas = (0.9, self.number("config", "optimizer", "beta2"))
-        self.step = Step(self.fresh_network, self.losses, self.number("config", "optimizer", "lr"), betas)
+        self.step = OptimizerStep(self.fresh_network, self.losses, self.number("config", "optimizer", "lr"), betas)
 
     @property
     def flags(self) -> Mapping[str, Any]:
@@ -55,7 +64,7 @@ class LightningDiT(RecipeFile):
         """Return the first C channels of the output at x_t, from the network with the options ``name``."""
         options = self.setting("options")
         if name not in options:
-            raise NotThere(f"--checkpoint has the options {', '.join(options)}")
+            raise UnknownQuantity(f"--checkpoint has the options {', '.join(options)}")
         network = self.fresh_network(self.network_of(_options(options[name]["flags"])), options[name]["model"])
         return self.at["loss"].output(network)[:, : self.config.in_channels]
 
@@ -95,10 +104,10 @@ def _shifted(shift: str) -> FlowMatchingConfig:
 
 
 _N = r"\d+(?:\.\d*)?"
-_CHAIN = rf"sample/(euler|heun2)_shift({_N})/(cfg1|cfg_interval|cfg_no_interval)"
+_LIGHTNING_CHAIN = rf"sample/(euler|heun2)_shift({_N})/(cfg1|cfg_interval|cfg_no_interval)"
 
-LIGHTNING_DIT = Kind(
-    signature=rf"option/.+|u_t|cos_loss(_.+)?|time/t_lognorm.*|sample/t_grid_.+|{_CHAIN}/.+",
+LIGHTNING_DIT = FileKind(
+    signature=rf"option/.+|u_t|cos_loss(_.+)?|time/t_lognorm.*|sample/t_grid_.+|{_LIGHTNING_CHAIN}/.+",
     inputs=r"config|x0|x1|t|y|time/z|sample/(start|y|cfg_scale|cfg_interval_start)",
     program=LightningDiT,
     rows=(
@@ -114,7 +123,7 @@ LIGHTNING_DIT = Kind(
             rf"sample/t_grid_shift({_N})",
             lambda file, shift: sampling_times(_shifted(shift), len(file.arrays[f"sample/t_grid_shift{shift}"]) - 1),
         ),
-        *rows_of_chain(_CHAIN),
+        *rows_of_chain(_LIGHTNING_CHAIN),
         *rows_of_step(lambda file: file.step),
     ),
 )
@@ -128,12 +137,16 @@ FIRST_TIME = 0.25
 class JiT(RecipeFile):
     """The quantities of a file."""
 
-    sizes = ("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "num_classes", "bottleneck_dim",
-             "in_context_len", "in_context_start")  # fmt: skip
+    sizes = (
+        *("hidden_size", "num_layers", "num_heads", "patch_size", "input_size", "num_classes"),
+        *("bottleneck_dim", "in_context_len", "in_context_start"),
+    )
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         super().__init__(arrays, weights)
-        self.step = Step(self.fresh_network, lambda net: self.at.losses(net), self.number("args", "lr"), (0.9, 0.95))
+        self.step = OptimizerStep(
+            self.fresh_network, lambda net: self.at.losses(net), self.number("args", "lr"), (0.9, 0.95)
+        )
 
     @property
     def flags(self) -> Mapping[str, Any]:
@@ -143,12 +156,9 @@ class JiT(RecipeFile):
     def process(self, other_noise: bool = False) -> FlowMatching:
         """Return the objective, with the noise scale of the file or with the other one that it has values of."""
         noise_scale = float(self.arrays["noise_scale"])
-        return FlowMatching(
-            FlowMatchingConfig(
-                prediction_type="data", noise_scale=3.0 - noise_scale if other_noise else noise_scale,
-                t_eps=self.number("args", "t_eps"),
-            )
-        )  # fmt: skip
+        noise_scale = 3.0 - noise_scale if other_noise else noise_scale
+        t_eps = self.number("args", "t_eps")
+        return FlowMatching(FlowMatchingConfig(prediction_type="data", noise_scale=noise_scale, t_eps=t_eps))
 
     def times(self) -> np.ndarray:
         """Return the times of the samples, (B,) float32."""
@@ -215,7 +225,7 @@ class JiT(RecipeFile):
 _JIT_CHAIN = rf"sample/(euler|heun)([1-9]\d*)/(cfg|cfg1|cfg_other_noise_scale|cfg_interval_{_N}_{_N})/result"
 _FIRST = r"sample/(?:euler|heun)\d+/first_velocity"
 
-JIT = Kind(
+JIT = FileKind(
     signature=rf"x_pred|z_normal|loss_mean(_.+)?|grad_norm/net\..+|{_JIT_CHAIN}|{_FIRST}",
     inputs=r"config|x|e|z_normal|y|drop_u|noise_scale|sample/(start|y|cfg)",
     program=JiT,

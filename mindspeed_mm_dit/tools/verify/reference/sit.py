@@ -1,108 +1,34 @@
-"""Files of reference values of the published DiT (Peebles & Xie 2023) and of flow matching in SiT (Ma et al. 2024)."""
+"""Files of reference values of flow matching as published in SiT (Ma et al. 2024).
+
+Names in the file: P is Linear, GVP or VP; Q velocity, noise or score. docs/verification.md describes the format.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import cache, cached_property
+from functools import cache
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, GaussianDiffusionConfig
-from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
+from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.path import PATHS, DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import dopri5_trajectory, ode_trajectory, sde_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
-from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm
-from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import ModelFn
-from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Step, Tensor, Weights, rows_of_step
-from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point, rows_of_chain
-from mindspeed_mm_dit.tools.verify.table import EXACT, Bound, NotThere, Quantity
-
-SAMPLE_SCALE, SAMPLE_CHANNELS = 4.0, 3
-"""Guidance of the ``sample/`` entries."""
-
-
-class PublishedDiT(LabelledImages):
-    """The quantities of a file."""
-
-    num_timesteps = GaussianDiffusionConfig().num_train_timesteps
-
-    def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
-        super().__init__(arrays, weights)
-        self.process = runtime.to_runtime_device(GaussianDiffusion.from_config(GaussianDiffusionConfig()))
-        self.step = Step(self.fresh_network, lambda network: self.at.losses(network))
-
-    def table(self, name: str) -> np.ndarray:
-        """Return a table of the schedule."""
-        table = getattr(self.process.schedule, name, None)
-        if not isinstance(table, np.ndarray):
-            raise NotThere("")
-        return table
-
-    def timesteps(self, chain: str) -> np.ndarray:
-        """Return the training timesteps of respaced sampling."""
-        return respaced_steps(len(self.process.schedule), chain)
-
-    @cached_property
-    def at(self) -> Point:
-        """The samples at their timesteps."""
-        x0, t, noise, y = map(self.arrays.tensor, ("x0", "t", "noise", "y"))
-        return Point(self.process, x0, (t, noise), y)
-
-    @cached_property
-    def output(self) -> Tensor:
-        """The network's output there, (B, 2C, H, W)."""
-        return self.at.output(self.network)
-
-    def guided(self, scale: str, channels: str) -> Tensor:
-        """Return the published batch of two halves, guided."""
-        if int(channels) not in (3, self.config.in_channels):
-            raise CheckpointError(f"--reference: rgb{channels}", "guidance is on 3 or all channels")
-        return self.guided_halves(self.at.x_t, self.at.draws[0], self.arrays["y"], float(scale), int(channels))
-
-    def sample(self, chain: str) -> Tensor:
-        """Return the last state of a sampling loop, with the last real class in place of the unconditional one."""
-        labels = np.minimum(self.arrays["y"], self.config.num_classes - 1)
-
-        def model_fn(x: Tensor, t: Tensor, timestep: int) -> Tensor:
-            half = len(labels)
-            return self.guided_halves(x[:half], t[:half], labels, SAMPLE_SCALE, SAMPLE_CHANNELS)
-
-        sampler = ddim if chain.startswith("ddim") else ddpm
-        *_, last = sampler(
-            self.process.respaced(self.timesteps(chain)),
-            model_fn,
-            self.arrays.tensor(f"sample/{chain}/start"),
-            lambda step: self.arrays.tensor(f"sample/{chain}/noise_draws")[step],
-        )
-        return last
-
-
-DIT = Kind(
-    signature=".*",
-    inputs=r"config|x0|noise|t|y|sample/[^/]+/(start|noise_draws)",
-    program=PublishedDiT,
-    rows=(
-        Quantity(r"table/(\w+)", PublishedDiT.table, EXACT),
-        Quantity("timestep_map/(.+)", PublishedDiT.timesteps),
-        Quantity("x_t", lambda file: file.at.x_t),
-        Quantity("output", lambda file: file.output),
-        Quantity("loss_mse", lambda file: file.process.simple_loss(file.output, file.at.x, *file.at.draws)),
-        Quantity(
-            "loss_vb", lambda file: file.process.variational_bound(file.output, file.at.x, file.at.x_t, *file.at.draws)
-        ),
-        Quantity("loss", lambda file: file.at.loss_of(file.output)),
-        Quantity(r"cfg_output_scale(\d+(?:\.\d*)?)_rgb(\d+)", PublishedDiT.guided),
-        Quantity("sample/([^/]+)/result", PublishedDiT.sample),
-        *rows_of_step(lambda file: file.step),
-    ),
+from mindspeed_mm_dit.tools.verify.reference.file import (
+    FileKind,
+    OptimizerStep,
+    ReferenceArrays,
+    Tensor,
+    Weights,
+    rows_of_step,
 )
-
+from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point, rows_of_chain
+from mindspeed_mm_dit.tools.verify.table import EXACT, Bound, Quantity
 
 _PATHS = {"Linear": "linear", "GVP": "gvp", "VP": "vp"}
 _TABLES = {name: name for name in ("alpha", "d_alpha", "sigma", "d_sigma", "alpha_ratio")} | {"drift_var": "score_gain"}
@@ -120,7 +46,7 @@ class SiT(LabelledImages):
         super().__init__(arrays, weights)
         self.steps = len(arrays.get("sample/brownian", range(STEPS)))
         self.at, self.states = cache(self._at), cache(self._states)
-        self.step = Step(self.fresh_network, lambda network: self.at("Linear").losses(network))
+        self.step = OptimizerStep(self.fresh_network, lambda network: self.at("Linear").losses(network))
 
     # --- one evaluation ------------------------------------------------------------------------------------
 
@@ -212,33 +138,36 @@ def _shifted_times(u: np.ndarray, number: str, towards_noise: str | None) -> np.
     return shifted(u, float(number) if towards_noise else 1 / float(number))
 
 
-SIT = Kind(
+SIT = FileKind(
     signature=rf"x1|t_embedding|sample/(y|brownian)|table/(t|{_P}/.+)|(path|loss|loss64|eps|interval|time|ode|sde)/.+",
     inputs=r"config|x0|x1|t|y|table/t|time/[uz]|sample/(start|y|brownian)|.*/(accepted|calls)",
     program=SiT,
     rows=(
         Quantity(
             rf"table/{_P}/({'|'.join(_TABLES)})",
-            lambda file, path, name: getattr(PATHS[_PATHS[path]](file.arrays["table/t"]), _TABLES[name]), EXACT,
+            lambda file, path, name: getattr(PATHS[_PATHS[path]](file.arrays["table/t"]), _TABLES[name]),
+            EXACT,
         ),
         Quantity(
             rf"table/{_P}/diffusion/({_FORMS})",
-            lambda file, path, form: DiffusionCoefficient(form).at(
-                t := file.arrays["table/t"], PATHS[_PATHS[path]](t)
-            ), EXACT,
+            lambda file, path, form: DiffusionCoefficient(form).at(t := file.arrays["table/t"], PATHS[_PATHS[path]](t)),
+            EXACT,
         ),
         Quantity(
             rf"time/logit_normal/mean(-?{_N})_std({_N})",
-            lambda file, mean, std: logit_normal(file.arrays["time/z"], float(mean), float(std)), EXACT,
+            lambda file, mean, std: logit_normal(file.arrays["time/z"], float(mean), float(std)),
+            EXACT,
         ),
         Quantity(
             rf"time/shift((?=.*[1-9]){_N})(_towards_noise)?",
-            lambda file, *shift: _shifted_times(file.arrays["time/u"], *shift), EXACT
+            lambda file, *shift: _shifted_times(file.arrays["time/u"], *shift),
+            EXACT,
         ),
         Quantity(rf"eps/{_P}/{_Q}", lambda file, *names: np.array(_config(*names).eps), EXACT),
         Quantity(
             rf"interval/{_P}/{_Q}/(train|ode|ode_reverse|sde_(?:{_FORMS})_{_LAST})",
-            lambda file, *names: np.array(_interval(*names)), EXACT,
+            lambda file, *names: np.array(_interval(*names)),
+            EXACT,
         ),
         Quantity("t_embedding", lambda file: file.network.t_embedder.code(file.arrays.tensor("t"))),
         Quantity(f"path/{_P}/x_t", lambda file, path: file.at(path).x_t),
@@ -254,9 +183,7 @@ SIT = Kind(
         Quantity(rf"cfg_output_scale({_N})_rgb(\d+)", SiT.guided),
         *rows_of_chain(rf"(ode)/{_P}/{_Q}/(dopri5(?:_eps{_N})?)/cfg({_N})", ADAPTIVE_STEPS),
         *rows_of_chain(rf"(ode)/{_P}/{_Q}/((?:(?:euler|heun2)(?:_reverse)?|dopri5_tight)(?:_eps{_N})?)/cfg({_N})"),
-        *rows_of_chain(
-            rf"(sde)/{_P}/{_Q}/((?:Euler|Heun)/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"
-        ),
+        *rows_of_chain(rf"(sde)/{_P}/{_Q}/((?:Euler|Heun)/(?:{_FORMS})(?:_(?:norm|eps){_N})?/{_LAST})/cfg({_N})"),
         *rows_of_step(lambda file: file.step),
     ),
-)  # fmt: skip
+)

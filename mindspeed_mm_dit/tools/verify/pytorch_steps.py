@@ -1,7 +1,4 @@
-"""Observe a step of an engine.
-
-Gradients, weights and EMA after it, the first tensor that is not finite, activations.
-"""
+"""A record of an engine's step: the gradients that the optimizer got, and the weights and EMA after it."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
-from mindspeed_mm_dit.tools.verify.pytorch import modules
+from mindspeed_mm_dit.tools.verify import pytorch
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 Arrays = dict[str, np.ndarray]
-whole = modules.host
+whole = pytorch.to_numpy
 stay_on_host = runtime.stay_on_host
 IS_DIVIDED_AFTER = False
 """Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
@@ -50,7 +47,7 @@ class StepObserver:
                 self.gradients[self._names[p]] = whole(p.grad)
 
 
-class RoundingNoise(modules.RoundingNoise):
+class RoundingNoise(pytorch.RoundingNoise):
     """Perturbs the numbers of an engine's step: also the weights and their gradients, by up to ``size`` of themselves.
 
     Constants, and the weights that the optimizer gets, change by ``float32_size`` only, because they are float32 in
@@ -65,20 +62,20 @@ class RoundingNoise(modules.RoundingNoise):
             optimizer.register_step_pre_hook(self._step)
         for constant in (b for module in (engine.predictor, engine.model.diffusion) for b in module.buffers()):
             if constant.is_floating_point():
-                self.move(constant, float32_size)
+                self.perturb_in_place(constant, float32_size)
 
     def begin(self) -> None:
         """Perturb the weights for the next step."""
         for parameter in self._parameters:
             self._originals[parameter] = parameter.detach().clone()
-            self.move(parameter, self._size)
+            self.perturb_in_place(parameter, self._size)
 
     @torch.no_grad()
     def _step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            p.copy_(self.moved(self._originals[p], self._float32_size))
+            p.copy_(self.perturbed(self._originals[p], self._float32_size))
             if p.grad is not None:
-                p.grad = self.moved(p.grad, self._size)
+                p.grad = self.perturbed(p.grad, self._size)
 
 
 def hook_everything(before: Any, after: Any, step: Any) -> None:

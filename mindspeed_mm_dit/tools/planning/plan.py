@@ -49,42 +49,41 @@ bytes sent, and time, for PyTorch. The numbers come from formulas: no device and
   mm-dit plan --model wan14b.json --world-size 8 --device-memory-gib 64 --lora-target-modules to_q to_k to_v to_out.0
   mm-dit plan --write-native examples/dit/imagenet256 --world-size 8"""
 
-MOST = 10**9
+MAX_ARGUMENTS = 10**9
 """Upper limit of every quantity in a plan: devices, images, GiB, gigabits and TFLOP a second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the command."""
-    parser.add_argument("--model", metavar="JSON", help="model.json; needed for a plan")
-    parser.add_argument("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
-    parser.add_argument("--device-memory-gib", type=float, default=80.0, metavar="M", help="GiB of each (default 80)")
-    parser.add_argument(
-        "--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)"
-    )
-    parser.add_argument("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
+    add = parser.add_argument
+    add("--model", metavar="JSON", help="model.json; needed for a plan")
+    add("--world-size", type=int, default=1, metavar="N", help="devices (default 1)")
+    add("--device-memory-gib", type=float, default=80.0, metavar="M", help="GiB of each (default 80)")
+    add("--micro-batch-size", type=int, metavar="N", help="images per micro-batch (default: the largest that fits)")
+    add("--node-size", type=int, default=8, metavar="N", help="devices per node (default 8)")
     other_actions = set(parser._actions)
     add_run_flags(parser)
     for action in set(parser._actions) - other_actions:
         action.default = argparse.SUPPRESS  # (take_from_config fills in missing ones)
-    parser.add_argument("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
-    parser.add_argument("--offload-to-cpu", action="store_true", help="weights, gradients, optimizer state and EMA are "
-                        "in the machine's memory (fsdp2.yaml: offload_to_cpu)")  # fmt: skip
-    parser.add_argument("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
-    parser.add_argument(
-        "--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan"
-    )
-    parser.add_argument("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
-    parser.add_argument("--host-link-gbps", type=float, default=200.0, metavar="G", help="gigabits per second between "
-                        "machine and device, for --offload-to-cpu (default 200, of PCIe 4.0 x16)")  # fmt: skip
+    add("--data", metavar="JSON", help="data.json; the plan is for its most expensive bucket")
+    words = "weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)"
+    add("--offload-to-cpu", action="store_true", help=words)
+    add("--latents", action="store_true", help="images come from a latent cache, not through the VAE")
+    add("--link-gbps", type=float, metavar="G", help="gigabits per second that a rank can send; adds times to the plan")
+    add("--node-link-gbps", type=float, metavar="G", help="the same inside a node (default: equal)")
+    words = "gigabits per second between machine and device, for --offload-to-cpu (default 200, of PCIe 4.0 x16)"
+    add("--host-link-gbps", type=float, default=200.0, metavar="G", help=words)
     cards = ", ".join(f"{PEAKS[name]['bf16']:g} of {gib} GiB ({name})" for name, gib in CARDS.items())
-    parser.add_argument("--peak-tflops", type=float, help=f"bf16 peak of a device (default by its memory: {cards})")
-    parser.add_argument("--mfu", type=float, default=0.4, help="fraction of the peak that is reached (default 0.4)")
-    parser.add_argument("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
-    parser.add_argument(
-        "--write-native", metavar="DIR", help="instead of a plan, print the yaml that makes MindSpeed-MM's native "
+    add("--peak-tflops", type=float, help=f"bf16 peak of a device (default by its memory: {cards})")
+    add("--mfu", type=float, default=0.4, help="fraction of the peak that is reached (default 0.4)")
+    add("--write-fsdp2", metavar="YAML", help="write the recommended fsdp2.yaml, with its reasons")
+    add(
+        "--write-native",
+        metavar="DIR",
+        help="instead of a plan, print the yaml that makes MindSpeed-MM's native "
         "FSDP2 engine run the model.json, data.json, fsdp2.yaml and train.args of a folder",
-    )  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
+    )
+    add("--overwrite", action="store_true", help="let --write-fsdp2 replace a file")
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +96,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     ):
         words = f"{words} ({of_config} {published})"
         parser.add_argument(flag, type=int, default=published, metavar="N", help=words)
-    parser.add_argument("--power-ema-stds", type=std, nargs="+", default=(), metavar="STD",
-                        help="power-function EMAs kept beside the plain EMA")  # fmt: skip
+    words = "power-function EMAs kept beside the plain EMA"
+    parser.add_argument("--power-ema-stds", type=std, nargs="+", default=(), metavar="STD", help=words)
     optimizer = next(row for row in rows() if row.name == "optimizer")
     for title, adds in (("optimizer", (optimizer, optimizer_settings)), ("fine-tuning", rows_of(FineTuning))):
         group = parser.add_argument_group(title)
@@ -171,17 +170,20 @@ def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError for flag values outside of their range, and for files that cannot be written."""
     if not (args.model or args.write_native):
         raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
-    for flag in ("world_size", "context_parallel_size", "device_memory_gib", "global_batch_size", "train_iters",
-                 "micro_batch_size", "node_size", "link_gbps", "node_link_gbps", "host_link_gbps", "mfu",
-                 "peak_tflops"):  # fmt: skip
+    for flag in (
+        "world_size context_parallel_size device_memory_gib global_batch_size train_iters micro_batch_size node_size "
+        "link_gbps node_link_gbps host_link_gbps mfu peak_tflops"
+    ).split():
         value = getattr(args, flag)
-        if value is not None and not 0 < value <= MOST:
-            raise ConfigError(f"{flag_of(flag)} = {short_repr(value)}", f"must be positive, and at most {MOST:,}")
+        if value is not None and not 0 < value <= MAX_ARGUMENTS:
+            raise ConfigError(
+                f"{flag_of(flag)} = {short_repr(value)}", f"must be positive, and at most {MAX_ARGUMENTS:,}"
+            )
     if args.mfu > 1:
         raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
     if args.node_link_gbps is not None and args.link_gbps is None:
-        raise ConfigError(f"--node-link-gbps = {args.node_link_gbps:g}", "has no effect without --link-gbps",
-                          "give --link-gbps, the rate to other nodes, too")  # fmt: skip
+        what = f"--node-link-gbps = {args.node_link_gbps:g}"
+        raise ConfigError(what, "has no effect without --link-gbps", "give --link-gbps, the rate to other nodes, too")
     if args.write_fsdp2:
         check_output_file("--write-fsdp2", args.write_fsdp2)
         if Path(args.write_fsdp2).exists() and not args.overwrite:
@@ -249,13 +251,13 @@ def print_model(model: ModelConfig) -> None:
         echo(
             f"two experts      {gib:,.1f} GiB of float32 weights each, {2 * gib:,.1f} GiB both; one at a time in memory"
         )
-    size, unit = _fitting(multiply_adds(model.predictor), {"G": 1e9, "M": 1e6})
+    size, unit = _with_unit(multiply_adds(model.predictor), {"G": 1e9, "M": 1e6})
     echo(f"forward          {size:,.2f} {unit} multiply-adds {each}")
-    size, unit = _fitting(train_flop(model.predictor), {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6})
+    size, unit = _with_unit(train_flop(model.predictor), {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6})
     echo(f"train step       {size:,.3f} {unit} {each}")
 
 
-def _fitting(number: float, units: Mapping[str, float]) -> tuple[float, str]:
+def _with_unit(number: float, units: Mapping[str, float]) -> tuple[float, str]:
     """Return ``number`` in the first of ``units``, largest first, of which it has a tenth; else in the last."""
     name = next((name for name, unit in units.items() if number >= unit / 10), list(units)[-1])
     return number / units[name], name
@@ -283,7 +285,7 @@ def print_time(
 
 
 def _lasts(seconds: float) -> str:
-    number, unit = _fitting(seconds, {"hours": 3600, "minutes": 60, "seconds": 1})
+    number, unit = _with_unit(seconds, {"hours": 3600, "minutes": 60, "seconds": 1})
     return f"{number:,.1f} {unit}" if seconds >= 1 else "under a second"
 
 

@@ -19,7 +19,7 @@ from torch.autograd.graph import _engine_run_backward, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.verify.task import leaves, mapped
+from mindspeed_mm_dit.tools.verify.module_recorder import iter_leaves, map_leaves
 
 Arrays = dict[str, np.ndarray]
 Keep = Callable[[str, Tensor], None]
@@ -37,13 +37,13 @@ def plain_name(name: str) -> str:
     return _WRAPPED.sub("", name).rstrip(".")
 
 
-def named(module: nn.Module, at: str = "") -> Iterator[tuple[str, nn.Module]]:
+def named_modules(module: nn.Module, at: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield name and module of all whose calls can be observed, which those inside a compiled module cannot."""
     yield at, module
     if is_compiled(module):
         return
     for name, child in module.named_children():
-        yield from named(child, plain_name(f"{at}.{name}" if at else name))
+        yield from named_modules(child, plain_name(f"{at}.{name}" if at else name))
 
 
 def parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -66,19 +66,19 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if is_sharded(x) else x
 
 
-def host(x: Tensor) -> np.ndarray:
+def to_numpy(x: Tensor) -> np.ndarray:
     """Return a copy of a tensor, sharded or not, as an array; floats of fewer than 32 bits become float32."""
     x = x.detach()
     x = (x.full_tensor() if is_sharded(x) else x).cpu()
     return np.array(x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x)
 
 
-def copied(x: Tensor) -> Tensor:
+def detached_copy(x: Tensor) -> Tensor:
     """Return a tensor of the same values."""
     return x.detach().clone()
 
 
-def picked(x: Tensor, indices: np.ndarray) -> Tensor:
+def select_entries(x: Tensor, indices: np.ndarray) -> Tensor:
     """Return the entries ``indices`` of a flattened tensor."""
     x = x.detach()
     x = x.full_tensor() if is_sharded(x) else x
@@ -87,7 +87,7 @@ def picked(x: Tensor, indices: np.ndarray) -> Tensor:
 
 def tensors(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors in a module's inputs or outputs, each with its path."""
-    return [(at, x) for at, x in leaves(value) if isinstance(x, Tensor)]
+    return [(at, x) for at, x in iter_leaves(value) if isinstance(x, Tensor)]
 
 
 def to_tensors(value: Any, like: nn.Module, exact: bool = False) -> Any:
@@ -101,7 +101,7 @@ def to_tensors(value: Any, like: nn.Module, exact: bool = False) -> Any:
             return x
         return x.detach().to(device, torch.float64 if exact and x.is_floating_point() else x.dtype)
 
-    return mapped(value, convert)
+    return map_leaves(value, convert)
 
 
 def like(array: np.ndarray, x: Tensor) -> Tensor:
@@ -138,22 +138,23 @@ def observe(module: nn.Module, name: str, keep: Callable[[], Keep], add: Callabl
         for at, x in inputs:
             record(f"input/{name}/{at}", x)
         for index, (_, y) in enumerate(results):
-            record(f"output/{name}{mark(index)}", y)
+            record(f"output/{name}{output_suffix(index)}", y)
             if y.requires_grad:
-                y.register_hook(partial(record, f"given/{name}{mark(index)}"))
+                y.register_hook(partial(record, f"given/{name}{output_suffix(index)}"))
         _hook_input_gradients(name, [x for _, x in inputs if x.requires_grad], [y for _, y in results], add())
 
     return [module.register_forward_hook(forward, with_kwargs=True)]
 
 
-def mark(index: int) -> str:
+def output_suffix(index: int) -> str:
     """Return the end of the name of one of several tensors; the first has none."""
     return f"#{index}" if index else ""
 
 
 def _hook_input_gradients(name: str, inputs: list[Tensor], results: list[Tensor], add: Keep) -> None:
     """Record the gradients that the graph nodes between results and inputs send to the inputs."""
-    edges = {tuple(get_gradient_edge(x)[:2]): f"back/{name}{mark(n)}" for n, x in reversed(list(enumerate(inputs)))}
+    numbered = reversed(list(enumerate(inputs)))
+    edges = {tuple(get_gradient_edge(x)[:2]): f"back/{name}{output_suffix(number)}" for number, x in numbered}
     nodes = [y.grad_fn for y in results if y.grad_fn is not None]
     floor = max((node._sequence_nr() for x in inputs if (node := x.grad_fn) is not None), default=-1)
     todo, visited = [node for node in nodes if node._sequence_nr() > floor], set[Any]()
@@ -178,7 +179,7 @@ def gradients(
     module: nn.Module,
     run: Callable[[], Any],
     loss: Callable[[Any], Tensor],
-    convert: Callable[[Tensor], np.ndarray] = host,
+    convert: Callable[[Tensor], np.ndarray] = to_numpy,
 ) -> tuple[Any, Tensor, Arrays]:
     """Return output, loss, and every gradient of a forward and backward pass; ``.grad`` of the module is unchanged."""
     saved = {p: p.grad for p in module.parameters()}
@@ -210,7 +211,7 @@ class RoundingNoise(TorchFunctionMode):
     def __init__(self, module: nn.Module, size: float, seed: int) -> None:
         super().__init__()
         self._size, self._draw = size, torch.Generator().manual_seed(seed)
-        self._hooks = [each.register_forward_hook(self._output) for _, each in named(module)]
+        self._hooks = [each.register_forward_hook(self._output) for _, each in named_modules(module)]
         self._sees_functions = not any(map(is_compiled, module.modules())) and not any(
             map(is_sharded, module.parameters())
         )
@@ -229,42 +230,42 @@ class RoundingNoise(TorchFunctionMode):
         if not isinstance(result, Tensor) or function.__name__ == "__get__":  # (such as a parameter's gradient)
             return result
         storages = {local(x).untyped_storage().data_ptr() for _, x in tensors([args, kwargs or {}])}
-        return result if local(result).untyped_storage().data_ptr() in storages else self._moved(result)
+        return result if local(result).untyped_storage().data_ptr() in storages else self._perturbed(result)
 
-    def moved(self, x: Tensor, size: float) -> Tensor:
+    def perturbed(self, x: Tensor, size: float) -> Tensor:
         """Return ``x`` with each entry moved by up to ``size`` of itself."""
         uniform = torch.rand(min(x.numel(), MAX_RANDOM_NUMBERS), generator=self._draw, dtype=x.dtype) * 2 - 1
         noise = uniform.to(x.device).repeat(-(-x.numel() // MAX_RANDOM_NUMBERS))[: x.numel()].reshape(x.shape)
         return x * (1 + size * noise)
 
     @torch.no_grad()
-    def move(self, x: Tensor, size: float) -> None:
+    def perturb_in_place(self, x: Tensor, size: float) -> None:
         """Move a weight or a constant in place."""
         shard = local(x)
-        shard.copy_(self.moved(shard, size))
+        shard.copy_(self.perturbed(shard, size))
 
     def _output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        return mapped(output, self._moved)
+        return map_leaves(output, self._perturbed)
 
-    def _moved(self, x: Any) -> Any:
+    def _perturbed(self, x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
-        x = self.moved(x, self._size)
+        x = self.perturbed(x, self._size)
         if x.requires_grad:
-            x.register_hook(partial(self.moved, size=self._size))
+            x.register_hook(partial(self.perturbed, size=self._size))
         return x
 
 
-def flip(module: nn.Module, size: Callable[[str], float], seed: int) -> None:
+def flip_last_bits(module: nn.Module, size: Callable[[str], float], seed: int) -> None:
     """Flip last bits of weights, which moves each by up to about ``size(name)`` of itself; twice restores them."""
     draw = torch.Generator().manual_seed(seed)
     for name, parameter in parameters(module).items():
         x = local(parameter.detach())
         if x.is_floating_point() and x.itemsize in _BITS:
-            _flip(x, size(name), draw)
+            _flip_bits(x, size(name), draw)
 
 
-def _flip(x: Tensor, size: float, draw: torch.Generator) -> None:
+def _flip_bits(x: Tensor, size: float, draw: torch.Generator) -> None:
     """Change the last bits of the numbers of ``x`` that are not 0; their signs and exponents stay."""
     bits, step = x.view(_BITS[x.itemsize]), torch.finfo(x.dtype).eps
     length = round(-math.log2(step))  # (of a mantissa)
@@ -281,13 +282,13 @@ class InFloat64(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("float", "half", "bfloat16") and args and isinstance(args[0], Tensor):
             return args[0].double()
-        wide = partial(mapped, change=lambda x: torch.float64 if isinstance(x, torch.dtype) and x in NARROW else x)
+        wide = partial(map_leaves, change=lambda x: torch.float64 if isinstance(x, torch.dtype) and x in NARROW else x)
         args, kwargs = tuple(map(wide, args)), {key: wide(value) for key, value in (kwargs or {}).items()}
         return function(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def exactly() -> Iterator[None]:
+def float64_arithmetic() -> Iterator[None]:
     """While entered, new tensors and casts are in float64."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -299,7 +300,7 @@ def exactly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored_afterwards(module: nn.Module, whole: bool = True) -> Iterator[None]:
+def restored(module: nn.Module, whole: bool = True) -> Iterator[None]:
     """Restore buffers and modes of a module on exit; whole: its weights too, and without dropout while entered."""
     state = (*module.buffers(), *(module.parameters() if whole else ()))
     values = {x: (local(x).detach().to("cpu", copy=True)) for x in state}
@@ -331,7 +332,7 @@ class Call:
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         device = next(module.parameters()).device
-        self._inputs = mapped((args, kwargs), lambda x: x.detach() if isinstance(x, Tensor) else x)
+        self._inputs = map_leaves((args, kwargs), lambda x: x.detach() if isinstance(x, Tensor) else x)
         self._kind, self._random = device.type, torch.get_rng_state()
         self._device_random = getattr(torch, device.type).get_rng_state() if device.type != "cpu" else None
         self._low = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
@@ -349,28 +350,28 @@ class Call:
             return module(*args, **kwargs)
 
 
-def before_call(module: nn.Module, see: Callable[[Call], None]) -> Any:
+def before_call(module: nn.Module, callback: Callable[[Call], None]) -> Any:
     """Call ``see`` before each call that can be differentiated."""
 
     def forward(module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
-            see(Call(module, args, kwargs))
+            callback(Call(module, args, kwargs))
 
     return module.register_forward_pre_hook(forward, with_kwargs=True)
 
 
-def before_step(optimizer: Any, module: nn.Module, see: Callable[[dict[str, Tensor]], None]) -> Any:
+def before_step(optimizer: Any, module: nn.Module, callback: Callable[[dict[str, Tensor]], None]) -> Any:
     """Call ``see`` with the gradients that the optimizer gets."""
 
     def step(*_: Any) -> None:
-        see({name: p.grad for name, p in parameters(module).items() if p.grad is not None})
+        callback({name: p.grad for name, p in parameters(module).items() if p.grad is not None})
 
     if not hasattr(optimizer, "register_step_pre_hook"):
         raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is not a torch.optim.Optimizer")
     return optimizer.register_step_pre_hook(step)
 
 
-def unit(x: Tensor) -> float:
+def unit_roundoff(x: Tensor) -> float:
     """Return the largest relative error of one rounding of ``x``, or of a product of its numbers."""
     if not x.is_floating_point():
         return 0.0
@@ -378,14 +379,14 @@ def unit(x: Tensor) -> float:
     return max(torch.finfo(x.dtype).eps / 2, products)
 
 
-def size(x: Tensor) -> int:
+def num_entries(x: Tensor) -> int:
     """Return the number of entries."""
     return x.numel()
 
 
 def norm(values: Iterable[Tensor]) -> np.ndarray:
     """Return the norm of all entries of all tensors, (1,)."""
-    return np.sqrt(np.atleast_1d(sum(float(host(x.detach().float().norm())) ** 2 for x in values)))
+    return np.sqrt(np.atleast_1d(sum(float(to_numpy(x.detach().float().norm())) ** 2 for x in values)))
 
 
 def norm_ratio(x: Tensor, y: Tensor) -> float:

@@ -1,13 +1,14 @@
-"""Find the module where two computations of a step diverge, from every module's inputs, outputs and gradients.
+"""Observe the modules of a network, and find the first one where two computations of a step diverge.
 
 On MindSpore modules are watched operator by operator (``--pynative``): a compiled graph does not call them.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -18,10 +19,37 @@ import numpy as np
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.table import MODULES, Finding
 
+
+def iter_leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every leaf with its path: the keys and indices that lead to it, joined by dots."""
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        yield at, value
+        return
+    for key, inside in items:
+        yield from iter_leaves(inside, f"{at}.{key}" if at else str(key))
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the same structure with every leaf changed."""
+    if isinstance(value, Mapping):
+        mapping = copy.copy(value)
+        for key, inside in value.items():
+            mapping[key] = map_leaves(inside, change)  # type: ignore[index]
+        return mapping
+    if isinstance(value, (list, tuple)):
+        changed = [map_leaves(inside, change) for inside in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else type(value)(changed)
+    return change(value)
+
+
 AFTER_BACKWARD = "after backward: all outputs and gradients of every module are right, what follows is wrong"
 
 
-class Watch:
+class ModuleRecorder:
     """Records the inputs, outputs and gradients of each module of ``network`` in its first step, by sample.
 
     The values of a step's micro-batches are concatenated. If a module is called several times for a micro-batch, the
@@ -43,10 +71,10 @@ class Watch:
     ) -> None:
         backend, self._of_scalars = functions_for(network), of_scalars
         self._values: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
-        self._convert, self._micro_batch = convert or backend.host, -1
+        self._convert, self._micro_batch = convert or backend.to_numpy, -1
         self._calls, self._summed = count(), dict[tuple[int, str], int]()
         self._hooks: list[Any] = []
-        for name, module in backend.named(network):
+        for name, module in backend.named_modules(network):
             if is_watched(name):
                 self._hooks += backend.observe(module, name, partial(self._now, self._keep), self._next_sum)
 
@@ -103,14 +131,14 @@ def functions_for(network: Any) -> Any:
     for kind in type(network).__mro__:
         framework = {"torch": "pytorch", "mindspore": "mindspore"}.get(kind.__module__.partition(".")[0])
         if framework:
-            return importlib.import_module(f"mindspeed_mm_dit.tools.verify.{framework}.modules")
+            return importlib.import_module(f"mindspeed_mm_dit.tools.verify.{framework}")
     raise ConfigError(f"{type(network).__name__}", "must be a torch.nn.Module or a mindspore.nn.Cell")
 
 
 @contextmanager
-def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Iterator[None]:
+def perturbed_weights(module: Any, size: Callable[[str], float], seed: int) -> Iterator[None]:
     """While entered, each weight of ``module`` is moved by about ``size(name)`` of itself; no copy is needed."""
-    flip = partial(functions_for(module).flip, module, size, seed)
+    flip = partial(functions_for(module).flip_last_bits, module, size, seed)
     flip()
     try:
         yield
@@ -118,7 +146,7 @@ def moved_weights(module: Any, size: Callable[[str], float], seed: int) -> Itera
         flip()
 
 
-def first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:
+def describe_first_wrong(findings: Sequence[Finding], theirs: Callable[[str], str] = lambda name: "") -> str:
     """Return in words where the error starts; ``findings``: of MODULES, each kind in the order of computation.
 
     The wrong module is the first one whose inputs are right and whose output is not. Submodules finish before their

@@ -33,7 +33,7 @@ def here(tmp_path, monkeypatch):
     """Crops of photographs; mm-dit is on the path, and scores are not tested."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("mindspeed_mm_dit.tools.planning.cli.init.FEWEST_TESTED", 10**6)
+    monkeypatch.setattr("mindspeed_mm_dit.tools.planning.init.MIN_SCORED_IMAGES", 10**6)
     cut_photographs(tmp_path / "images")
     return tmp_path
 
