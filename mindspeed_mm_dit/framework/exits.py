@@ -43,7 +43,7 @@ LAUNCH_VARIABLES = {
     "mindspore": LaunchVariables("RANK_ID", "MS_WORKER_NUM", ("MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT")),
 }
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _PREFIXES = (
     "MS_",
     "TORCHELASTIC_",
@@ -111,9 +111,27 @@ def end_with_launcher(environment: Mapping[str, str]) -> None:
 
 def die_with_parent(number: signal.Signals) -> None:
     """On Linux, ask the kernel to send this process ``number`` when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, number.value)
+
+
+def adopt_orphans() -> None:
+    """On Linux, become the parent of descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
-        library.prctl(_PR_SET_PDEATHSIG, number.value)
+        library.prctl(option, value)
+
+
+def children(parent: int) -> set[int]:
+    """Return the processes whose parent is ``parent``, on Linux; those that nobody has waited for count too."""
+    pids = set[int]()
+    for threads in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            pids |= set(map(int, threads.read_text().split()))
+    return pids
 
 
 def _joins(pid: int) -> bool:
