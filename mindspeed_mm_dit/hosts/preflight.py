@@ -42,7 +42,7 @@ from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
 from mindspeed_mm_dit.training.contract import engine_module
-from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.data_set import DataSet
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 from mindspeed_mm_dit.training.resume import check_restorable
 
@@ -141,6 +141,7 @@ def check_configs(
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
     mm = replace(mm, model=tuned(mm.model, tuning))
+    # how the ranks share the work
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_context_parallel(args.context_parallel_size, mm, host)
@@ -149,19 +150,11 @@ def check_configs(
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     host.check_sharding(mm)
+    # the data, which is opened here once: every sample is looked at
     _check_cache_exists(args, mm.data.dataset_param)
-    data = open_data_set(mm, args.seed)
-    data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
-    return with_facts(mm, data.facts())
-
-
-def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
-    """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
-    if param.cache is not None and not os.path.lexists(param.cache):
-        files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
-        cure = shlex.join(["mm-dit", "cache-latents", *files])
-        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
-        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
+    data_set = DataSet(mm, args.seed)
+    data_set.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
+    return with_facts(replace(mm, data_set=data_set), data_set.facts())
 
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
@@ -223,6 +216,15 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         echo_if_open(warning, file=sys.stderr)
 
 
+def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
+    """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
+    if param.cache is not None and not os.path.lexists(param.cache):
+        files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
+        cure = shlex.join(["mm-dit", "cache-latents", *files])
+        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
+        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
+
+
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
     """Return ``args`` with the sampler of its report; raises ConfigError for samples that could not be generated."""
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
@@ -273,7 +275,7 @@ def check_outputs(args: RunConfig) -> None:
 
 def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     """Print the data that the run trains on, and warn if --eval-interval is given and nothing is held out."""
-    data = open_data_set(mm, args.seed)
+    data = mm.data_set
     data.echo()
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:

@@ -39,18 +39,15 @@ class ModelType(Enum):
 class Host(Protocol):
     """A program that runs the training. Members use Megatron's names if it has them: one script runs in every host."""
 
-    @property
-    def name(self) -> str:
-        """Name in the first line of a run."""
-
-    @property
-    def ModelType(self) -> Any:
-        """Megatron's kinds of model; a DiT is an ``encoder_or_decoder``."""
+    name: str
+    """Name in the first line of a run."""
+    ModelType: Any
+    """Megatron's kinds of model; a DiT is an ``encoder_or_decoder``."""
 
     def get_args(self) -> RunConfig:
         """Return the flags of this run; ``args.mm`` holds the config files."""
 
-    def print_rank_0(self, message: str) -> None:
+    def print_rank_0(self, message: str, /) -> None:
         """Print on the first rank."""
 
     def load_encoders(self) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
 """The data of a run.
 
-Opened once per process, checked against model.json, split by the seed only, and described in its log.
+Opened once, checked against model.json, split by the seed only, and described in its log.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.configs.source import Shape
@@ -27,7 +25,7 @@ from mindspeed_mm_dit.data.folder import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.rows import PROBLEMS_SHOWN, Rows
-from mindspeed_mm_dit.data.samples import Draw, Opened, SampleReader
+from mindspeed_mm_dit.data.samples import Draw, SampleReader
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import words_of
@@ -56,19 +54,20 @@ class Sample(NamedTuple):
 
 
 class DataSet:
-    """The samples of a run, some of them held out."""
+    """The samples of a run, some of them held out. The checks before a run open it, and hand it on as ``mm.data_set``.
+
+    Raises:
+        UserError: the files do not fit model.json, or hold samples that cannot be used.
+    """
 
     def __init__(self, mm: MultiModalArguments, seed: int) -> None:
-        self._opened, self._shuffle, self._seed = (
-            _open(mm.model, mm.data.dataset_param, mm.saved_classes),
-            mm.data.dataloader_param.shuffle,
-            seed,
-        )
+        self._opened = open_data(mm.model, mm.data.dataset_param, classes=mm.saved_classes)
+        self._shuffle, self._seed = mm.data.dataloader_param.shuffle, seed
         self._model, self._param, rows = mm.model, mm.data.dataset_param, self._opened.rows
         train, valid = split_rows(rows, self._param, seed)
         self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
         if mm.valid_data is not None:
-            self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.saved_classes)
+            self._held_out = open_data(mm.model, mm.valid_data.dataset_param, classes=mm.saved_classes)
             self._valid = self._held_out.rows
             _check_valid_data(mm, self._train, self._valid)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
@@ -235,17 +234,6 @@ def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None
         raise ConfigError(
             what, f"has the classes {', '.join(valid.classes[:10])}", "use exactly the classes of --mm-data"
         )
-
-
-@lru_cache(maxsize=2)
-def _open(model: ModelConfig, param: Any, classes: tuple[str, ...]) -> Opened:
-    """Open the data once per process, since checking every sample takes a while."""
-    return open_data(model, param, classes=classes)
-
-
-def open_data_set(mm: MultiModalArguments, seed: int) -> DataSet:
-    """Open what data.json names; raises ConfigError or DataError."""
-    return DataSet(mm, seed)
 
 
 COPIES_SHOWN = 3

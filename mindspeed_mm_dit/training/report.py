@@ -22,7 +22,6 @@ from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.request import read_prompts
 from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.data_set import open_data_set
 
 Values = Mapping[str, Sequence[Any]]
 
@@ -122,7 +121,7 @@ def report(args: RunConfig) -> None:
 
 def _job(args: RunConfig, frames: Any) -> ReportJob:
     """Return what to sample; first frames are written to the file ``frames``, if the network needs them."""
-    data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
+    data, predictor = args.mm.data_set, args.mm.model.predictor
     examples = data.examples(prompts_to_sample(args))
     if first_frames := examples.pop("image", None):
         np.savez(frames, **{name: np.stack([frame[name] for frame in first_frames]) for name in first_frames[0]})

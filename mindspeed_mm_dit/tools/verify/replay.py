@@ -17,7 +17,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.terminal import echo_if_open
 from mindspeed_mm_dit.tools.verify.pytorch.step_record import NotFinite, Probe
 from mindspeed_mm_dit.tools.verify.step_trace import begin, join, script, starting, steps_after
-from mindspeed_mm_dit.training.data_set import Sample, open_data_set
+from mindspeed_mm_dit.training.data_set import Sample
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from mindspeed_mm_dit.training.resume import Start, print_rank_0
 
@@ -133,6 +133,6 @@ def _steps(args: RunConfig, engine: Engine, start: Start | None, last: int) -> S
 
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
     """Return the samples of this rank's ``count`` micro-batches, in the step after the first ``began_at`` samples."""
-    data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
+    data, rank, ranks = args.mm.data_set, runtime.data_rank(), runtime.data_world_size()
     sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
     return [data.named(indices) for _, indices in zip(range(count), sample_indices)]

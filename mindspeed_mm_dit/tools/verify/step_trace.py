@@ -27,7 +27,6 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.hosts.standalone import build_engine
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, functions_for, moved_weights
@@ -411,10 +410,10 @@ def begin(
     those of the run.
     """
 
-    def build_model() -> Any:
-        return prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
-
-    engine = build_engine(args, engine_module(), build_model, first or first_weights(args, start))
+    model = prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
+    weights = (first or first_weights(args, start)).weights
+    assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
+    engine: Any = engine_module().Engine(model, args, args.mm.fsdp2, args.mm.precision, weights)
     if start is not None:
         engine.load(start.path, with_optimizer=not args.no_load_optim)
     return engine

@@ -36,7 +36,7 @@ class MetricsLogger(Protocol):
         """Finish writing everything to disk."""
 
 
-class Board:
+class Board(MetricsLogger):
     """A metrics logger that writes to the ``run`` of a ``package`` with a picture type ``Image``."""
 
     def __init__(self, package: Any, run: Any) -> None:
@@ -95,7 +95,7 @@ def flag(metavar: str, words: str) -> Any:
     return dataclasses.field(default=None, metadata={"metavar": metavar, "help": words})
 
 
-class Guarded:
+class Guarded(MetricsLogger):
     """A metrics logger whose first error of any kind is reported and ends its curves."""
 
     def __init__(self, kind: MetricsLoggerKind, config: Any, opening: Opening) -> None:

@@ -29,7 +29,7 @@ def attach(argv: Sequence[str]) -> Host:
         UserError: the command line or a config file cannot be used.
         PlatformError: the host is installed but broken, or lacks what we rely on; the cause is named.
     """
-    check_before_import(argv)
+    mm = check_before_import(argv)
     words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets its own variables)
@@ -45,7 +45,7 @@ def attach(argv: Sequence[str]) -> Host:
     from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.host import MindSpeedMM
 
     raise_when_interrupted()  # (during training MindSpeed-MM handles signals itself)
-    return MindSpeedMM(words)
+    return MindSpeedMM(words, mm)
 
 
 def _broken(name: str, error: Exception) -> PlatformError:

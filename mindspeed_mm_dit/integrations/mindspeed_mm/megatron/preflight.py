@@ -28,14 +28,14 @@ from mindspeed_mm_dit.training.dry_run import plan_of_run
 HEADS = "--num-attention-heads"
 
 
-def check_before_import(argv: Sequence[str]) -> None:
-    """Check flags against each other and against the environment; a --dry-run ends here, with code 0.
+def check_before_import(argv: Sequence[str]) -> MultiModalArguments | None:
+    """Check flags, files and environment, and return the configs; None for --help. A --dry-run ends here, with code 0.
 
     Raises:
         ConfigError: naming the flag, the reason and the cure.
     """
     if "--help" in argv or "-h" in argv:
-        return  # the host prints its help while it is imported
+        return None  # the host prints its help while it is imported
     flags = parse(argv)
     for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
         if all(getattr(flags, name) is None for name in names):
@@ -60,6 +60,7 @@ def check_before_import(argv: Sequence[str]) -> None:
             echo_if_open(plan_of_run(flags, world_size, iteration=None))
             echo_if_open("  not looked at: --load, and the flags that MindSpeed-MM alone reads")
         sys.exit(0)
+    return mm
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate, runtime
 from mindspeed_mm_dit.framework.exits import USER_ERROR, end, launched_alone, raise_when_interrupted, written
 from mindspeed_mm_dit.hosts.preflight import with_report
-from mindspeed_mm_dit.hosts.registry import ModelType
+from mindspeed_mm_dit.hosts.registry import Host, ModelType
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import run as commandline
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
@@ -85,8 +85,8 @@ def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             end(error)
 
 
-class NativeEngine:
-    """The engine, an implementation of ``contract.Host``.
+class NativeEngine(Host):
+    """MindSpeed-MM's native engine.
 
     Model and data come from the plugin that the yaml names, not from the providers that other hosts use.
     """
