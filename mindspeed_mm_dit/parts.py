@@ -26,10 +26,10 @@ ENTRIES = {
         "muon": "mindspeed_mm_dit.optimizers.muon:MUON",
     },
     "objective": {
-        "gaussian_diffusion": "mindspeed_mm_dit.objectives.gaussian:GAUSSIAN_DIFFUSION",
-        "flow_matching": "mindspeed_mm_dit.objectives.flow.process:FLOW_MATCHING",
-        "wan_flow_match_scheduler": "mindspeed_mm_dit.objectives.wan_flow:WAN_FLOW",
-        "mean_flow": "mindspeed_mm_dit.objectives.mean_flow:MEAN_FLOW",
+        "gaussian_diffusion": "mindspeed_mm_dit.objectives.gaussian.objective:GAUSSIAN_DIFFUSION",
+        "flow_matching": "mindspeed_mm_dit.objectives.flow.objective:FLOW_MATCHING",
+        "wan_flow_match_scheduler": "mindspeed_mm_dit.objectives.wan_flow.objective:WAN_FLOW",
+        "mean_flow": "mindspeed_mm_dit.objectives.mean_flow.objective:MEAN_FLOW",
     },
     "predictor": {
         "dit": "mindspeed_mm_dit.configs.dit:DiTConfig",

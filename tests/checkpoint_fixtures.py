@@ -12,8 +12,8 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.models.autoencoder_kl import KLArchitecture
-from mindspeed_mm_dit.models.layers import sincos_positions_2d
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed here")
 needs_diffusers = pytest.mark.skipif(find_spec("diffusers") is None, reason="diffusers is not installed here")

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import AdaptedTensor, Parameter, PredictorConfig, SourceTensor
 from mindspeed_mm_dit.errors import CheckpointError, UserError
-from mindspeed_mm_dit.models.layers import initial_value
+from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import parameters_of
 
 _HEADS = ("num_heads", "num_attention_heads")

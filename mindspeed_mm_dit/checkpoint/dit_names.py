@@ -17,8 +17,8 @@ from mindspeed_mm_dit.checkpoint.rules import REPEATED, STACKED, Arrays, Rule
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.layers import sincos_positions_2d
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 _TIME, _LABEL = ("transformer_blocks.*.norm1.emb." + part for part in ("timestep_embedder", "class_embedder"))
 _ATTENTION = "transformer_blocks.*.attn1"

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.layers import FREQUENCY_WIDTH, timestep_frequencies
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequencies
 
 LAYER = "t_embedder.mlp.0.weight"
 """Published name of the layer that takes the code, (D, 256)."""

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.checkpoint.families import from_original
 from mindspeed_mm_dit.checkpoint.quantized import check_are_floats
 from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.layers import rotary_tables_2d
+from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
 Arrays = dict[str, np.ndarray]
 

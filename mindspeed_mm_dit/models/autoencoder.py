@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.autoencoder import (
     AutoencoderConfig,
     AutoencoderDCConfig,
@@ -22,7 +23,7 @@ from mindspeed_mm_dit.configs.autoencoder import (
     QwenImageVAEConfig,
     WanVAEConfig,
 )
-from mindspeed_mm_dit.framework import active, ops
+from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.framework.contract import later
 
 Tensor = Any
@@ -30,7 +31,7 @@ Tensor = Any
 
 def to_images(pixels: Tensor) -> Tensor:
     """Pixels (B, C, ...) uint8 -> images (B, C, ...) float32 in [-1, 1]."""
-    return ops.to_float32(pixels) / 127.5 - 1.0
+    return framework.ops.to_float32(pixels) / 127.5 - 1.0
 
 
 def to_pixels(images: np.ndarray) -> np.ndarray:
@@ -89,10 +90,9 @@ class Scaling:
         def prepared(numbers: float | tuple[float, ...]) -> Any:
             if not isinstance(numbers, tuple):
                 return numbers
-            from mindspeed_mm_dit.framework import ops
 
             axes = (1,) * max(config.pixel_axes)
-            return (tensor or ops.tensor)(np.array(numbers, np.float32).reshape(1, -1, *axes))
+            return (tensor or framework.ops.tensor)(np.array(numbers, np.float32).reshape(1, -1, *axes))
 
         scale = config.scale()
         self._shift, self._scale, self._std = (prepared(numbers) for numbers in (scale.shift, scale.scale, scale.std))

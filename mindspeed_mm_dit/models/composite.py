@@ -15,7 +15,7 @@ from mindspeed_mm_dit.data.conditions import encoded
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents, to_images
 from mindspeed_mm_dit.models.frames import frame_conditions, frame_features
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor, load_encoders, load_image_encoder, load_teachers
 from mindspeed_mm_dit.models.text_encoder import TextEncoder

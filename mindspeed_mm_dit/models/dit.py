@@ -22,12 +22,11 @@ from mindspeed_mm_dit.models.layers import (
     as_tokens,
     merge_heads,
     modulate,
-    rotary_tables_2d,
     self_attention,
-    sincos_positions_2d,
     split_heads,
     unpatchify,
 )
+from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int]

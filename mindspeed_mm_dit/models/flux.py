@@ -28,7 +28,7 @@ from mindspeed_mm_dit.models.joint import (
     padding_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.layers import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 

@@ -27,15 +27,8 @@ from mindspeed_mm_dit.models.joint import (
     padding_mask,
     plain_norm,
 )
-from mindspeed_mm_dit.models.layers import (
-    as_tokens,
-    grid_positions,
-    merge_heads,
-    modulate,
-    rotary_of_places,
-    self_attention,
-    split_heads,
-)
+from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 

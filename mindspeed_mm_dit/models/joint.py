@@ -13,7 +13,6 @@ import numpy as np
 from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
-    FREQUENCY_WIDTH,
     FeedForward,
     TwoLayers,
     attend,
@@ -22,8 +21,8 @@ from mindspeed_mm_dit.models.layers import (
     self_attention,
     split_heads,
     timestep_code,
-    timestep_frequencies,
 )
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 TIMES = 1000

@@ -27,7 +27,8 @@ from mindspeed_mm_dit.models.joint import (
     prefix_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.layers import FeedForward, grid_positions, modulate, rotary_of_places
+from mindspeed_mm_dit.models.layers import FeedForward, modulate
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 

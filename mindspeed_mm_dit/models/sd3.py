@@ -14,7 +14,8 @@ from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.configs.sd3 import SD3Config
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, pad_to_multiple, padding_mask
-from mindspeed_mm_dit.models.layers import as_tokens, sincos_positions_2d, unpatchify
+from mindspeed_mm_dit.models.layers import as_tokens, unpatchify
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 Tensor = Any  # a tensor of the active framework
 

@@ -21,15 +21,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ZEROS, Normal
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, VideoTransformerConfig, WanConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import (
-    FeedForward,
-    TwoLayers,
-    WholeAttention,
-    pairs_by_axis,
-    rotary_table,
-    timestep_code,
-    timestep_frequencies,
-)
+from mindspeed_mm_dit.models.layers import FeedForward, TwoLayers, WholeAttention, timestep_code
+from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int, int]

@@ -16,7 +16,8 @@ from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.configs.z_image import UNIT, ZImageConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, nonzero_mask, plain_norm, prefix_mask
-from mindspeed_mm_dit.models.layers import TimestepEmbedder, grid_positions, rotary_of_places, unpatchify
+from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
 
 Tensor = Any  # a tensor of the active framework
 NORM_EPS, TIME_HIDDEN = 1e-5, 1024

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
@@ -19,7 +20,7 @@ from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.data.samples import Batch, SampleReader
 from mindspeed_mm_dit.errors import CheckpointError, DataError
-from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.signals import StopRequest
 
@@ -160,7 +161,7 @@ def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
 
     All are read before the step, so an error while reading leaves the weights unchanged. ``stop`` records the error.
     """
-    count, micro_batches = runtime.num_microbatches(), []
+    count, micro_batches = framework.runtime.num_microbatches(), []
     try:
         micro_batches = list(itertools.islice(batches, count))
         if len(micro_batches) < count:
@@ -197,12 +198,16 @@ class BatchStream:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        rank, ranks, size = runtime.data_rank(), runtime.data_world_size(), self._args.micro_batch_size
+        rank, ranks, size = (
+            framework.runtime.data_rank(),
+            framework.runtime.data_world_size(),
+            self._args.micro_batch_size,
+        )
         rounds = self._args.global_batch_size // (size * ranks)
         sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
         # A step takes all its micro-batches at once, so that many are prefetched in the step before; no thread idles.
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
-        apart = self._num_workers > 0 and runtime.device_type() != "cpu" and sys.platform == "linux"
+        apart = self._num_workers > 0 and framework.runtime.device_type() != "cpu" and sys.platform == "linux"
         apart = apart and not _offloads(self._args)
         load = load_batches_apart if apart else load_batches
         return load(self._samples, sample_indices, self._num_workers, prefetch)

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.checkpoint.relative_paths import COMMAND, below
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.framework import active, ops, runtime
+from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import most_expensive_shape
@@ -39,7 +40,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     Raises:
         ConfigError: the first step would fail with this error.
     """
-    on_shapes, on_cpu = runtime.shapes_alone(), runtime.device_type() == "cpu"
+    on_shapes, on_cpu = framework.runtime.shapes_alone(), framework.runtime.device_type() == "cpu"
     if on_shapes is None and not on_cpu:
         return
     samples = 1 if micro_batch_size == 1 else config.predictor.latent_channels + 1
@@ -63,12 +64,12 @@ def example(model: DiTModel, config: ModelConfig, samples: int) -> tuple[Any, ..
     inputs = config.predictor.conditions.examples(samples)
     inputs |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
     inputs |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
-    latents = ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
-    return latents, *(ops.tensor(np.asarray(inputs[name])) for name in model.loss_names)
+    latents = framework.ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
+    return latents, *(framework.ops.tensor(np.asarray(inputs[name])) for name in model.loss_names)
 
 
 def _losses(config: ModelConfig, samples: int) -> Any:
-    model = runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
+    model = framework.runtime.to_runtime_device(DiTModel(config, NoAutoencoder(config.ae)))
     losses = model.losses(*example(model, config, samples))
     if active() == "pytorch":
         losses.mean().backward()
@@ -166,9 +167,8 @@ def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
 
 def record_not_finite(save: str | None, iteration: int, loss: float, grad_norm: float) -> None:
     """Record which step was not finite, on the first rank; if the disk fails, nothing is recorded."""
-    from mindspeed_mm_dit.framework import runtime  # (a reader may not know the run's framework yet)
 
-    if not save or runtime.rank() != 0:
+    if not save or framework.runtime.rank() != 0:
         return
     facts = {"iteration": iteration, "loss": str(loss), "grad_norm": str(grad_norm), COMMAND: command(save)}
     with suppress(OSError):

@@ -19,11 +19,11 @@ from typing import TypeVar
 import numpy as np
 from tqdm import tqdm
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, lines_of
 from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.planning.memory import peak_tflops, utilisation
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, open_metrics_loggers
@@ -34,10 +34,10 @@ def meter(args: RunConfig) -> Callable[[float], float | None]:
     """Return MFU as a function of the images per second of all ranks; None if the peak is unknown."""
     precision = args.mm.precision
     assert precision is not None
-    peak = args.peak_tflops or peak_tflops(runtime.device_name(), precision.compute)
+    peak = args.peak_tflops or peak_tflops(framework.runtime.device_name(), precision.compute)
     if peak is None:
         return lambda images_per_second: None
-    flop, devices = args.mm.data_set.flop_per_sample(), runtime.world_size()
+    flop, devices = args.mm.data_set.flop_per_sample(), framework.runtime.world_size()
     return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)
 
 
@@ -208,9 +208,8 @@ class RunLog:
 
 def open_log(args: RunConfig, iteration: int) -> RunLog:
     """Return the log of a run that starts after ``iteration``; the last rank prints and has the metrics loggers."""
-    from mindspeed_mm_dit.framework import runtime  # (launchers import this file too, and need none)
 
-    prints = runtime.rank() == runtime.world_size() - 1
+    prints = framework.runtime.rank() == framework.runtime.world_size() - 1
     metrics_loggers = open_metrics_loggers(args, iteration) if prints else ()
     return RunLog(
         prints=prints,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit import __version__, framework
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.adapting import InitialValue, SourceWeights, begin, digest_of_base, read_source
 from mindspeed_mm_dit.checkpoint.store import (
@@ -34,8 +34,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mappin
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning import without_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.models.layers import initial_value
+from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in, optimizer_facts
 from mindspeed_mm_dit.terminal import echo_if_open
@@ -99,10 +98,10 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | No
 
 def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> str | None:
     """Return what is wrong with the checkpoint ``path``, the same on every rank; they share the reading."""
-    problem = problem_of(path, runtime.rank(), runtime.world_size())
-    if not runtime.any_rank(problem is not None):
+    problem = problem_of(path, framework.runtime.rank(), framework.runtime.world_size())
+    if not framework.runtime.any_rank(problem is not None):
         return None
-    if runtime.rank() == 0:  # which reports it
+    if framework.runtime.rank() == 0:  # which reports it
         problem = problem or problem_of(path)
     return problem or "another rank reports that it is damaged"
 
@@ -243,7 +242,7 @@ def _content(folder: str) -> str:
 
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
-    if runtime.rank() == 0:
+    if framework.runtime.rank() == 0:
         echo_if_open(text)
 
 
@@ -280,7 +279,7 @@ def run_facts(args: RunConfig, iteration: int, consumed_samples: int) -> dict[st
         **({"captions": args.mm.captions} if args.mm.captions else {}),
         **({"words": args.mm.words} if args.mm.words and not args.init_from else {}),  # (its words are unknown)
         "mindspeed_mm_dit": __version__,
-        **runtime.versions(),
+        **framework.runtime.versions(),
     }
 
 

@@ -15,8 +15,9 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.models.layers import initial_weights, sincos_positions_2d
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from tests.checkpoint_fixtures import TINY_VAE, random_arrays, write
 
 THERE = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=16, num_layers=2, num_heads=2)

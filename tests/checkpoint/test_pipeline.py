@@ -11,8 +11,9 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.models.layers import initial_weights, timestep_frequencies
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import timestep_frequencies
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.checkpoint_fixtures import needs_diffusers
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.dit import OPTIONS, DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.checkpoint_fixtures import assert_same
 from tests.conftest import GOLDEN

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.gaussian import Clip
+from mindspeed_mm_dit.objectives.gaussian.objective import Clip
 from mindspeed_mm_dit.sampling.generate import SampleSettings
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 

@@ -16,8 +16,8 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, DataError
-from mindspeed_mm_dit.models.layers import sincos_positions_2d
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import sincos_positions_2d
 from mindspeed_mm_dit.tools.verify.parity import compare
 from mindspeed_mm_dit.tools.visualize.curves import read_curve
 from tests.conftest import FRAMEWORK, GOLDEN

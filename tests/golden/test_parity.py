@@ -169,7 +169,7 @@ def test_published_value_that_is_not_its_float64_is_refused(compare, tmp_path, g
 
 @pytest.mark.pytorch
 def test_newest_checkpoint_of_a_folder_is_compared(compare, tmp_path, golden):
-    from mindspeed_mm_dit.objectives.gaussian import Schedule
+    from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 
     convert(CHECKPOINT, tmp_path / "run", "mindspore")
     part = {key: golden[key] for key in (*INPUTS, "output")}

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.weights import read_trees
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.mindspore.launch import PYTHON, needs_mindspore, run, run_script, run_under_msrun

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from tests.conftest import GOLDEN
 

@@ -11,8 +11,9 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.models.layers import initial_weights, rotary_tables_2d
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
 PLAIN = DiTConfig(input_size=8, num_classes=3, in_channels=3, hidden_size=48, num_layers=3, num_heads=4)
 ALL = dataclasses.replace(

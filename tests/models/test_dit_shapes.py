@@ -7,8 +7,9 @@ import pytest
 
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.layers import initial_weights, rotary_tables_2d, sincos_positions_2d
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of
+from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
 
 CONFIG = DiTConfig(
     input_size=8, num_classes=3, in_channels=2, patch_size=2, hidden_size=16, num_layers=2, num_heads=2,

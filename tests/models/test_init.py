@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.predictor import ONES, XAVIER_UNIFORM, ZEROS, Normal, Parameter, Parameters
-from mindspeed_mm_dit.models.layers import initial_value, initial_weights
+from mindspeed_mm_dit.models.init import initial_value, initial_weights
 
 LARGE_SEEDS = (2**63 - 1, 2**63, 2**63 + 1, 2**64 - 1)
 TABLE = Parameter((500, 200), Normal(0.02))

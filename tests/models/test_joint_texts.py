@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Q
 from mindspeed_mm_dit.data.conditions import encoded
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
 from mindspeed_mm_dit.models.text_encoder import KEPT

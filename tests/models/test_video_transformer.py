@@ -9,8 +9,9 @@ from mindspeed_mm_dit.checkpoint.shapes import predictor_of
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import OURS, CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.layers import initial_weights, pairs_by_axis, rotary_table
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table
 from mindspeed_mm_dit.tools.verify.table import relative_error
 
 CUSTOM = CustomDiTConfig(

@@ -10,7 +10,8 @@ from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import nn, ops
-from mindspeed_mm_dit.objectives.mean_flow import MEAN_FLOW, MeanFlow, draws, draws_at
+from mindspeed_mm_dit.objectives.mean_flow.objective import MEAN_FLOW, draws, draws_at
+from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
 
 PLAIN = MeanFlowConfig(omega=1.0, kappa=0.0)
 X, NOISE = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((2, 3, 2, 4, 4), np.float32))

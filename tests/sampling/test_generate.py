@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.autoencoder import to_images, to_pixels
-from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.sampling import generate as room
 from mindspeed_mm_dit.sampling.generate import SampleSettings, decode, generate, states

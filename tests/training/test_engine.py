@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, Parameter, Parameters
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
 from mindspeed_mm_dit.training.pytorch.engine import Engine, check_sharding
 from mindspeed_mm_dit.training.pytorch.stepper import PowerEmas

@@ -1,26 +1,15 @@
-"""Flow matching (Ma et al. 2024) as an objective: noising, the training loss, and reading a network's output."""
+"""Flow matching on tensors: noising, the training loss, and reading a network's output (Ma et al. 2024)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
-from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.framework.contract import later
-from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, point_at
-from mindspeed_mm_dit.objectives.flow.timesteps import (
-    check_heun_end,
-    coefficients,
-    draws,
-    draws_at,
-    least_rest,
-    sde_times,
-)
-from mindspeed_mm_dit.objectives.registry import Objective, Sampler, option, without_noise
+from mindspeed_mm_dit.objectives.flow.path import point_at
+from mindspeed_mm_dit.objectives.flow.timesteps import coefficients, least_rest
 
 Tensor = Any  # a tensor of the active framework
 
@@ -116,52 +105,3 @@ def as_factor(values: np.ndarray, x: Tensor) -> Tensor:
 def column(coefficients: Tensor, number: int, x: Tensor) -> Tensor:
     """Return a column of ``coefficients`` (B, ...) as a tensor that multiplies the samples of ``x`` (B, ...)."""
     return ops.reshape(coefficients[:, number], (x.shape[0],) + (1,) * (len(x.shape) - 1))
-
-
-_process = later("mindspeed_mm_dit.objectives.flow.process")
-_samplers = later("mindspeed_mm_dit.objectives.flow.samplers")
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """Options of dopri5; --steps is the number of states it yields, not of the steps in between."""
-
-    rtol: float = option(1e-3, "tolerated error of a step, relative to the state")
-    atol: float = option(1e-6, "tolerated error of a step, absolute")
-
-    def __post_init__(self) -> None:
-        for name in ("rtol", "atol"):
-            if not 1e-7 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"--{name} = {getattr(self, name)}", "must lie between 1e-7, which float32 keeps, and 1"
-                )
-
-
-def _sde(name: str) -> Sampler:
-    def check(config: FlowMatchingConfig, steps: int, options: DiffusionCoefficient) -> None:
-        times = sde_times(config, steps, options)
-        if name == "sde-heun":
-            check_heun_end(config, times, options)
-
-    return Sampler(lambda *args: _samplers.sde_trajectory(name, *args), DiffusionCoefficient, check)
-
-
-FLOW_MATCHING = Objective(
-    FlowMatchingConfig,
-    lambda config: _process.FlowMatching(config),
-    draws,
-    draws_at,
-    {
-        "sde-euler": _sde("sde-euler"),
-        "sde-heun": _sde("sde-heun"),
-        "euler": without_noise(lambda *args: _samplers.ode_trajectory("euler", *args)),
-        "heun": without_noise(lambda *args: _samplers.ode_trajectory("heun", *args)),
-        "dopri5": Sampler(
-            lambda process, model_fn, start, _, steps, options: _samplers.dopri5_trajectory(
-                process, model_fn, start, steps, options.rtol, options.atol
-            ),
-            Tolerances,
-        ),
-    },
-    quick_sampler="heun",
-)

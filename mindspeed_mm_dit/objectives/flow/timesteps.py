@@ -1,7 +1,4 @@
-"""Times of flow matching, where t = 0 is noise and 1 data: training draws, published sampling tables, grids and shifts.
-
-No framework.
-"""
+"""Distributions of training times, grids of sampling times, and their shift; t = 0 is noise, 1 data. No framework."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.video_transformer import OURS, WanConfig
 from mindspeed_mm_dit.errors import ConfigError, nearest, not_installed
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
 from mindspeed_mm_dit.tools.verify.first_wrong_module import functions_for

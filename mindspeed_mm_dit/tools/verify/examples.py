@@ -16,7 +16,7 @@ from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.adapting import read_source
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.order import Stream, normals, philox
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.objectives.registry import objective_of

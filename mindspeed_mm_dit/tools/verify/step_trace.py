@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
-from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -392,7 +392,7 @@ class StepNumbers(NamedTuple):
 def join(args: RunConfig) -> RunConfig:
     """Check the run, join the other ranks, and return the run with its configs."""
     args = preflight(args)
-    runtime.initialize(
+    framework.runtime.initialize(
         args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
     )
     return args
@@ -437,7 +437,7 @@ def steps_after(args: RunConfig, engine: Any, start: Start | None, step: Forward
     while True:
         result = engine.train_step(step, batches, schedule.at(done))
         done += 1
-        loss, grad_norm = runtime.read_later([result.loss, result.grad_norm]).wait()
+        loss, grad_norm = framework.runtime.read_later([result.loss, result.grad_norm]).wait()
         yield StepNumbers(done, loss, grad_norm, began_at)
         began_at += args.global_batch_size
 
@@ -451,12 +451,12 @@ def script(
 
     def loss_func(losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss = losses.mean()
-        return loss, {"loss": runtime.mean_over_ranks([loss])[0]}
+        return loss, {"loss": framework.runtime.mean_over_ranks([loss])[0]}
 
     def forward_step(batches: Iterator[Any], model: Any) -> tuple[Tensor, Any]:
         batch = next(batches)
         next_batch()
-        losses = losses_of(model, runtime.to_device(batch))
+        losses = losses_of(model, framework.runtime.to_device(batch))
         see(losses)
         return losses, loss_func
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, StepError, named_step
-from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
@@ -47,14 +47,16 @@ def validate(run: Run) -> ValidationLoss | None:
                 losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
                 levels += [batch[NOISE_LEVEL] for batch in micro_batches]
         except StepError as error:
-            if runtime.world_size() > 1:
+            if framework.runtime.world_size() > 1:
                 raise
             run.stop.note(error)
             return None
     run.catch_up()  # on the steps before, while the device is busy with this
     with named_step("the validation"):
-        sums = sums_by_quarter(ops.numpy(ops.cat(losses, 0)), np.concatenate(levels))  # waits for the device, once
-        return ValidationLoss.from_sums(runtime.mean_over_hosts(sums).astype(np.float64))
+        sums = sums_by_quarter(
+            framework.ops.numpy(framework.ops.cat(losses, 0)), np.concatenate(levels)
+        )  # waits for the device, once
+        return ValidationLoss.from_sums(framework.runtime.mean_over_hosts(sums).astype(np.float64))
 
 
 def _open(run: Run) -> Callback | None:

@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.flow_matching import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.flow.process import FLOW_MATCHING
+from mindspeed_mm_dit.objectives.flow.objective import FLOW_MATCHING
 
 START = np.random.default_rng(0).standard_normal((3, 2, 3, 3)).astype(np.float32)
 STEPS = 50

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion, Schedule, dpm_solver_pp, respaced_steps
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, dpm_solver_pp
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule, respaced_steps
 
 SHAPE = (2, 3, 4, 4)
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.objectives.gaussian import (
+from mindspeed_mm_dit.objectives.gaussian.process import (
     GaussianDiffusion,
     discretized_gaussian_log_likelihood,
     gaussian_kl,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
-from mindspeed_mm_dit.objectives.gaussian import Schedule
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from mindspeed_mm_dit.tools.verify.table import relative_error
 from tests.conftest import gradient
 
@@ -47,7 +47,7 @@ def grid():
 
 
 def test_likelihood_and_gradients_keep_their_digits(framework):
-    from mindspeed_mm_dit.objectives.gaussian import discretized_gaussian_log_likelihood
+    from mindspeed_mm_dit.objectives.gaussian.process import discretized_gaussian_log_likelihood
 
     inputs, ops = grid(), framework.ops
     x = ops.tensor(inputs[0])
@@ -93,7 +93,7 @@ def published_loss(schedule, prediction_type, t, output, x_start, noise):
 @pytest.mark.parametrize("noise_schedule", ["linear", "squaredcos_cap_v2"])
 @pytest.mark.parametrize("prediction_type", ["epsilon", "sample", "v_prediction"])
 def test_losses_and_gradients_keep_their_digits_at_every_timestep(framework, prediction_type, noise_schedule):
-    from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion
+    from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 
     ops, t, draw = framework.ops, np.arange(1000), np.random.default_rng(0)
     x_start, noise, error, fraction = draw.standard_normal((4, 1000, 4, 4, 4), np.float32)

@@ -6,7 +6,8 @@ import torch
 
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion, ddim, ddpm, dpm_solver_pp, respaced_steps
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm, dpm_solver_pp
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
 from mindspeed_mm_dit.objectives.registry import find_sampler
 

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.gaussian import TABLES, Schedule, make_betas, respaced_steps
+from mindspeed_mm_dit.objectives.gaussian.process import TABLES
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule, make_betas, respaced_steps
 
 
 def test_tables_are_the_published_ones(golden):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
-from mindspeed_mm_dit.objectives.wan_flow import WAN_FLOW
+from mindspeed_mm_dit.objectives.wan_flow.objective import WAN_FLOW
 
 START = np.random.default_rng(0).standard_normal((2, 1, 1, 2, 2)).astype(np.float32)
 

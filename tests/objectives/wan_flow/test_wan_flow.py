@@ -10,7 +10,14 @@ from mindspeed_mm_dit.configs.flow_matching import WanFlowConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import objective_of, sampler_options
-from mindspeed_mm_dit.objectives.wan_flow import batch, draws, draws_at, euler_sigmas, multistep_sigmas, training_table
+from mindspeed_mm_dit.objectives.wan_flow.objective import (
+    batch,
+    draws,
+    draws_at,
+    euler_sigmas,
+    multistep_sigmas,
+    training_table,
+)
 from mindspeed_mm_dit.tools.verify.table import relative_error
 
 TUTORIAL = WanFlowConfig(shift=5.0, sigma_min=0.0, extra_one_step=True)

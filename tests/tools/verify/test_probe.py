@@ -6,7 +6,7 @@ import torch
 
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.pytorch.step_record import NotFinite, Probe
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.arguments import Parser, default_micro_batch
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.training.flags import ignored_flags, project_flags
 from mindspeed_mm_dit.training.validation import QUARTERS, name_of, sums_by_quarter
@@ -131,7 +131,7 @@ def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], mode
 
     def reported(losses: Tensor) -> tuple[Tensor, dict[str, Any]]:
         loss, metrics = loss_func(losses)
-        return loss, {**metrics, **_by_quarter(ops.numpy(losses), batch[NOISE_LEVEL])}
+        return loss, {**metrics, **_by_quarter(framework.ops.numpy(losses), batch[NOISE_LEVEL])}
 
     return losses, reported
 
@@ -139,5 +139,5 @@ def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], mode
 def _by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> dict[str, tuple[Tensor, Tensor]]:
     """Return sum and number of ``losses`` in each quarter of the noise level; Megatron adds these up, then divides."""
     sums = sums_by_quarter(losses, noise_levels).astype(np.float32)
-    means = runtime.mean_over_ranks([ops.tensor(value) for value in sums.reshape(-1, 1)])
+    means = framework.runtime.mean_over_ranks([framework.ops.tensor(value) for value in sums.reshape(-1, 1)])
     return {name_of(quarter): (loss, count) for quarter, loss, count in zip(QUARTERS, means[:4], means[4:])}

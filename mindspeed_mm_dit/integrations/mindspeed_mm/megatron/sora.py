@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import restore
 from mindspeed_mm_dit.models.autoencoder import to_images
-from mindspeed_mm_dit.models.layers import initial_weights
+from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import AUTOENCODERS, network_class
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES

@@ -69,5 +69,5 @@ KIND = HostKind(
     recognised,
     lambda argv: check_engine(),
     logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
-    config_of=lambda folder, world_size: later(f"{_PACKAGE}.commandline").yaml_of_config(folder, world_size),
+    config_of=lambda folder, world_size: later(f"{_PACKAGE}.run").yaml_of_config(folder, world_size),
 )

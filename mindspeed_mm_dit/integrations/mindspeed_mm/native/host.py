@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mindspeed_mm_dit import __version__
+from mindspeed_mm_dit import __version__, framework
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
-from mindspeed_mm_dit.framework import activate, runtime
+from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import USER_ERROR, end, launched_alone, raise_when_interrupted, written
 from mindspeed_mm_dit.hosts.preflight import with_report
 from mindspeed_mm_dit.hosts.registry import Host, ModelType
@@ -72,7 +72,7 @@ def install_hooks() -> None:
     """Install the hooks: replace the optimizer's steps by ours, and read the log."""
     register_optimizer_step_pre_hook(_step)
     folder = current().flags.parts["tensorboard_dir"]
-    if folder is not None and runtime.rank() == 0:
+    if folder is not None and framework.runtime.rank() == 0:
         logging.getLogger(LOGGER).addHandler(Curves(folder))
 
 
@@ -119,7 +119,7 @@ class NativeEngine(Host):
     def pretrain(self, *providers: Any, **others: Any) -> None:
         """Write the yaml for the command line, which names model and data, and run upstream's trainer on it."""
         try:
-            self._args = _reportable(commandline.parse(sys.argv[1:], runtime.world_size()))
+            self._args = _reportable(commandline.parse(sys.argv[1:], framework.runtime.world_size()))
             path = _written(self._args)
         except UserError as error:  # the same on every rank
             end(error, collective_error=True)
@@ -152,8 +152,8 @@ def _reportable(args: RunConfig) -> RunConfig:
 
 def _written(args: RunConfig) -> Path:
     """Write the yaml of this run to a new file and return its path; print a note for flags without effect."""
-    content = commandline.yaml_for(args, runtime.world_size())
-    for flag in commandline.without_effect(args) if runtime.rank() == 0 else ():
+    content = commandline.yaml_for(args, framework.runtime.world_size())
+    for flag in commandline.without_effect(args) if framework.runtime.rank() == 0 else ():
         echo_if_open(
             f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr
         )

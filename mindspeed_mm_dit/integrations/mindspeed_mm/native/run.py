@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 import yaml
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.configs.arguments import checked, read_train_args
@@ -27,7 +28,6 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import SETS, Tuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import RELEASE
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
     HF,
@@ -132,7 +132,9 @@ class Run:
         """
         self.meeting.close()
         flags = self.flags
-        runtime.divide_among_ranks(flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size)
+        framework.runtime.divide_among_ranks(
+            flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size
+        )
         self._stop = self._run_contexts.enter_context(StopRequest(flags.exit_duration_in_mins))
         self._save_lock = self._run_contexts.enter_context(claimed_save(flags))
         self.start = find_start(flags, torch_dcp)
@@ -176,7 +178,7 @@ class Run:
         saved = "saving it" if self.flags.save else "nothing is saved without training.save"
         print_rank_0(f"{ended.reason} at iteration {self.progress.iteration}: {saved}")
         self.progress.finish()
-        runtime.barrier()
+        framework.runtime.barrier()
         sys.exit(ended.code)
 
     @property
@@ -224,7 +226,7 @@ def _flags(read: Any, path: str) -> RunConfig:
     values = flags_of(read, lookup)
     if weights := _weights_in(values["load"], read.training.load_format):
         values |= {"load": None, "init_from": weights}
-    return checked_values(values, path, runtime.world_size())
+    return checked_values(values, path, framework.runtime.world_size())
 
 
 def _weights_in(load: str | None, load_format: str) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.flag import positive_int, rows_of, unsigned_int
@@ -15,7 +16,6 @@ from mindspeed_mm_dit.configs.limits import short_repr
 from mindspeed_mm_dit.configs.run import RunConfig, refuse, rows
 from mindspeed_mm_dit.configs.tuning import FineTuning, without_lists
 from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
-from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
 from mindspeed_mm_dit.training.flags import full_parser
 
@@ -282,7 +282,7 @@ def check_keys(path: str) -> None:
     for key, expected in _IDS.items():
         if (actual := get(content, key)) != expected and not (isinstance(actual, list) and expected in actual):
             raise ConfigError(f"{path}: {key} = {written(actual)}", "is not ours", f"write {expected}")
-    _check_ranks(get(content, SHARDS), runtime.world_size(), path)
+    _check_ranks(get(content, SHARDS), framework.runtime.world_size(), path)
 
 
 def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str) -> None:

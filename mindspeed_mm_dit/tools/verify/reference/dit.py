@@ -16,7 +16,8 @@ from mindspeed_mm_dit.objectives.flow.path import PATHS, DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import dopri5_trajectory, ode_trajectory, sde_trajectory
 from mindspeed_mm_dit.objectives.flow.timesteps import logit_normal, shifted
-from mindspeed_mm_dit.objectives.gaussian import GaussianDiffusion, ddim, ddpm, respaced_steps
+from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm
+from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import ModelFn
 from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Step, Tensor, Weights, rows_of_step

@@ -16,7 +16,8 @@ from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.joint import pack
-from mindspeed_mm_dit.models.layers import as_tokens, rotary_of_places
+from mindspeed_mm_dit.models.layers import as_tokens
+from mindspeed_mm_dit.models.positions import rotary_of_places
 from mindspeed_mm_dit.models.qwen_image import places
 from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching

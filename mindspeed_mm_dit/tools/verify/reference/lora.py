@@ -29,7 +29,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
-from mindspeed_mm_dit.models.layers import FREQUENCY_WIDTH, TimestepEmbedder, unpatchify, with_adapters
+from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify, with_adapters
+from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
     Kind,

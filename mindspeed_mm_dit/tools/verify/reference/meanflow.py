@@ -12,7 +12,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.flow_matching import MeanFlowConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.mean_flow import MeanFlow, even_times, integrate, interval, with_equal
+from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate, interval, with_equal
+from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
 from mindspeed_mm_dit.tools.verify.reference.file import Kind, ReferenceArrays, Step, Tensor, Weights, evaluate
 from mindspeed_mm_dit.tools.verify.reference.images import RecipeFile
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Quantity

@@ -25,7 +25,8 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
-from mindspeed_mm_dit.objectives.wan_flow import WanFlow, batch, euler_sigmas, euler_trajectory, training_table
+from mindspeed_mm_dit.objectives.wan_flow.objective import batch, euler_sigmas, training_table
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, euler_trajectory
 from mindspeed_mm_dit.tools.verify.reference.file import (
     Kind,
     ReferenceArrays,

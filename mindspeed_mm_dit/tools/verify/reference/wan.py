@@ -20,7 +20,8 @@ from mindspeed_mm_dit.models.frames import grey_between
 from mindspeed_mm_dit.models.video_transformer import Wan
 from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
-from mindspeed_mm_dit.objectives.wan_flow import WanFlow, euler_sigmas, unipc
+from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas
+from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, unipc
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
     Kind,
