@@ -102,8 +102,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Return x + y * z, with broadcasting."""
-    # torch.addcmul's gradient also multiplies by 1: 18 of 74 operators of a DiT block (benchmarks/results/
-    # 2026-11-28-cpu_tuning.md). The compiler removes them itself; on a CPU a gradient in Python costs more than they do.
+    # torch.addcmul's gradient also multiplies by 1, 18 of 74 operators of a DiT block
+    # (benchmarks/results/2026-11-28-cpu_tuning.md). The compiler removes them itself; on a CPU Python costs more.
     if torch.compiler.is_compiling() or x.device.type == "cpu":
         return torch.addcmul(x, y, z)
     return _AddCMul.apply(x, y, z)
