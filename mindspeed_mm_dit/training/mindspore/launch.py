@@ -6,6 +6,7 @@ where no signal reaches it, and the workers get signals directly.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -59,13 +60,14 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every worker of this node; return the exit code of the run."""
-    msrun, logs = _find_msrun(), _make_log_folder()
+    _check_msrun()
+    logs = _make_log_folder()
     first = launch.node_rank * launch.processes
     lines = _NewLines([logs / f"worker_{first + n}.log" for n in range(launch.processes)])
     adopt_orphans()  # workers whose msrun was killed: they save
     with open(logs / "msrun.log", "w", encoding="utf-8") as log_file:
         process = subprocess.Popen(
-            [msrun, *_arguments(launch, logs), *command],
+            [sys.executable, "-m", "mindspore.parallel.cluster.run", *_arguments(launch, logs), *command],
             env=_environment(launch),
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -130,26 +132,17 @@ class _NewLines:
                     echo_if_open(line)
 
 
-def _search_path() -> str:
-    """Return PATH, with this interpreter's folder first if it has an msrun: mm-dit may be called by its full path."""
-    folder, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
-    return os.pathsep.join((folder, path)) if shutil.which("msrun", path=folder) else path
-
-
-def _find_msrun() -> str:
-    path = _search_path()
-    msrun, python = shutil.which("msrun", path=path), shutil.which("python", path=path)
-    if msrun is None:
+def _check_msrun() -> None:
+    """Raise PlatformError unless this interpreter has msrun, and msrun's ``python`` is this interpreter."""
+    if importlib.util.find_spec("mindspore") is None:
+        raise PlatformError("msrun", "MindSpore is not installed here", "make demo-mindspore sets it up")
+    folder = os.path.dirname(sys.executable)
+    if shutil.which("python", path=folder) is None:
         raise PlatformError(
-            "msrun", "is not on PATH: MindSpore is not installed here", "make demo-mindspore sets it up"
+            "msrun",
+            f"starts the first 'python' on PATH, and there is none next to {sys.executable}",
+            f"run from a virtual environment, or add a link {folder}/python",
         )
-    if python is None or Path(python).parent != Path(msrun).parent:
-        raise PlatformError(
-            msrun,
-            f"starts the first 'python' on PATH, {python}, which is not the one next to it",
-            f"put {Path(msrun).parent} first on PATH",
-        )
-    return msrun
 
 
 def _make_log_folder() -> Path:
@@ -173,8 +166,9 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     variables = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **variables, "PATH": _search_path()}
+    return {**without_launcher(os.environ), **variables, "PATH": path}
 
 
 def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:
