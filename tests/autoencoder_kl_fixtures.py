@@ -45,8 +45,8 @@ def inputs(pixels, latent_pixels, batch=1, channels=4):
 def our_shapes(config):
     """Return {name: shape} of the weights of our network for a diffusers config."""
     from mindspeed_mm_dit.configs.strict import from_mapping
-    from mindspeed_mm_dit.models.autoencoder_kl import KLArchitecture
-    from mindspeed_mm_dit.models.autoencoder_kl_network import AutoencoderKLNetwork
+    from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
+    from mindspeed_mm_dit.models.autoencoder_kl.network import AutoencoderKLNetwork
 
     others = ("_class_name", "sample_size", "scaling_factor", "shift_factor", "batch_norm_eps", "patch_size")
     keys = {key: value for key, value in config.items() if key not in others}

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.models.autoencoder_kl import KLArchitecture
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 

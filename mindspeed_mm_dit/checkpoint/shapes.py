@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.video_transformer import VideoTransformerConfig, W
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
-from mindspeed_mm_dit.models.autoencoder_kl import KLArchitecture
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 from mindspeed_mm_dit.planning.memory import GIB, host_bytes
 
 Shapes = dict[str, Shape]
@@ -106,7 +106,7 @@ def predictor_of(
 
 def vae_shapes(config: KLArchitecture) -> Shapes:
     """Return the shapes of an AutoencoderKL by diffusers' names."""
-    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl_network:AutoencoderKLNetwork")(config)
+    network = meta_reference("mindspeed_mm_dit.models.autoencoder_kl.network:AutoencoderKLNetwork")(config)
     return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 

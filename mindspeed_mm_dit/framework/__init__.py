@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import re
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import importing
@@ -90,16 +90,6 @@ def active() -> str:
         activate("pytorch")
     assert _active is not None
     return _active
-
-
-class _Backend(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(f"{__name__}.{active()}.{self.__name__}"), name)
-
-
-def backend(name: str) -> Any:
-    """Return a stand-in for "ops" or another module of the backend, which is chosen when the module is first used."""
-    return _Backend(name)
 
 
 def __getattr__(name: str) -> ModuleType:

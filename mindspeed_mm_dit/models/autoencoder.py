@@ -145,7 +145,7 @@ class PixelAutoencoder(Autoencoder):
 
 
 _DIFFUSERS = later("mindspeed_mm_dit.models.diffusers_autoencoders")
-_PORTABLE = later("mindspeed_mm_dit.models.autoencoder_kl")
+_PORTABLE = later("mindspeed_mm_dit.models.autoencoder_kl.autoencoder")
 
 
 PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)

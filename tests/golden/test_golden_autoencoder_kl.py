@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 @pytest.mark.extended  # 335 MB; tests/models/test_autoencoder_kl.py compares small ones of each variant
 def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compiled, tmp_path):
     from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
 
     golden, shapes = np.load(GOLDEN), our_shapes(SD_VAE)
     assert sum(map(math.prod, shapes.values())) == 83_653_863
@@ -31,7 +31,7 @@ def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compi
 def test_shifted_latents_without_quant_convs_equal_diffusers(framework, tmp_path, module):
     from mindspeed_mm_dit.configs.model import autoencoder_in
     from mindspeed_mm_dit.models.autoencoder import NoAutoencoder, draw_latents
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
     from mindspeed_mm_dit.models.registry import load_autoencoder
 
     golden = np.load(GOLDEN.with_name("autoencoder_kl_flux.npz"))

@@ -25,7 +25,7 @@ from tests.autoencoder_kl_fixtures import (
 @pytest.fixture
 def small(framework, tmp_path):
     """Return (folder of a small AutoencoderKL, build(path, **settings) -> our autoencoder)."""
-    from mindspeed_mm_dit.models.autoencoder_kl import AutoencoderKL
+    from mindspeed_mm_dit.models.autoencoder_kl.autoencoder import AutoencoderKL
 
     def build(path, **settings):
         return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2, **settings))

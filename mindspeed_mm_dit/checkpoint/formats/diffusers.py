@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig, count_of
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.models.autoencoder_kl import with_new_names
+from mindspeed_mm_dit.models.autoencoder_kl.files import with_new_names
 from mindspeed_mm_dit.models.meta import parameters_of
 
 WEIGHTS = "diffusion_pytorch_model"

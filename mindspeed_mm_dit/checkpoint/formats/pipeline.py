@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import GaussianDiffusionConfig, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.autoencoder_kl import read_autoencoder_kl
+from mindspeed_mm_dit.models.autoencoder_kl.files import read_autoencoder_kl
 
 _LIBRARY = "diffusers"
 _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "scheduler": "DDIMScheduler"}

@@ -1,6 +1,6 @@
-"""The paths from noise x_0 to data x_1: x_t = alpha x_1 + sigma x_0 (Ma et al. 2024, table 1). No framework.
+"""The paths from noise x_0 to data x_1: x_t = alpha x_1 + sigma x_0 (Ma et al. 2024, table 1), and their diffusion.
 
-Times are always known on the host, so everything that depends on them is computed there in float64, for all frameworks.
+The diffusion coefficient of the SDE and its last step follow section 3.3. No framework.
 """
 
 from __future__ import annotations

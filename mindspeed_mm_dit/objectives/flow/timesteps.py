@@ -1,4 +1,7 @@
-"""Distributions of training times, grids of sampling times, and their shift; t = 0 is noise, 1 data. No framework."""
+"""Times of flow matching, where t = 0 is noise and 1 is data: training draws, published sampling tables, shifts.
+
+No framework.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The Gaussian diffusion process: noising, interpreting a network's output, and the training loss."""
+"""The Gaussian diffusion process: noising, reading a network's output, the loss, and the samplers.
+
+DDPM (Ho et al. 2020; Nichol & Dhariwal 2021), DDIM (Song et al. 2021) and DPM-Solver++ (Lu et al. 2022).
+"""
 
 from __future__ import annotations
 

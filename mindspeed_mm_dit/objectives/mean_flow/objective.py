@@ -1,4 +1,4 @@
-"""MeanFlow as an objective, and its sampler, which takes one or a few steps from noise to data."""
+"""MeanFlow (Geng et al. 2025) as an objective: the draws of a batch, and a sampler of one or a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Wan's flow matching as an objective."""
+"""Wan's flow matching as an objective: tables of times in float64, and the draws of a batch. No framework.
+
+Times go from noise (sigma = 1) to data (sigma = 0).
+"""
 
 from __future__ import annotations
 

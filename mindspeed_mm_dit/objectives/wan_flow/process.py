@@ -1,4 +1,7 @@
-"""Wan's flow matching on tensors: noising and the training loss."""
+"""Wan's flow matching on tensors: noising, the loss, Euler as in MindSpeed-MM, and UniPC as in diffusers.
+
+UniPC (Zhao et al. 2023), here of second order, corrects each step with the next output of the network.
+"""
 
 from __future__ import annotations
 

@@ -9,18 +9,18 @@ START = np.random.default_rng(0).standard_normal((2, 1, 1, 2, 2)).astype(np.floa
 
 
 def test_samplers_walk_the_chains_of_their_names(framework):
-    from mindspeed_mm_dit.objectives import wan_flow
+    from mindspeed_mm_dit.objectives.wan_flow import process as wan_flow
 
-    process, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
+    built, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
 
     def model_fn(x, t, sigmas):
         return x * x
 
     for name, trajectory in (("euler", wan_flow.euler_trajectory), ("unipc", wan_flow.unipc_trajectory)):
         sampler = WAN_FLOW.samplers[name]
-        wanted = [ops.numpy(x) for x in trajectory(process, model_fn, ops.tensor(START), 5)]
+        wanted = [ops.numpy(x) for x in trajectory(built, model_fn, ops.tensor(START), 5)]
         found = [
-            ops.numpy(x) for x in sampler.trajectory(process, model_fn, ops.tensor(START), None, 5, sampler.options())
+            ops.numpy(x) for x in sampler.trajectory(built, model_fn, ops.tensor(START), None, 5, sampler.options())
         ]
         assert len(found) == 5
         np.testing.assert_array_equal(found, wanted)

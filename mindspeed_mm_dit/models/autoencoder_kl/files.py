@@ -1,28 +1,56 @@
-"""AutoencoderKL, the autoencoder of latent diffusion (Rombach et al. 2022), on every framework: files and latents."""
+"""Read an AutoencoderKL in diffusers' format: config.json, and the weights as arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig, Flux2VAEConfig, config_file
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig, config_file
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
-from mindspeed_mm_dit.models.autoencoder import Autoencoder
-from mindspeed_mm_dit.models.autoencoder_kl_network import AutoencoderKLNetwork, KLArchitecture, Tensor
-from mindspeed_mm_dit.models.joint import pack, unpack
-from mindspeed_mm_dit.models.layers import as_tokens
 
 _OLD_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+
+
+@dataclass(frozen=True)
+class KLArchitecture:
+    """The keys of diffusers' config.json that define the network, with diffusers' defaults."""
+
+    in_channels: int = 3
+    """Channels of an image."""
+    out_channels: int = 3
+    """Channels of a decoded image."""
+    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
+    """Kind of each level of the encoder; only this kind is supported."""
+    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
+    """Kind of each level of the decoder; only this kind is supported."""
+    block_out_channels: tuple[int, ...] = (64,)
+    """Width of each level, from full resolution down; each further level halves height and width."""
+    decoder_block_out_channels: tuple[int, ...] | None = None
+    """The same of the decoder, in the order of the encoder; null: as in the encoder."""
+    layers_per_block: int = 1
+    """Residual blocks per level of the encoder; the decoder has one more."""
+    act_fn: str = "silu"
+    """Activation; only silu is supported."""
+    latent_channels: int = 4
+    """Channels of a latent."""
+    norm_num_groups: int = 32
+    """Groups of every GroupNorm."""
+    use_quant_conv: bool = True
+    """Whether a 1 x 1 convolution follows the encoder."""
+    use_post_quant_conv: bool = True
+    """Whether a 1 x 1 convolution precedes the decoder."""
+    mid_block_add_attention: bool = True
+    """Whether the middle blocks of encoder and decoder have self-attention over all pixels."""
 
 
 def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
@@ -108,53 +136,3 @@ def require_same_names(what: str, expected: Mapping[str, tuple[int, ...]], weigh
         if weights[name].dtype.kind != "f":
             reason = f"weight {name} is stored in {weights[name].dtype}, which is not read here"
             raise CheckpointError(what, reason, "use a file in bfloat16")
-
-
-class AutoencoderKL(Autoencoder):
-    """Encodes images to scaled latents and back."""
-
-    def __init__(self, config: AutoencoderKLConfig | Flux2VAEConfig) -> None:
-        super().__init__(config)
-        architecture, weights = self._read()
-        network = AutoencoderKLNetwork(architecture)
-        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-        require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
-        runtime.load_arrays(network, weights)
-        self.network = runtime.freeze(network, config.dtype)
-        runtime.compiled(self.network.encoder)
-        runtime.compiled(self.network.decoder)
-
-    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
-        return read_autoencoder_kl(self.config)
-
-    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with ops.no_grad(), runtime.low_precision(False):  # (``ae.dtype`` sets the precision, not --bf16)
-            mean, log_variance = ops.chunk(ops.to_float32(self.network(images)), 2, 1)  # 2 x (B, C, h, w)
-            return mean, ops.exp(0.5 * ops.clamp(log_variance, -30.0, 20.0))
-
-    def decode(self, scaled_latents: Tensor) -> Tensor:
-        with ops.no_grad(), runtime.low_precision(False):
-            return ops.to_float32(self._decoded(self.raw(scaled_latents)))
-
-    def _decoded(self, raw: Tensor) -> Tensor:
-        return self.network.decode(raw)
-
-
-class AutoencoderKLFlux2(AutoencoderKL):
-    """FLUX.2's, which cuts latents into patches of 2 x 2; its config has their mean and std (``scale``)."""
-
-    def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
-        architecture, weights = super()._read()
-        return architecture, {name: array for name, array in weights.items() if not name.startswith("bn.")}
-
-    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = super().moments(images)  # (B, C, H, W) each
-        return _in_patches(mean), _in_patches(std)
-
-    def _decoded(self, raw: Tensor) -> Tensor:
-        return super()._decoded(unpack(as_tokens(raw), *raw.shape[2:]))
-
-
-def _in_patches(x: Tensor) -> Tensor:
-    B, C, H, W = x.shape
-    return ops.reshape(ops.permute(pack(x), (0, 2, 1)), (B, 4 * C, H // 2, W // 2))

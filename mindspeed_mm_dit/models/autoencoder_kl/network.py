@@ -6,45 +6,13 @@ channels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mindspeed_mm_dit.framework import nn, ops
+from mindspeed_mm_dit.models.autoencoder_kl.files import KLArchitecture
 
 Tensor = Any  # a tensor of the active framework
-
-
-@dataclass(frozen=True)
-class KLArchitecture:
-    """The keys of diffusers' config.json that define the network, with diffusers' defaults."""
-
-    in_channels: int = 3
-    """Channels of an image."""
-    out_channels: int = 3
-    """Channels of a decoded image."""
-    down_block_types: tuple[str, ...] = ("DownEncoderBlock2D",)
-    """Kind of each level of the encoder; only this kind is supported."""
-    up_block_types: tuple[str, ...] = ("UpDecoderBlock2D",)
-    """Kind of each level of the decoder; only this kind is supported."""
-    block_out_channels: tuple[int, ...] = (64,)
-    """Width of each level, from full resolution down; each further level halves height and width."""
-    decoder_block_out_channels: tuple[int, ...] | None = None
-    """The same of the decoder, in the order of the encoder; null: as in the encoder."""
-    layers_per_block: int = 1
-    """Residual blocks per level of the encoder; the decoder has one more."""
-    act_fn: str = "silu"
-    """Activation; only silu is supported."""
-    latent_channels: int = 4
-    """Channels of a latent."""
-    norm_num_groups: int = 32
-    """Groups of every GroupNorm."""
-    use_quant_conv: bool = True
-    """Whether a 1 x 1 convolution follows the encoder."""
-    use_post_quant_conv: bool = True
-    """Whether a 1 x 1 convolution precedes the decoder."""
-    mid_block_add_attention: bool = True
-    """Whether the middle blocks of encoder and decoder have self-attention over all pixels."""
 
 
 class ResnetBlock(nn.Module):

@@ -1,0 +1,1 @@
+"""AutoencoderKL, the autoencoder of latent diffusion: diffusers' module on PyTorch, ours on other frameworks."""
