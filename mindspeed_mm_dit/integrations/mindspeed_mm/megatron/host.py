@@ -23,7 +23,6 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end, ended_by_ctrl_c, process_files
 from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, Host
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
     held_out_step,
     launched_as,
@@ -33,6 +32,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
 )
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import HostedDiT
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.state import RunState, check_checkpoint, check_pickles_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.dry_run import command
 from mindspeed_mm_dit.training.resume import check_restorable, run_facts
