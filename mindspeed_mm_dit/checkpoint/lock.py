@@ -15,13 +15,12 @@ import getpass
 import os
 import socket
 import stat
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 NAME = ".claim"
 MOST_BYTES = 1000
@@ -93,10 +92,9 @@ class FolderLock:
                 if error.errno not in _NO_LOCKS:
                     os.close(descriptor)
                     raise
-                echo_if_open(
+                logger.warning(
                     f"warning: --save = {self._folder}: its file system has no locks ({error.strerror}): make sure "
-                    "that no other run saves there",
-                    file=sys.stderr,
+                    "that no other run saves there"
                 )
             self._descriptor = descriptor
         assert self._descriptor is not None

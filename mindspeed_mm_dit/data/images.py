@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 
 import numpy as np
@@ -14,7 +13,7 @@ from mindspeed_mm_dit.data.rows import Read, Rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 CACHE_BYTES = 256 * 2**20
 """Data sets whose pixels fit in this are decoded once and cached."""
@@ -105,7 +104,7 @@ class ImageReader:
         with self._bad_changes:
             if self.skip_bad and image not in self._bad:
                 path = self._rows.paths[image]
-                echo_if_open(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
+                logger.warning(f"warning: {path} {problem}; it is skipped")
             self._bad[image] = problem
 
 

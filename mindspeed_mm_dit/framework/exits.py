@@ -198,7 +198,7 @@ def report_error(error: UserError) -> None:
     """Print ``error``; if the fault may be ours, with the traceback of its cause."""
     if isinstance(error, StepError):
         traceback.print_exception(error.__cause__)
-    terminal.echo_if_open(f"\n{error.formatted}", file=sys.stderr)
+    terminal.logger.error(f"\n{error.formatted}")
 
 
 def report_to_launcher(error: UserError) -> None:
@@ -292,5 +292,6 @@ def _hide_interrupt_traceback(kind: type[BaseException], error: BaseException, t
         sys.__excepthook__(kind, error, trace)
         return
     if terminal.is_reporting_rank():
-        terminal.echo_if_open("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
+        with suppress(OSError):
+            terminal.echo("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
     sys.exit(128 + signal.SIGINT)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
 from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import DataSet
@@ -93,7 +92,7 @@ def preflight(args: RunConfig) -> RunConfig:
         check_metrics_loggers(args)
         log_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
-            echo_if_open(note, file=sys.stderr)
+            logger.warning(note)
     return args
 
 
@@ -213,7 +212,7 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
-        echo_if_open(warning, file=sys.stderr)
+        logger.warning(warning)
 
 
 def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
@@ -267,10 +266,7 @@ def check_outputs(args: RunConfig) -> None:
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.parts["tensorboard_dir"]:
-                echo_if_open(
-                    "note: --report writes no loss.png without --tensorboard-dir, which stores the losses",
-                    file=sys.stderr,
-                )
+                logger.warning("note: --report writes no loss.png without --tensorboard-dir, which stores the losses")
 
 
 def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
@@ -280,10 +276,9 @@ def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:
         graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
-        echo_if_open(f"compiled  {graphs} up to {shapes} shapes")
+        logger.info(f"compiled  {graphs} up to {shapes} shapes")
     if args.eval_interval and not data.num_valid:
-        echo_if_open(
+        logger.warning(
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
-            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
-            file=sys.stderr,
+            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -32,7 +31,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 
 class Described(NamedTuple):
@@ -95,7 +94,7 @@ def load_adapters(specs: Sequence[str], config: ModelConfig) -> list[ScaledLora]
     """
     adapters = _read_adapters(specs, config)
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
-        echo_if_open(f"note: {note}", sys.stderr)
+        logger.warning(f"note: {note}")
     return adapters
 
 
@@ -243,7 +242,7 @@ def _read_published(path: Path, config: ModelConfig) -> dict[str, np.ndarray]:
         )
     check_family(state.weights, f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
-        echo_if_open(f"note: {note}", sys.stderr)
+        logger.warning(f"note: {note}")
     return without_projectors(state.weights)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +48,7 @@ from mindspeed_mm_dit.sampling.request import (
     resized,
     together,
 )
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 Tensor = Any
 CAPTION_DROPOUT = 0.1
@@ -359,7 +358,7 @@ class Pipeline:
     ) -> SampleRequest:
         """Return the request; raises ConfigError if the model of ``config`` cannot generate it."""
         if note := note_of_words(config, self.words, values.get("caption", ())):
-            echo_if_open(note, sys.stderr)
+            logger.warning(note)
         if image is not None or last_image is not None or config.predictor.conditions.frames:
             values["image"] = requested_images(config, image, last_image)
         request = SampleRequest(together(values), self._negative(negative_prompt))

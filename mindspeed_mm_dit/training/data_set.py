@@ -6,7 +6,6 @@ Opened once, checked against model.json, split by the seed only, and described i
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import words_of
 from mindspeed_mm_dit.planning.memory import train_flop
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 CAPTIONS_SHOWN, CAPTIONS_SAVED = 8, 3
 """Most captions that a report samples, and that a checkpoint stores."""
@@ -202,7 +201,7 @@ class DataSet:
         if label is not None:
             log_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
-            echo_if_open("\n".join(mixed_lines(self._train, self._param)))
+            logger.info("\n".join(mixed_lines(self._train, self._param)))
         if "caption" in self._model.predictor.conditions.items:
             self._echo_captions(rows)
         log_notes(rows, self.noun)
@@ -217,7 +216,7 @@ class DataSet:
         frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
         size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
         size = size if rows.shapes is None else f"{len(np.unique(rows.shapes, axis=0))} shapes"
-        echo_if_open(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
+        logger.info(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
 
 
 def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
@@ -242,13 +241,13 @@ COPIES_SHOWN = 3
 def log_notes(rows: Rows, noun: str = "image", skips: bool = True) -> None:
     """Print the notes from reading the rows; ``skips``: whether a run skips the bad ones."""
     for note in rows.notes:
-        echo_if_open(note, file=sys.stderr)
+        logger.warning(note)
     if rows.skipped:
         listed = rows.problems[:PROBLEMS_SHOWN]
         more = [f"and {rows.skipped - len(listed)} more"] if listed and rows.skipped > len(listed) else []
         named = ":" + "".join(f"\n    {line}" for line in (*listed, *more)) if listed else ""
         without = " and are skipped" if skips else ""
-        echo_if_open(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}", file=sys.stderr)
+        logger.warning(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}")
 
 
 def log_copies_among(rows: Rows) -> None:
@@ -270,7 +269,7 @@ def log_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
             for copy in duplicates[:COPIES_SHOWN]:
                 here, there = (f"{paths[image]} ({_named(labels[image], classes)})" for image in copy)
                 line += f"\n    {here} and {there}"
-            echo_if_open(line, file=sys.stderr)
+            logger.warning(line)
 
 
 def log_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
@@ -281,7 +280,7 @@ def log_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
         listed = [*listed[: CLASSES_SHOWN - 2], "...", listed[-1]]
     held_out = f", {len(valid)} held out" if len(valid) else ""
     line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
-    echo_if_open(line + ", ".join(listed))
+    logger.info(line + ", ".join(listed))
     log_empty_classes(labels, train.classes, num_classes, noun)
 
 
@@ -291,10 +290,9 @@ def log_empty_classes(labels: np.ndarray, classes: Sequence[str], num_classes: i
         without = num_classes - len(labels)
         empty = [_named(label, classes) for label in range(min(num_classes, len(classes))) if label not in labels]
         named = f" ({_short(empty)})" if empty else ""
-        echo_if_open(
+        logger.warning(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
-            f"{noun}s{named}: the model cannot learn them",
-            file=sys.stderr,
+            f"{noun}s{named}: the model cannot learn them"
         )
 
 

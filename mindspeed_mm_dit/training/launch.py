@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.limits import integer_variable
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
 from mindspeed_mm_dit.framework.exits import SIGNALS, exit_on_sigint, hold_ctrl_c
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 6000
@@ -63,10 +63,9 @@ def start(framework: str, command: Sequence[str]) -> int:
         hold_ctrl_c()  # the script handles it from its first lines on
         os.execv(sys.executable, [sys.executable, *command])
     if launch.nodes > 1:
-        echo_if_open(
+        logger.warning(
             f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
-            f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}",
-            file=sys.stderr,
+            f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}"
         )
     return int(launcher.start(launch, command))
 
@@ -146,10 +145,7 @@ def _check_processes(processes: int) -> None:
             f"this machine has {memory / 2**30:,.0f} GiB",
         )
     if processes > _cores():
-        echo_if_open(
-            f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
-            file=sys.stderr,
-        )
+        logger.warning(f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow")
 
 
 def _address(environment: Mapping[str, str], nodes: int) -> str:

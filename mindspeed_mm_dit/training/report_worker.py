@@ -32,7 +32,7 @@ from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.request import SampleRequest
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.report import Judge, ReportJob
 
 Result = TypeVar("Result")
@@ -64,9 +64,9 @@ def draw(job: ReportJob) -> None:
     if "vector" not in job.examples:
         lines.append(("sample more", _next_command(job)))
     for name, location in lines:
-        echo_if_open(f"{name + ':':<14} {location}")
+        logger.info(f"{name + ':':<14} {location}")
     if last:
-        echo_if_open(last)
+        logger.info(last)
 
 
 def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
@@ -74,7 +74,7 @@ def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
     try:
         return make()
     except PlatformError as error:
-        echo_if_open(f"note: no {what}: {error.reason}: {error.cure}")
+        logger.info(f"note: no {what}: {error.reason}: {error.cure}")
         return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.tools.verify.pytorch.step_record import NotFinite, Probe
 from mindspeed_mm_dit.tools.verify.step_trace import begin, join, script, starting, steps_after
 from mindspeed_mm_dit.training.data_set import Sample
@@ -111,7 +111,7 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
     for rank in range(runtime.world_size()):
         if rank == runtime.rank():
             header = [f"rank {rank}:"] if runtime.world_size() > 1 else []
-            echo_if_open("\n".join([*header, *report.lines()]))
+            logger.info("\n".join([*header, *report.lines()]))
         runtime.barrier()
     runtime.shutdown()
     return report.is_finite

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from mindspeed_mm_dit.configs.arguments import alone
 from mindspeed_mm_dit.configs.run import RunConfig, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, flag_of
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 
 class MetricsLogger(Protocol):
@@ -128,7 +127,7 @@ class Guarded(MetricsLogger):
 
     def _give_up(self, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        echo_if_open(f"warning: {self._name}: records no more curves: {reason}; the run continues", file=sys.stderr)
+        logger.warning(f"warning: {self._name}: records no more curves: {reason}; the run continues")
 
 
 METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")

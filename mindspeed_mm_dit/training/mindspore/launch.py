@@ -27,7 +27,7 @@ from mindspeed_mm_dit.framework.exits import (
     die_with_parent,
     without_launcher,
 )
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.launch import WAIT_SECONDS, Launch, SignalRelay
 
 CPU_PROCESSES = 2
@@ -129,7 +129,7 @@ class _NewLines:
             self._read[log] = start + len(gathered + newline)
             for line in gathered.decode("utf-8", "replace").splitlines():
                 if not line.startswith(_NOISE):
-                    echo_if_open(line)
+                    logger.info(line)
 
 
 def _check_msrun() -> None:
@@ -181,5 +181,5 @@ def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:
     if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
         return reported[0]
     why = "a worker failed" if codes or code > 0 else f"msrun was ended by {signal.Signals(-code).name}"
-    echo_if_open(f"{why}; all logs are in {logs}", file=sys.stderr)
+    logger.warning(f"{why}; all logs are in {logs}")
     return 1

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, children, leave
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.launch import LOOPBACK, WAIT_SECONDS, Launch, SignalRelay
 
 if TYPE_CHECKING:
@@ -79,13 +78,13 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     if relay.received is not None:
         return 128 + relay.received
     if isinstance(error, DistError):
-        echo_if_open(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
+        logger.warning(f"the nodes did not meet: {str(error).splitlines()[0]}")
         return 1
     if isinstance(error, ChildFailedError):
         codes = {failure.exitcode for failure in error.failures.values()}
         if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
             return reported[0]
-        echo_if_open(error, file=sys.stderr)
+        logger.warning(error)
         return 1
     if error is not None:
         raise error

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.installed import where
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron"
 
@@ -61,11 +61,11 @@ def _broken(name: str, error: Exception) -> PlatformError:
 
 def _announce() -> None:
     if launched_as()[0] == 0:
-        echo_if_open(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
+        logger.info(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
         from megatron.core.package_info import __version__ as megatron
 
         for line in contract.warnings(str(megatron)):
-            echo_if_open(line, file=sys.stderr)
+            logger.warning(line)
 
 
 def import_order(mindspore: bool) -> tuple[str, ...]:
