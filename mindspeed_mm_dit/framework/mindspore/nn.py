@@ -1,6 +1,6 @@
 """Layers: MindSpore cells with PyTorch's names, so that one model source and one state dict serve both.
 
-Weights start at zero (norms: at one); ``models/layers.py`` or a checkpoint gives them their values.
+Weights start at zero (norms: at one); ``models/init.py`` or a checkpoint gives them their values.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import mindspore
 import numpy as np
-from mindspore import Parameter, Tensor, mint, ops
+from mindspore import Parameter, Tensor, mint
 from mindspore import nn as msnn
 from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
 from mindspeed_mm_dit.configs.predictor import Rule, Shape
-from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.ops import linear
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
-from mindspeed_mm_dit.optimizers import adam
 
 GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
@@ -197,39 +194,3 @@ def untrained(module: msnn.Cell) -> None:
 
 def _zeros(*shape: int) -> Parameter:
     return Parameter(Tensor(np.zeros(shape, np.float32)))
-
-
-def gradients(module: mindspore.nn.Cell, losses: Callable[[], Any]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    names, parameters = trained(module)
-    values, grads = _mean_gradients(parameters, losses)
-    return runtime.to_host(values), {name: runtime.to_host(g) for name, g in zip(names, grads)}
-
-
-def adamw_step(
-    module: mindspore.nn.Cell, losses: Callable[[], Any], lr: float, betas: tuple[float, float] = (0.9, 0.999)
-) -> None:
-    """Take one AdamW step (eps 1e-8, no decay) on the mean of the losses.
-
-    It runs operator by operator: to compile a graph for this one step would take seconds.
-    """
-    _, parameters = trained(module)
-    config = adam.AdamConfig(*betas)
-    numbers = tuple(Tensor(np.float32(number)) for number in adam.RULE.numbers(config, lr, 1))
-    for parameter, gradient in zip(parameters, _mean_gradients(parameters, losses)[1]):
-        state = tuple(ops.zeros_like(gradient) for _ in adam.RULE.state)
-        ops.assign(parameter, parameter - adam.RULE.change(config, gradient, state, numbers)[0])
-
-
-def trained(module: mindspore.nn.Cell) -> tuple[list[str], list[Parameter]]:
-    """Return the names of the trained parameters, and the parameters."""
-    named = [(name, p) for name, p in module.parameters_and_names() if p.requires_grad]
-    return [name for name, _ in named], [p for _, p in named]
-
-
-def _mean_gradients(parameters: list[Parameter], losses: Callable[[], Any]) -> tuple[Any, tuple[Any, ...]]:
-    def forward() -> tuple[Any, Any]:
-        values = losses()
-        return values.mean(), values
-
-    (_, values), grads = mindspore.value_and_grad(forward, None, parameters, has_aux=True)()
-    return values, grads

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
-from mindspeed_mm_dit.framework.mindspore.nn import trained
+from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
