@@ -61,7 +61,7 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
-    store = _listen_on_loopback(launch.port) if launch.nodes == 1 else None
+    store = listen_on_loopback(launch.port) if launch.nodes == 1 else None
     arguments = [
         *("--nproc_per_node", str(launch.processes), "--nnodes", str(launch.nodes)),
         *("--node_rank", str(launch.node_rank), "--master_addr", launch.address, "--master_port", str(launch.port)),
@@ -91,7 +91,7 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     return 0
 
 
-def _listen_on_loopback(port: int) -> TCPStore:
+def listen_on_loopback(port: int) -> TCPStore:
     """Return a store that listens on the loopback address; torchrun uses it as long as it is there.
 
     A store of torchrun's listens on every address, unless this process has a shared one at its port.
