@@ -40,9 +40,9 @@ from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model
 from mindspeed_mm_dit.sampling.request import check_prompts_fit, read_prompts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
-from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.data_set import DataSet
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
+from mindspeed_mm_dit.training.loop import engine_module
 from mindspeed_mm_dit.training.resume import check_restorable
 
 MOST_PROMPTS = 100

@@ -20,11 +20,10 @@ from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, Host, ModelType
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.callbacks.registry import Run, open_callbacks
-from mindspeed_mm_dit.training.contract import engine_module
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
 from mindspeed_mm_dit.training.log import open_log
-from mindspeed_mm_dit.training.loop import train
+from mindspeed_mm_dit.training.loop import engine_module, train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
 from mindspeed_mm_dit.training.resume import find_start, first_weights, print_rank_0

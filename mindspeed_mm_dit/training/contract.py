@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.data.samples import Batch, SampleReader
 from mindspeed_mm_dit.errors import CheckpointError, DataError
-from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
 from mindspeed_mm_dit.training.signals import StopRequest
 
@@ -148,12 +146,6 @@ class EngineModule(Protocol):
 
     def check_sharding(self, mm: MultiModalArguments) -> None:
         """Raise ConfigError for a setting of fsdp2.yaml that does not fit the model or is not supported."""
-
-
-def engine_module() -> EngineModule:
-    """Return the engine module of the active framework."""
-    module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    return module
 
 
 def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:

@@ -14,9 +14,21 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
+from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.training.callbacks.registry import Run, Step
-from mindspeed_mm_dit.training.contract import next_batches
+from mindspeed_mm_dit.training.contract import EngineModule, next_batches
 from mindspeed_mm_dit.training.signals import Stop
+
+
+def engine_module() -> EngineModule:
+    """Return the engine module of the active framework."""
+    if active() == "mindspore":
+        from mindspeed_mm_dit.training.mindspore import engine as mindspore_engine
+
+        return mindspore_engine
+    from mindspeed_mm_dit.training.pytorch import engine
+
+    return engine
 
 
 def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:

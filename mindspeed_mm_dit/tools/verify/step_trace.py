@@ -32,8 +32,8 @@ from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.tools.verify.first_wrong_module import Watch, functions_for, moved_weights
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS
 from mindspeed_mm_dit.tools.verify.table import noise_of
-from mindspeed_mm_dit.training.contract import ForwardStep, engine_module, train_valid_batches
-from mindspeed_mm_dit.training.loop import LearningRate
+from mindspeed_mm_dit.training.contract import ForwardStep, train_valid_batches
+from mindspeed_mm_dit.training.loop import LearningRate, engine_module
 from mindspeed_mm_dit.training.resume import First, Start, check_fits, first_weights
 
 FORM = "mm-dit witness 1"
