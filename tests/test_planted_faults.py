@@ -25,11 +25,11 @@ class Fault:
 
 FAULTS = {
     "schedule": Fault(
-        "objectives/gaussian.py", "scale * 0.02", "scale * 0.0201",
+        "objectives/gaussian/schedule.py", "scale * 0.02", "scale * 0.0201",
         "tests/objectives/gaussian/test_schedule.py",
     ),
     "validation": Fault(
-        "objectives/gaussian.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
+        "objectives/gaussian/objective.py", "np.floor(noise_levels * count", "np.floor(noise_levels * (count - 1)",
         "tests/objectives/test_validation_draws.py",
     ),
     "epsilon": Fault(
@@ -65,7 +65,7 @@ FAULTS = {
         "tests/training/test_same_numbers.py -k noise-replicated",
     ),
     "stretched positions": Fault(
-        "models/layers.py", "rows * (base / height)", "rows * (base / width)",
+        "models/positions.py", "rows * (base / height)", "rows * (base / width)",
         "tests/models/test_dit_shapes.py -k pixart",
     ),
     "shares of sources": Fault(

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Initial(Enum):
-    """How a parameter is initialised; ``models/layers.py`` does it."""
+    """How a parameter is initialised; ``models/init.py`` does it."""
 
     ZEROS = "zeros"
     ONES = "ones"

@@ -133,7 +133,7 @@ def _autoencoder(ae: Any) -> State:
 
 def _scheduler(diffusion: GaussianDiffusionConfig) -> dict[str, Any]:
     """Return scheduler_config.json for the trajectory of ``--sampler ddim``."""
-    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian.py: make_betas)
+    scale = 1000 / diffusion.num_train_timesteps  # (as objectives/gaussian/schedule.py: make_betas)
     return {
         "_class_name": _PARTS["scheduler"], "num_train_timesteps": diffusion.num_train_timesteps,
         "beta_schedule": diffusion.noise_schedule, "beta_start": scale * 1e-4, "beta_end": scale * 0.02,
