@@ -74,19 +74,19 @@ class HostFacts:
 
 
 def preflight(args: RunConfig) -> RunConfig:
-    """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
+    """Check a run in the order below, and return it with its configs, its opened data and dependent flags.
 
     Raises:
         UserError: a check failed; it names setting, value, reason and cure.
     """
     host = host_facts()
-    args = checked(args, host.world_size)
+    args = checked(args, host.world_size)  # flags
     args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
-    check_restorable(args)
+    check_restorable(args)  # what a checkpoint stores of the run
     args = with_report(args, args.mm.model)
     check_callbacks(args, host.world_size)
     runtime.check_backend(args.distributed_backend)
-    if host.rank == 0:
+    if host.rank == 0:  # folders
         check_outputs(args)
         check_callback_folders(args)
         check_metrics_loggers(args)
@@ -96,38 +96,10 @@ def preflight(args: RunConfig) -> RunConfig:
     return args
 
 
-def host_facts() -> HostFacts:
-    """Return the facts about this host that the shared checks need."""
-    world_size, machine = runtime.world_size(), _machine()
-    num_bytes = runtime.device_memory_bytes()
-    device = MemoryLimit(runtime.device_name(), num_bytes) if num_bytes is not None else None
-    return HostFacts(
-        name=f"{active()} on {runtime.device_type()}",
-        rank=runtime.rank(),
-        world_size=world_size,
-        machine=machine,
-        device=machine if runtime.device_type() == "cpu" else device,
-        bf16_modes=runtime.WAYS_TO_BF16,
-        shares_sequences=runtime.SHARES_SEQUENCES,
-        check_sharding=engine_module().check_sharding,
-    )
-
-
-def _machine() -> MemoryLimit:
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
-    return MemoryLimit("this machine", host_memory_bytes(), sharers)
-
-
-def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
-    """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
-    return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
-
-
 def check_configs(
     args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
 ) -> MultiModalArguments:
-    """Read every other config file, check everything together with the images, and return the configs.
+    """Check config files, model, placement and data, in this order, and return the configs with the opened data.
 
     ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --load, --bf16, --seed, --context-parallel-size,
     --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; one of the last
@@ -137,10 +109,11 @@ def check_configs(
         UserError: a check failed; it names setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
+    # the model
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
     mm = replace(mm, model=tuned(mm.model, tuning))
-    # how the ranks share the work
+    # how the ranks share the work, and whether it fits their memory
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_context_parallel(args.context_parallel_size, mm, host)
@@ -149,7 +122,7 @@ def check_configs(
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     host.check_sharding(mm)
-    # the data, which is opened here once: every sample is looked at
+    # the data: it is opened here, once, and every sample is looked at
     _check_cache_exists(args, mm.data.dataset_param)
     data_set = DataSet(mm, args.seed)
     data_set.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
@@ -282,3 +255,31 @@ def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
             f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated"
         )
+
+
+def host_facts() -> HostFacts:
+    """Return the facts about this host that the shared checks need."""
+    world_size, machine = runtime.world_size(), _machine()
+    num_bytes = runtime.device_memory_bytes()
+    device = MemoryLimit(runtime.device_name(), num_bytes) if num_bytes is not None else None
+    return HostFacts(
+        name=f"{active()} on {runtime.device_type()}",
+        rank=runtime.rank(),
+        world_size=world_size,
+        machine=machine,
+        device=machine if runtime.device_type() == "cpu" else device,
+        bf16_modes=runtime.WAYS_TO_BF16,
+        shares_sequences=runtime.SHARES_SEQUENCES,
+        check_sharding=engine_module().check_sharding,
+    )
+
+
+def _machine() -> MemoryLimit:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
+    return MemoryLimit("this machine", host_memory_bytes(), sharers)
+
+
+def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
+    """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
+    return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
