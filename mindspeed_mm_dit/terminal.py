@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -37,16 +38,25 @@ def echo(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
         )
 
 
-def echo_if_open(text: Any, file: TextIO | None = None) -> None:
-    """Print as ``echo`` does; if the pipe or terminal was closed, discard the output and continue."""
-    try:
-        echo(text, file)
-    except OSError:
-        print_nowhere((file or sys.stdout).fileno())
+class TerminalHandler(logging.Handler):
+    """Prints records as ``echo`` does, warnings to standard error; if the stream was closed, discards them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        file = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        try:
+            echo(record.getMessage(), file)
+        except OSError:
+            print_nowhere(file.fileno())
+
+
+logger = logging.getLogger("mindspeed_mm_dit")
+logger.setLevel(logging.INFO)
+logger.propagate = False
+logger.addHandler(TerminalHandler())
 
 
 @contextmanager
-def doing(what: str, report: Callable[[str], object] = echo_if_open) -> Iterator[None]:
+def doing(what: str, report: Callable[[str], object] = logger.info) -> Iterator[None]:
     """Report ``what`` once it has taken LONG_SECONDS: a log without new lines looks like a program that hangs."""
     timer = Timer(LONG_SECONDS, report, [f" {what} ... (for {LONG_SECONDS} s so far)"])
     timer.daemon = True
@@ -67,7 +77,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         if text := text.strip():
-            echo_if_open(f" {text}", sys.stderr)
+            logger.warning(f" {text}")
 
     def flush(self) -> None:
         pass

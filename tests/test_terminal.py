@@ -32,9 +32,9 @@ def test_a_name_with_codes_of_a_terminal_is_shown_in_lines_errors_and_pages(tmp_
 CODE = """
 import os, subprocess, sys
 from mindspeed_mm_dit import pages, terminal
-from mindspeed_mm_dit.errors import open_streams, echo, echo_if_open
+from mindspeed_mm_dit.terminal import echo, logger, open_streams
 open_streams()
-echo("out"); echo("err", sys.stderr); echo_if_open("\\udce9 more"); sys.stdin.read()
+echo("out"); echo("err", sys.stderr); logger.info("\\udce9 more"); sys.stdin.read()
 with open("own", "w") as own:
     assert own.fileno() > 2 and own.write("mine")
 

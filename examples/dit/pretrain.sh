@@ -8,7 +8,7 @@
 #   MM_TOOL=FILE            tools.json of MindSpeed-MM, required by --host mindspeed-mm (docs/mindspeed_mm.md)
 #   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the script on each
 #   OMP_NUM_THREADS=N       threads of each process (default: the processes share the cores)
-#   OMP_WAIT_POLICY=KIND    passive: waiting threads sleep; active: they spin (default: they sleep beside other work)
+#   OMP_WAIT_POLICY=KIND    passive: waiting threads sleep; active: they spin (default: they spin briefly, then sleep)
 #
 # Running it again resumes from the last checkpoint. Paths are relative to the working directory. A single node listens
 # on its loopback address only, on a free port unless MASTER_PORT names one.

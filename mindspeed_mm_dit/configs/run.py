@@ -106,6 +106,8 @@ class MultiModalArguments:
     """A few captions of the data, as example prompts; saved in every checkpoint."""
     words: tuple[str, ...] = ()
     """All words of the captions, if the model knows no others; saved in every checkpoint."""
+    data_set: Any = field(default=None, compare=False, repr=False)
+    """The samples (``training.data_set.DataSet``), which the checks before a run open once; None until then."""
 
     @property
     def encodes(self) -> bool:

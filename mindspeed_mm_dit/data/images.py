@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from mindspeed_mm_dit.data.shards import ShardRows, list_shards, shard_files
 from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Read, Rows, Source, SourceRequest
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 DECODE_CHECK_LIMIT = 20_000
 """Up to this many images, a run checks every byte and searches for copies; beyond, it checks only the headers."""
@@ -228,7 +227,7 @@ class ImageReader:
             with self._bad_changes:
                 if self.skip_bad and image not in self._bad:
                     path = self._rows.paths[image]
-                    echo_if_open(f"warning: {path} {problem}; it is skipped", file=sys.stderr)
+                    logger.warning(f"warning: {path} {problem}; it is skipped")
                 self._bad[image] = str(problem)
             return None
         if self._decoded is not None:

@@ -43,7 +43,7 @@ LAUNCH_VARIABLES = {
     "mindspore": LaunchVariables("RANK_ID", "MS_WORKER_NUM", ("MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT")),
 }
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _PREFIXES = (
     "MS_",
     "TORCHELASTIC_",
@@ -111,9 +111,27 @@ def end_with_launcher(environment: Mapping[str, str]) -> None:
 
 def die_with_parent(number: signal.Signals) -> None:
     """On Linux, ask the kernel to send this process ``number`` when its parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, number.value)
+
+
+def adopt_orphans() -> None:
+    """On Linux, become the parent of descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "prctl"):
-        library.prctl(_PR_SET_PDEATHSIG, number.value)
+        library.prctl(option, value)
+
+
+def children(parent: int) -> set[int]:
+    """Return the processes whose parent is ``parent``, on Linux; those that nobody has waited for count too."""
+    pids = set[int]()
+    for threads in Path(f"/proc/{parent}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended
+            pids |= set(map(int, threads.read_text().split()))
+    return pids
 
 
 def _joins(pid: int) -> bool:
@@ -180,7 +198,7 @@ def report_error(error: UserError) -> None:
     """Print ``error``; if the fault may be ours, with the traceback of its cause."""
     if isinstance(error, StepError):
         traceback.print_exception(error.__cause__)
-    terminal.echo_if_open(f"\n{error.formatted}", file=sys.stderr)
+    terminal.logger.error(f"\n{error.formatted}")
 
 
 def report_to_launcher(error: UserError) -> None:
@@ -274,5 +292,6 @@ def _hide_interrupt_traceback(kind: type[BaseException], error: BaseException, t
         sys.__excepthook__(kind, error, trace)
         return
     if terminal.is_reporting_rank():
-        terminal.echo_if_open("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
+        with suppress(OSError):
+            terminal.echo("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
     sys.exit(128 + signal.SIGINT)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,11 +38,11 @@ from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, tight_step
 from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
-from mindspeed_mm_dit.training.contract import engine_module
-from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.data_set import DataSet
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
+from mindspeed_mm_dit.training.loop import engine_module
 from mindspeed_mm_dit.training.resume import check_restorable
 
 MOST_PROMPTS = 100
@@ -75,60 +74,32 @@ class HostFacts:
 
 
 def preflight(args: RunConfig) -> RunConfig:
-    """Check flags, config files, images and outputs, and return the run with its configs and dependent flags.
+    """Check a run in the order below, and return it with its configs, its opened data and dependent flags.
 
     Raises:
         UserError: a check failed; it names setting, value, reason and cure.
     """
     host = host_facts()
-    args = checked(args, host.world_size)
+    args = checked(args, host.world_size)  # flags
     args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
-    check_restorable(args)
+    check_restorable(args)  # what a checkpoint stores of the run
     args = with_report(args, args.mm.model)
     check_callbacks(args, host.world_size)
     runtime.check_backend(args.distributed_backend)
-    if host.rank == 0:
+    if host.rank == 0:  # folders
         check_outputs(args)
         check_callback_folders(args)
         check_metrics_loggers(args)
         log_data_set(args, args.mm)
         for note in without_effect(args, active(), runtime.device_type()):
-            echo_if_open(note, file=sys.stderr)
+            logger.warning(note)
     return args
-
-
-def host_facts() -> HostFacts:
-    """Return the facts about this host that the shared checks need."""
-    world_size, machine = runtime.world_size(), _machine()
-    num_bytes = runtime.device_memory_bytes()
-    device = MemoryLimit(runtime.device_name(), num_bytes) if num_bytes is not None else None
-    return HostFacts(
-        name=f"{active()} on {runtime.device_type()}",
-        rank=runtime.rank(),
-        world_size=world_size,
-        machine=machine,
-        device=machine if runtime.device_type() == "cpu" else device,
-        bf16_modes=runtime.WAYS_TO_BF16,
-        shares_sequences=runtime.SHARES_SEQUENCES,
-        check_sharding=engine_module().check_sharding,
-    )
-
-
-def _machine() -> MemoryLimit:
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
-    return MemoryLimit("this machine", host_memory_bytes(), sharers)
-
-
-def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
-    """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
-    return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None
 
 
 def check_configs(
     args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
 ) -> MultiModalArguments:
-    """Read every other config file, check everything together with the images, and return the configs.
+    """Check config files, model, placement and data, in this order, and return the configs with the opened data.
 
     ``args``: the flags --mm-model, --mm-data, --mm-valid-data, --load, --bf16, --seed, --context-parallel-size,
     --power-ema-stds, --optimizer with its settings, --micro-batch-size and --global-batch-size; one of the last
@@ -138,9 +109,11 @@ def check_configs(
         UserError: a check failed; it names setting, value, reason and cure.
     """
     mm = _read(args, host, fsdp2)
+    # the model
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
     mm = replace(mm, model=tuned(mm.model, tuning))
+    # how the ranks share the work, and whether it fits their memory
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
     _check_context_parallel(args.context_parallel_size, mm, host)
@@ -149,19 +122,11 @@ def check_configs(
         source_of(mm.data.dataset_param).provide(mm.data.dataset_param)  # a text encoder may come with built-in data
         check_encoders(mm.model)
     host.check_sharding(mm)
+    # the data: it is opened here, once, and every sample is looked at
     _check_cache_exists(args, mm.data.dataset_param)
-    data = open_data_set(mm, args.seed)
-    data.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
-    return with_facts(mm, data.facts())
-
-
-def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
-    """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
-    if param.cache is not None and not os.path.lexists(param.cache):
-        files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
-        cure = shlex.join(["mm-dit", "cache-latents", *files])
-        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
-        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
+    data_set = DataSet(mm, args.seed)
+    data_set.check(args.global_batch_size or args.micro_batch_size * host.world_size, args.micro_batch_size)
+    return with_facts(replace(mm, data_set=data_set), data_set.facts())
 
 
 def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiModalArguments:
@@ -220,7 +185,16 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
-        echo_if_open(warning, file=sys.stderr)
+        logger.warning(warning)
+
+
+def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
+    """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
+    if param.cache is not None and not os.path.lexists(param.cache):
+        files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
+        cure = shlex.join(["mm-dit", "cache-latents", *files])
+        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
+        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
@@ -265,23 +239,47 @@ def check_outputs(args: RunConfig) -> None:
         if args.report:
             check_output_file("--report", Path(args.save).parent / "samples.png", make=False)
             if not args.parts["tensorboard_dir"]:
-                echo_if_open(
-                    "note: --report writes no loss.png without --tensorboard-dir, which stores the losses",
-                    file=sys.stderr,
-                )
+                logger.warning("note: --report writes no loss.png without --tensorboard-dir, which stores the losses")
 
 
 def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     """Print the data that the run trains on, and warn if --eval-interval is given and nothing is held out."""
-    data = open_data_set(mm, args.seed)
+    data = mm.data_set
     data.echo()
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:
         graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
-        echo_if_open(f"compiled  {graphs} up to {shapes} shapes")
+        logger.info(f"compiled  {graphs} up to {shapes} shapes")
     if args.eval_interval and not data.num_valid:
-        echo_if_open(
+        logger.warning(
             f"warning: --eval-interval = {args.eval_interval}: no {data.noun} is held out "
-            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated",
-            file=sys.stderr,
+            f"(dataset_param.valid_fraction = {mm.data.dataset_param.valid_fraction}), so nothing is validated"
         )
+
+
+def host_facts() -> HostFacts:
+    """Return the facts about this host that the shared checks need."""
+    world_size, machine = runtime.world_size(), _machine()
+    num_bytes = runtime.device_memory_bytes()
+    device = MemoryLimit(runtime.device_name(), num_bytes) if num_bytes is not None else None
+    return HostFacts(
+        name=f"{active()} on {runtime.device_type()}",
+        rank=runtime.rank(),
+        world_size=world_size,
+        machine=machine,
+        device=machine if runtime.device_type() == "cpu" else device,
+        bf16_modes=runtime.WAYS_TO_BF16,
+        shares_sequences=runtime.SHARES_SEQUENCES,
+        check_sharding=engine_module().check_sharding,
+    )
+
+
+def _machine() -> MemoryLimit:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    sharers = min(int(ranks), runtime.world_size()) if ranks.isdecimal() else 1
+    return MemoryLimit("this machine", host_memory_bytes(), sharers)
+
+
+def fsdp2_of(args: RunConfig) -> Fsdp2Config | None:
+    """Return the fsdp2.yaml of a run; None without --use-torch-fsdp2."""
+    return load_fsdp2_config(args.fsdp2_config_path) if args.use_torch_fsdp2 else None

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.framework import FRAMEWORKS, activate
 from mindspeed_mm_dit.framework.contract import later
 from mindspeed_mm_dit.framework.exits import check_launched, end, end_with_launcher, print_one_line_on_sigint
 from mindspeed_mm_dit.registry import Registry, register
-from mindspeed_mm_dit.terminal import echo_if_open, is_reporting_rank, open_streams
+from mindspeed_mm_dit.terminal import is_reporting_rank, logger, open_streams
 from mindspeed_mm_dit.training.flags import standalone_parser
 
 Tensor = Any  # a tensor of the framework
@@ -39,18 +39,15 @@ class ModelType(Enum):
 class Host(Protocol):
     """A program that runs the training. Members use Megatron's names if it has them: one script runs in every host."""
 
-    @property
-    def name(self) -> str:
-        """Name in the first line of a run."""
-
-    @property
-    def ModelType(self) -> Any:
-        """Megatron's kinds of model; a DiT is an ``encoder_or_decoder``."""
+    name: str
+    """Name in the first line of a run."""
+    ModelType: Any
+    """Megatron's kinds of model; a DiT is an ``encoder_or_decoder``."""
 
     def get_args(self) -> RunConfig:
         """Return the flags of this run; ``args.mm`` holds the config files."""
 
-    def print_rank_0(self, message: str) -> None:
+    def print_rank_0(self, message: str, /) -> None:
         """Print on the first rank."""
 
     def load_encoders(self) -> tuple[Any, Any]:
@@ -195,7 +192,7 @@ def _recognised() -> HostKind:
     for kind in hosts():
         is_selected, note = kind.recognised()
         if note and is_reporting_rank():
-            echo_if_open(f"note: {note}", file=sys.stderr)
+            logger.warning(f"note: {note}")
         if is_selected:
             return kind
     raise AssertionError("the standalone host is always selected")

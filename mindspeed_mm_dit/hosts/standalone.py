@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,20 +17,21 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import end, report_error, report_to_launcher
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, ModelType
+from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, Host, ModelType
 from mindspeed_mm_dit.models import registry
-from mindspeed_mm_dit.training.contract import Engine, EngineModule, engine_module
+from mindspeed_mm_dit.training.callbacks.registry import Run, open_callbacks
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
-from mindspeed_mm_dit.training.loop import train
+from mindspeed_mm_dit.training.log import open_log
+from mindspeed_mm_dit.training.loop import engine_module, train
 from mindspeed_mm_dit.training.progress import claimed_save, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
-from mindspeed_mm_dit.training.resume import First, find_start, first_weights, print_rank_0
+from mindspeed_mm_dit.training.resume import find_start, first_weights, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
-class Standalone:
-    """The standalone host, an implementation of ``contract.Host``."""
+class Standalone(Host):
+    """The standalone host."""
 
     name = "standalone"
     ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
@@ -108,30 +110,44 @@ class Standalone:
         stop: StopRequest,
         lock: FolderLock | None,
     ) -> Stop | None:
-        args, started = self.get_args(), time.monotonic()
-        module = engine_module()
+        """Put the parts of the run together, and train.
+
+        The data set is open by now (``args.mm.data_set``), and every setting has been checked.
+        """
+        args, started, framework = self.get_args(), time.monotonic(), engine_module()
         _announce(args)
-        start = find_start(args, module.checkpoints)
+        start = find_start(args, framework.checkpoints)
         first = first_weights(args, start)
         args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters stores
-        engine = build_engine(args, module, model_provider, first)
+        model = model_provider()  # autoencoder, text encoders, network and objective
+        assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
+        engine = framework.Engine(model, args, args.mm.fsdp2, args.mm.precision, first.weights)  # ranks, optimizer, EMA
         print_rank_0(f"predictor: {engine.num_parameters():,} parameters; ready in {time.monotonic() - started:.1f} s")
-        progress = open_progress(args, engine, module.checkpoints, lock, start)
+        progress = open_progress(args, engine, framework.checkpoints, lock, start)
         self._args = replace(args, consumed_train_samples=progress.consumed_samples, start_iteration=progress.iteration)
         train_batches, valid_batches, _ = dataset_provider([args.train_iters * args.global_batch_size, 0, 0])
-        try:
-            ended = train(args, engine, forward_step, train_batches, valid_batches, progress, stop)
-        except UserError:
-            progress.wait_for_write()
-            if stop.error:  # the reason why the run was stopped
-                report_error(stop.error)
-            raise
-        if ended and ended.error:
-            report_to_launcher(ended.error)
-            report_error(ended.error)
+        with closing(open_log(args, progress.iteration)) as log:
+            run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
+            run.callbacks = open_callbacks(run)
+            ended = _trained(run, train_batches)
         if ended:
             print_rank_0(how_to_resume(args, progress.iteration))
         return ended
+
+
+def _trained(run: Run, train_batches: Iterator[Any]) -> Stop | None:
+    """Train, and report the error that stopped this rank, if there was one."""
+    try:
+        ended = train(run, train_batches)
+    except UserError:
+        run.progress.wait_for_write()
+        if run.stop.error:  # the reason why the run was stopped
+            report_error(run.stop.error)
+        raise
+    if ended and ended.error:
+        report_to_launcher(ended.error)
+        report_error(ended.error)
+    return ended
 
 
 def _report_dry_run(args: RunConfig) -> None:
@@ -149,12 +165,6 @@ def _report_dry_run(args: RunConfig) -> None:
     runtime.barrier()
     take_back()
     runtime.shutdown()
-
-
-def build_engine(args: RunConfig, module: EngineModule, model_provider: Callable[..., Any], first: First) -> Engine:
-    """Return the engine of a run, with the weights ``first``; a checkpoint may be loaded later."""
-    assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
-    return module.Engine(model_provider(), args, args.mm.fsdp2, args.mm.precision, first.weights)
 
 
 def _announce(args: RunConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from mindspeed_mm_dit.models.registry import open_tokenizer
 from mindspeed_mm_dit.models.text_encoder import check_captions
 from mindspeed_mm_dit.models.words_encoder import note_of_words
 from mindspeed_mm_dit.sampling.request import SampleRequest, word_of
-from mindspeed_mm_dit.terminal import echo_if_open, plain
+from mindspeed_mm_dit.terminal import logger, plain
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.load import CheckpointDescription
@@ -97,7 +96,7 @@ def requested_conditions(
         check_prompts(config, values["caption"], "--prompt", tokenizers)
         check_prompts(config, [*negative.values()], "--negative-prompt", tokenizers)
         if note := note_of_words(config, model.words, values["caption"]):
-            echo_if_open(note, sys.stderr)
+            logger.warning(note)
     if "vector" in conditions.items:
         vectors = request.vectors
         vectors = read_vectors(vectors) if isinstance(vectors, (str, Path)) else vectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -28,7 +27,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.sampling.request import ModelRequest
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 Arrays = dict[str, np.ndarray]
 CHECKPOINT, LOW = "--checkpoint", "--low-noise-checkpoint"
@@ -124,7 +123,7 @@ def _read_adapters(files: Sequence[str], config: ModelConfig, flag: str) -> list
     """Read adapters, FILE or FILE:STRENGTH each, which must fit ``config``, and log what was assumed about them."""
     adapters = read_all(files, parameters_of(config).shapes(), flag, config) if files else []
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
-        echo_if_open(f"note: {note}", sys.stderr)
+        logger.warning(f"note: {note}")
     return adapters
 
 
@@ -287,7 +286,7 @@ def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
         )
     state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
-        echo_if_open(f"note: {note}", sys.stderr)
+        logger.warning(f"note: {note}")
     return without_projectors(state.weights)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 POINTS = 13
 _PLACEHOLDER_FONTS = ("lastresort", "adobeblank", "adobenotdef")
@@ -81,10 +80,9 @@ def _letters_of(path: str) -> frozenset[int]:
 def _log_missing(text: str) -> None:
     cure = "install such a font, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
     cure = cure if _fonts() else "pip install matplotlib, which includes fonts and finds those of this system"
-    echo_if_open(
+    logger.warning(
         f"note: no installed font has all letters of {text}; the picture shows a number or question marks instead. "
-        f"To change that, {cure}",
-        file=sys.stderr,
+        f"To change that, {cure}"
     )
 
 

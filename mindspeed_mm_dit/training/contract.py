@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,10 +18,8 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.data.samples import Batch, SampleReader
-from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.framework import active
+from mindspeed_mm_dit.errors import CheckpointError, DataError
 from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.signals import StopRequest
 
 Tensor = Any  # a tensor of the active framework
@@ -109,52 +106,46 @@ class Writer(Protocol):
 
 
 class Checkpoints(Protocol):
-    """The module that reads and writes a framework's checkpoints."""
+    """Reads and writes a framework's checkpoints: the module ``checkpoint/torch_dcp.py`` or ``mindspore_ckpt.py``."""
 
-    @property
-    def Writer(self) -> Callable[[bool, Callable[[Any], object]], Writer]:
-        """(in background, callback for an error) -> writer."""
+    def Writer(self, in_background: bool, when_failed: Callable[[CheckpointError], object], /) -> Writer:
+        """Return a writer; ``when_failed`` is called, in any thread, with the error of a write that failed."""
 
-    @property
-    def problem_of(self) -> Callable[..., str | None]:
-        """(path, rank=0, world_size=1) -> what is wrong with the part of a checkpoint that this rank reads, or None."""
+    def problem_of(self, path: Path, rank: int = 0, world_size: int = 1) -> str | None:
+        """Return what is wrong with the part of a checkpoint that this rank reads, or None."""
 
-    @property
-    def has_optimizer(self) -> Callable[[Path], bool]:
-        """Whether a checkpoint holds the optimizer's state."""
+    def has_optimizer(self, path: Path) -> bool:
+        """Return whether a checkpoint holds the optimizer's state."""
 
-    @property
-    def check_architecture(self) -> Callable[[Path, Mapping[str, tuple[int, ...]]], None]:
+    def check_architecture(self, path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Raise CheckpointError unless a checkpoint holds the weights with these names and shapes."""
 
-    @property
-    def entries_for_mindspeed_mm(self) -> Callable[[Mapping[str, Any], Any], Mapping[str, Any]]:
-        """(facts of the run, the predictor's config) -> what MindSpeed-MM expects in addition to the state."""
+    def entries_for_mindspeed_mm(self, facts: Mapping[str, Any], predictor: Any) -> Mapping[str, Any]:
+        """Return what MindSpeed-MM expects in addition to the state; ``predictor``: its config."""
 
 
 class EngineModule(Protocol):
     """The interface of ``training/<framework>/engine.py``."""
 
-    @property
-    def Engine(self) -> Callable[[Any, RunConfig, Fsdp2Config | None, Precision, Any], Engine]:
-        """(composite, flags, fsdp2.yaml or None, precision, weights) -> engine.
+    checkpoints: Checkpoints
+    """The framework's checkpoints."""
+
+    def Engine(
+        self,
+        model: Any,
+        args: RunConfig,
+        fsdp2: Fsdp2Config | None,
+        precision: Precision,
+        weights: Mapping[str, np.ndarray] | None,
+        /,
+    ) -> Engine:
+        """Spread a composite over the ranks; return its engine.
 
         weights: the initial value of each parameter, by its name; None: the composite initialises them from --seed.
         """
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        """The module of the framework's checkpoints."""
-
-    @property
-    def check_sharding(self) -> Callable[[MultiModalArguments], None]:
+    def check_sharding(self, mm: MultiModalArguments) -> None:
         """Raise ConfigError for a setting of fsdp2.yaml that does not fit the model or is not supported."""
-
-
-def engine_module() -> EngineModule:
-    """Return the engine module of the active framework."""
-    module: EngineModule = importlib.import_module(f"mindspeed_mm_dit.training.{active()}.engine")
-    return module
 
 
 def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
@@ -227,7 +218,7 @@ def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream |
 
 def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
     """Return both as streams that have not started."""
-    data, diffusion = open_data_set(args.mm, args.seed), args.mm.model.diffusion
+    data, diffusion = args.mm.data_set, args.mm.model.diffusion
     plain = data.samples(draw_of(diffusion))
     samples: SampleReader | WeighedByToken = plain
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)

@@ -1,21 +1,18 @@
 """The data of a run.
 
-Opened once per process, checked against model.json, split by the seed only, and described in its log.
+Opened once, checked against model.json, split by the seed only, and described in its log.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
-from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.configs.source import Shape
@@ -26,13 +23,13 @@ from mindspeed_mm_dit.data.conditions import initial_images
 from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT
 from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
 from mindspeed_mm_dit.data.order import split_rows
-from mindspeed_mm_dit.data.samples import Draw, Opened, SampleReader
+from mindspeed_mm_dit.data.samples import Draw, SampleReader
 from mindspeed_mm_dit.data.sources import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import words_of
 from mindspeed_mm_dit.planning.memory import train_flop
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 CAPTIONS_SHOWN, CAPTIONS_SAVED = 8, 3
 """Most captions that a report samples, and that a checkpoint stores."""
@@ -56,19 +53,20 @@ class Sample(NamedTuple):
 
 
 class DataSet:
-    """The samples of a run, some of them held out."""
+    """The samples of a run, some of them held out. The checks before a run open it, and hand it on as ``mm.data_set``.
+
+    Raises:
+        UserError: the files do not fit model.json, or hold samples that cannot be used.
+    """
 
     def __init__(self, mm: MultiModalArguments, seed: int) -> None:
-        self._opened, self._shuffle, self._seed = (
-            _open(mm.model, mm.data.dataset_param, mm.saved_classes),
-            mm.data.dataloader_param.shuffle,
-            seed,
-        )
+        self._opened = open_data(mm.model, mm.data.dataset_param, classes=mm.saved_classes)
+        self._shuffle, self._seed = mm.data.dataloader_param.shuffle, seed
         self._model, self._param, rows = mm.model, mm.data.dataset_param, self._opened.rows
         train, valid = split_rows(rows, self._param, seed)
         self._train, self._valid, self._held_out = rows.subset(train), rows.subset(valid), self._opened
         if mm.valid_data is not None:
-            self._held_out = _open(mm.model, mm.valid_data.dataset_param, mm.saved_classes)
+            self._held_out = open_data(mm.model, mm.valid_data.dataset_param, classes=mm.saved_classes)
             self._valid = self._held_out.rows
             _check_valid_data(mm, self._train, self._valid)
         self.num_train, self.num_valid = len(self._train), len(self._valid)
@@ -203,7 +201,7 @@ class DataSet:
         if label is not None:
             log_classes(self._train, self._valid, label.num_classes, self.noun)
         if self._train.shapes is not None:
-            echo_if_open("\n".join(mixed_lines(self._train, self._param)))
+            logger.info("\n".join(mixed_lines(self._train, self._param)))
         if "caption" in self._model.predictor.conditions.items:
             self._echo_captions(rows)
         log_notes(rows, self.noun)
@@ -218,7 +216,7 @@ class DataSet:
         frames, (height, width) = self._param.sample_size[:-2], self._param.sample_size[-2:]
         size = f"{frames[0]} frames of {height} x {width}" if frames else f"{height} x {width}"
         size = size if rows.shapes is None else f"{len(np.unique(rows.shapes, axis=0))} shapes"
-        echo_if_open(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
+        logger.info(f"{self.num_train:,} {self.noun}s to train on{held_out}, {size}, from {source}{captions}")
 
 
 def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None:
@@ -237,30 +235,19 @@ def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None
         )
 
 
-@lru_cache(maxsize=2)
-def _open(model: ModelConfig, param: Any, classes: tuple[str, ...]) -> Opened:
-    """Open the data once per process, since checking every sample takes a while."""
-    return open_data(model, param, classes=classes)
-
-
-def open_data_set(mm: MultiModalArguments, seed: int) -> DataSet:
-    """Open what data.json names; raises ConfigError or DataError."""
-    return DataSet(mm, seed)
-
-
 COPIES_SHOWN = 3
 
 
 def log_notes(rows: Rows, noun: str = "image", skips: bool = True) -> None:
     """Print the notes from reading the rows; ``skips``: whether a run skips the bad ones."""
     for note in rows.notes:
-        echo_if_open(note, file=sys.stderr)
+        logger.warning(note)
     if rows.skipped:
         listed = rows.problems[:PROBLEMS_SHOWN]
         more = [f"and {rows.skipped - len(listed)} more"] if listed and rows.skipped > len(listed) else []
         named = ":" + "".join(f"\n    {line}" for line in (*listed, *more)) if listed else ""
         without = " and are skipped" if skips else ""
-        echo_if_open(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}", file=sys.stderr)
+        logger.warning(f"warning: {rows.skipped} {noun}(s) cannot be used{without}{named}")
 
 
 def log_copies_among(rows: Rows) -> None:
@@ -282,7 +269,7 @@ def log_copies(paths: Sequence[str], labels: np.ndarray, classes: Sequence[str])
             for copy in duplicates[:COPIES_SHOWN]:
                 here, there = (f"{paths[image]} ({_named(labels[image], classes)})" for image in copy)
                 line += f"\n    {here} and {there}"
-            echo_if_open(line, file=sys.stderr)
+            logger.warning(line)
 
 
 def log_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image") -> None:
@@ -293,7 +280,7 @@ def log_classes(train: Rows, valid: Rows, num_classes: int, noun: str = "image")
         listed = [*listed[: CLASSES_SHOWN - 2], "...", listed[-1]]
     held_out = f", {len(valid)} held out" if len(valid) else ""
     line = f"{_count(len(labels), 'class', 'classes')}, {_count(len(train), noun, f'{noun}s')} to train on{held_out}: "
-    echo_if_open(line + ", ".join(listed))
+    logger.info(line + ", ".join(listed))
     log_empty_classes(labels, train.classes, num_classes, noun)
 
 
@@ -303,10 +290,9 @@ def log_empty_classes(labels: np.ndarray, classes: Sequence[str], num_classes: i
         without = num_classes - len(labels)
         empty = [_named(label, classes) for label in range(min(num_classes, len(classes))) if label not in labels]
         named = f" ({_short(empty)})" if empty else ""
-        echo_if_open(
+        logger.warning(
             f"warning: predictor.num_classes = {num_classes}, and {_count(without, 'class has', 'classes have')} no "
-            f"{noun}s{named}: the model cannot learn them",
-            file=sys.stderr,
+            f"{noun}s{named}: the model cannot learn them"
         )
 
 

@@ -24,7 +24,6 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import most_expensive_shape
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of
 from mindspeed_mm_dit.objectives.registry import draw_of
-from mindspeed_mm_dit.training.data_set import open_data_set
 
 SMALL_MULTIPLY_ADDS = 1e9
 """Most multiply-adds of a small step, forward and backward: half a second of one CPU core."""
@@ -138,7 +137,7 @@ def _model(args: RunConfig) -> str:
 
 def _length(args: RunConfig, batch: int, iteration: int | None, consumed_samples: int) -> str:
     steps = max(0, args.train_iters - (iteration or 0))
-    data = open_data_set(args.mm, args.seed)
+    data = args.mm.data_set
     start = "" if not iteration else f", from iteration {iteration} ({consumed_samples:,} samples) on"
     flop = data.flop_per_sample() * steps * batch
     return (

@@ -1,44 +1,32 @@
-"""Start a run of a config folder, as ``mm-dit train`` does, and through it examples/dit/pretrain.sh."""
+"""Start the processes of a run, as ``mm-dit train`` does, and through it examples/dit/pretrain.sh: one, or several
+with torchrun or msrun.
+
+The environment variables AI_FRAMEWORK, NPUS_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR, MASTER_PORT and MM_TOOL
+configure it. Imports no framework.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from mindspeed_mm_dit.configs.arguments import check_tool, read_train_args
 from mindspeed_mm_dit.configs.embedded import CONFIG_FILES, ENTRY_SCRIPT, FLAGS_FILE, config_folder
 from mindspeed_mm_dit.configs.limits import integer_variable
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.framework.exits import exit_on_sigint, hold_ctrl_c
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.framework.exits import SIGNALS, exit_on_sigint, hold_ctrl_c
+from mindspeed_mm_dit.terminal import logger
 
 LOOPBACK = "127.0.0.1"
-
-
-def free_port() -> int:
-    """Return a free port of the loopback address."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def check_port(address: str, port: int, cure: str) -> None:
-    """Raise ConfigError if ``port`` of ``address`` ("" for all of this machine's) cannot be listened on."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port used until just now counts as free
-        try:
-            probe.bind((address, port))
-            probe.listen()
-        except OSError as error:
-            raise ConfigError(f"MASTER_PORT = {port}", f"cannot be listened on: {error.strerror}", cure) from None
-
-
 DEFAULT_PORT = 6000
 """Port for several nodes, which must all name the same one; a single node takes a free one."""
 MAX_NODES = 16384
@@ -47,6 +35,59 @@ PROCESS_BYTES = 200 * 2**20
 """A process holds at least this once it has imported its framework."""
 WAIT_SECONDS = 600
 """How long a node waits for the others."""
+
+
+def train(config: str, flags: Sequence[str]) -> int:
+    """Start the processes of a run and wait for them; return its exit code.
+
+    config: a folder, or the name of an embedded one. flags: override those of its train.args.
+    """
+    exit_on_sigint()  # until a launcher handles the signal and passes it on
+    framework = os.environ.get("AI_FRAMEWORK") or FRAMEWORKS[0]
+    if framework not in FRAMEWORKS:
+        raise ConfigError(
+            f"AI_FRAMEWORK = {framework}", f"must be one of {', '.join(FRAMEWORKS)}", nearest(framework, FRAMEWORKS)
+        )
+    return start(framework, [str(ENTRY_SCRIPT), *_flags_of_config(config_folder(config), framework, flags), *flags])
+
+
+def start(framework: str, command: Sequence[str]) -> int:
+    """Start a script and its flags in the processes that the variables describe; return the exit code of the run."""
+    launcher = importlib.import_module(f"mindspeed_mm_dit.training.{framework}.launch")
+    launch = read_launch(os.environ, lambda: launcher.count_accelerators() or launcher.CPU_PROCESSES)
+    threads = max(_cores() // launch.processes, 1)  # more threads than cores slow each other down
+    for name, value in {"OMP_NUM_THREADS": str(threads), **launcher.VARIABLES}.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "2")  # FSDP2 in MindSpeed-MM refuses 1
+    if launch.is_alone:
+        hold_ctrl_c()  # the script handles it from its first lines on
+        os.execv(sys.executable, [sys.executable, *command])
+    if launch.nodes > 1:
+        logger.warning(
+            f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
+            f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}"
+        )
+    return int(launcher.start(launch, command))
+
+
+def _flags_of_config(folder: Path, framework: str, flags: Sequence[str]) -> list[str]:
+    """Return the flags of a config folder; raises ConfigError for files that it lacks and ``flags`` do not replace."""
+    tool = os.environ.get("MM_TOOL")
+    check_tool("MM_TOOL", tool)
+    words = read_train_args(folder / FLAGS_FILE)
+    replaced = {word.partition("=")[0] for word in (*words, *flags)}
+    sharding = {"fsdp2.yaml": "--fsdp2-config-path"}
+    needed = {**CONFIG_FILES, **(sharding if "--use-torch-fsdp2" in replaced else {})}
+    missing = [file for file, flag in needed.items() if flag not in replaced and not (folder / file).is_file()]
+    if missing:
+        instead = " ".join(f"{needed[file]} FILE" for file in missing)
+        raise ConfigError(f"CONFIG = {folder}", f"lacks {', '.join(missing)}", f"write them, or add {instead}")
+    return [
+        *("--ai-framework", framework),
+        *(word for file, flag in (CONFIG_FILES | sharding).items() for word in (flag, str(folder / file))),
+        *(("--mm-tool", tool) if tool else ()),
+        *words,
+    ]
 
 
 @dataclass(frozen=True)
@@ -95,21 +136,6 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
     return Launch(processes, nodes, node_rank, address, port or DEFAULT_PORT)
 
 
-def log_waiting_for_nodes(launch: Launch) -> None:
-    """Print that this node waits for others, if there are any."""
-    if launch.nodes > 1:
-        echo_if_open(
-            f"node {launch.node_rank} of {launch.nodes}: waiting up to {WAIT_SECONDS // 60} minutes for "
-            f"{launch.nodes - 1} other node(s) at MASTER_ADDR:MASTER_PORT = {launch.address}:{launch.port}",
-            file=sys.stderr,
-        )
-
-
-def threads_of(processes: int) -> int:
-    """Return the threads per process: processes share the cores, and more threads than cores slow each other down."""
-    return max(_cores() // processes, 1)
-
-
 def _check_processes(processes: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * PROCESS_BYTES > memory:
@@ -119,10 +145,7 @@ def _check_processes(processes: int) -> None:
             f"this machine has {memory / 2**30:,.0f} GiB",
         )
     if processes > _cores():
-        echo_if_open(
-            f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow",
-            file=sys.stderr,
-        )
+        logger.warning(f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow")
 
 
 def _address(environment: Mapping[str, str], nodes: int) -> str:
@@ -141,50 +164,53 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def train(config: str, flags: Sequence[str]) -> int:
-    """Start the processes of a run and wait for them; return its exit code.
+def free_port() -> int:
+    """Return a free port of the loopback address."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
 
-    config: a folder, or the name of an embedded one. flags: override those of its train.args.
+
+def check_port(address: str, port: int, cure: str) -> None:
+    """Raise ConfigError if ``port`` of ``address`` ("" for all of this machine's) cannot be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port used until just now counts as free
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError as error:
+            raise ConfigError(f"MASTER_PORT = {port}", f"cannot be listened on: {error.strerror}", cure) from None
+
+
+class SignalRelay:
+    """Passes the signals that stop a run on to its ranks on this node, whenever they arrive and the ranks start.
+
+    ranks: returns the processes of the ranks that live.
     """
-    exit_on_sigint()  # until a launcher handles the signal and passes it on
-    framework = os.environ.get("AI_FRAMEWORK") or FRAMEWORKS[0]
-    if framework not in FRAMEWORKS:
-        raise ConfigError(
-            f"AI_FRAMEWORK = {framework}", f"must be one of {', '.join(FRAMEWORKS)}", nearest(framework, FRAMEWORKS)
-        )
-    return start(framework, [str(ENTRY_SCRIPT), *_flags_of_config(config_folder(config), framework, flags), *flags])
 
+    def __init__(self, ranks: Callable[[], set[int]]) -> None:
+        self.received: signal.Signals | None = None
+        """The first signal."""
+        self._ranks, self._notified, self._number = ranks, set[int](), 0
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup: the run outlives its shell
+                signal.signal(number, self._note)
 
-def start(framework: str, command: Sequence[str]) -> int:
-    """Start a script and its flags in the processes that the variables describe; return the exit code of the run."""
-    launcher = importlib.import_module(f"mindspeed_mm_dit.training.{framework}.launch")
-    launch = read_launch(os.environ, lambda: launcher.count_accelerators() or launcher.CPU_PROCESSES)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_of(launch.processes)))
-    for name, value in launcher.VARIABLES.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "2")  # FSDP2 in MindSpeed-MM refuses 1
-    if launch.is_alone:
-        hold_ctrl_c()  # the script handles it from its first lines on
-        os.execv(sys.executable, [sys.executable, *command])
-    log_waiting_for_nodes(launch)
-    return int(launcher.start(launch, command))
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+        self._number = self.signal_for(number)
+        self._notified.clear()  # a second Ctrl-C interrupts ranks that are saving
+        self.pass_on()
 
+    def signal_for(self, number: int) -> int:
+        """Return the signal that the ranks get for ``number``."""
+        return number
 
-def _flags_of_config(folder: Path, framework: str, flags: Sequence[str]) -> list[str]:
-    """Return the flags of a config folder; raises ConfigError for files that it lacks and ``flags`` do not replace."""
-    tool = os.environ.get("MM_TOOL")
-    check_tool("MM_TOOL", tool)
-    words = read_train_args(folder / FLAGS_FILE)
-    replaced = {word.partition("=")[0] for word in (*words, *flags)}
-    sharding = {"fsdp2.yaml": "--fsdp2-config-path"}
-    needed = {**CONFIG_FILES, **(sharding if "--use-torch-fsdp2" in replaced else {})}
-    missing = [file for file, flag in needed.items() if flag not in replaced and not (folder / file).is_file()]
-    if missing:
-        instead = " ".join(f"{needed[file]} FILE" for file in missing)
-        raise ConfigError(f"CONFIG = {folder}", f"lacks {', '.join(missing)}", f"write them, or add {instead}")
-    return [
-        *("--ai-framework", framework),
-        *(word for file, flag in (CONFIG_FILES | sharding).items() for word in (flag, str(folder / file))),
-        *(("--mm-tool", tool) if tool else ()),
-        *words,
-    ]
+    def pass_on(self) -> bool:
+        """Send the last signal to the ranks that have not had it; return whether any rank lives."""
+        ranks = self._ranks()
+        for rank in ranks - self._notified if self.received is not None else ():
+            self._notified.add(rank)
+            with suppress(ProcessLookupError):
+                os.kill(rank, self._number)
+        return bool(ranks)

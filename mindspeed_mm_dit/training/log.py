@@ -26,7 +26,6 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.planning.memory import peak_tflops, utilisation
 from mindspeed_mm_dit.terminal import plain, print_nowhere
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, open_metrics_loggers
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
@@ -38,7 +37,7 @@ def meter(args: RunConfig) -> Callable[[float], float | None]:
     peak = args.peak_tflops or peak_tflops(framework.runtime.device_name(), precision.compute)
     if peak is None:
         return lambda images_per_second: None
-    flop, devices = open_data_set(args.mm, args.seed).flop_per_sample(), framework.runtime.world_size()
+    flop, devices = args.mm.data_set.flop_per_sample(), framework.runtime.world_size()
     return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)
 
 

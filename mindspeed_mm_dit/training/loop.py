@@ -1,51 +1,43 @@
-"""The training loop.
+"""The training loop: batches, step, save, until the last step or until the ranks agree to stop.
 
-Batches, step, save, until the last step or until the ranks agree to stop; the learning rate by step.
+The callbacks of the run write log lines, validate, sample and so on. The loop calls them at the moments that
+``callbacks/registry.py`` lists.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import named_step
-from mindspeed_mm_dit.training.callbacks.registry import Run, Step, open_callbacks
-from mindspeed_mm_dit.training.contract import Engine, ForwardStep, next_batches
-from mindspeed_mm_dit.training.log import open_log
-from mindspeed_mm_dit.training.progress import Progress
-from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.framework import active
+from mindspeed_mm_dit.training.callbacks.registry import Run, Step
+from mindspeed_mm_dit.training.contract import EngineModule, next_batches
+from mindspeed_mm_dit.training.signals import Stop
 
 
-def train(
-    args: RunConfig,
-    engine: Engine,
-    forward_step: ForwardStep,
-    train_batches: Iterator[Any],
-    valid_batches: Iterable[Any] | None,
-    progress: Progress,
-    stop: StopRequest,
-) -> Stop | None:
+def engine_module() -> EngineModule:
+    """Return the engine module of the active framework."""
+    if active() == "mindspore":
+        from mindspeed_mm_dit.training.mindspore import engine as mindspore_engine
+
+        return mindspore_engine
+    from mindspeed_mm_dit.training.pytorch import engine
+
+    return engine
+
+
+def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     """Run optimizer steps until --train-iters or until the ranks agree to stop; save, and return why they stopped.
-
-    ``valid_batches`` is iterated from the start for every validation; its batches hold arrays by name, one of them
-    NOISE_LEVEL.
 
     Raises:
         StepError: a step failed, or a validation on several ranks; nothing was saved after it.
         ConvergenceError: loss or gradient are no longer finite; nothing is saved.
     """
-    with closing(open_log(args, progress.iteration)) as log:
-        run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
-        run.callbacks = open_callbacks(run)
-        return _train(run, train_batches)
-
-
-def _train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     args, progress = run.args, run.progress
     schedule = LearningRate.of(args)
     if progress.iteration >= args.train_iters:

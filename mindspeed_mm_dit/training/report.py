@@ -21,8 +21,7 @@ from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launcher
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.conditions import read_prompts
-from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.terminal import logger
 
 
 @dataclass(frozen=True)
@@ -85,30 +84,29 @@ def report(args: RunConfig) -> None:
         return
     saved = CheckpointStore(args.save).iterations()
     if not saved or saved[-1] < args.train_iters:
-        echo_if_open(how_to_resume(args, saved[-1] if saved else 0))
+        logger.info(how_to_resume(args, saved[-1] if saved else 0))
         return
     if why := _why_nothing(args):
-        echo_if_open(f"{why}; {_sample_command(args)} generates samples")
+        logger.info(f"{why}; {_sample_command(args)} generates samples")
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
         command = [sys.executable, "-m", "mindspeed_mm_dit.tools.visualize.report_worker", json.dumps(asdict(job))]
-        echo_if_open(f"generating the report's samples: {job.steps} steps of {job.sampler}")
+        logger.info(f"generating the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
         runtime.free_memory()  # the sampling process computes on the same device
         process = subprocess.run(command, env=without_launcher(os.environ), check=False)
     if process.returncode:
-        echo_if_open(
+        logger.warning(
             f"--report: could not be generated (exit code {process.returncode}, the reason is above). The training is "
-            f"complete and saved; generate samples with: {_sample_command(args)}",
-            file=sys.stderr,
+            f"complete and saved; generate samples with: {_sample_command(args)}"
         )
         sys.exit(USER_ERROR)
 
 
 def _job(args: RunConfig, frames: Any) -> ReportJob:
     """Return what to sample; first frames are written to the file ``frames``, if the network needs them."""
-    data, predictor = open_data_set(args.mm, args.seed), args.mm.model.predictor
+    data, predictor = args.mm.data_set, args.mm.model.predictor
     examples = data.examples(prompts_to_sample(args))
     if first_frames := examples.pop("image", None):
         np.savez(frames, **{name: np.stack([frame[name] for frame in first_frames]) for name in first_frames[0]})

@@ -37,7 +37,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.optimizers.registry import chosen_in, optimizer_facts
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.contract import Checkpoints
 from mindspeed_mm_dit.training.data_set import check_classes
 
@@ -243,7 +243,7 @@ def _content(folder: str) -> str:
 def print_rank_0(text: str) -> None:
     """Print on the first rank."""
     if framework.runtime.rank() == 0:
-        echo_if_open(text)
+        logger.info(text)
 
 
 _DATA_SETTINGS = (

@@ -1,5 +1,6 @@
 """mm-dit train: from a folder, and by an embedded name."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 import mindspeed_mm_dit
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
-from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.launch import Launch
 from mindspeed_mm_dit.training.mindspore import launch as mindspore_launch
 from tests.conftest import ROOT
@@ -61,16 +62,16 @@ def test_dry_run_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_msrun_is_found_beside_the_interpreter(tmp_path, monkeypatch):
-    for place in ("venv", "other"):
-        for name in ("python", "msrun"):
-            (tmp_path / place).mkdir(exist_ok=True)
-            (tmp_path / place / name).touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", f"{tmp_path}/venv/python")
-    for path in ("/nowhere", f"{tmp_path}/other"):
-        monkeypatch.setenv("PATH", path)
-        assert mindspore_launch._find_msrun() == f"{tmp_path}/venv/msrun"
-        launched = mindspore_launch._environment(Launch(1, 1, 0, "127.0.0.1", 1))
-        assert shutil.which("python", path=launched["PATH"]) == f"{tmp_path}/venv/python"
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert mindspore_launch._find_msrun() == f"{tmp_path}/other/msrun"
+def test_msrun_is_that_of_the_interpreter(tmp_path, monkeypatch):
+    (tmp_path / "python").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", f"{tmp_path}/python3")
+    launched = mindspore_launch._environment(Launch(1, 1, 0, "127.0.0.1", 1))
+    assert shutil.which("python", path=launched["PATH"]) == f"{tmp_path}/python"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PlatformError, match="MindSpore is not installed"):
+        mindspore_launch._check_msrun()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    mindspore_launch._check_msrun()
+    (tmp_path / "python").unlink()
+    with pytest.raises(PlatformError, match=f"none next to {tmp_path}/python3"):
+        mindspore_launch._check_msrun()

@@ -1,16 +1,13 @@
 """Whole runs in the unmodified native engine, compared with the standalone host."""
 
-import dataclasses
 import json
-import os
 import re
 
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint import lock
 from mindspeed_mm_dit.checkpoint.formats import read_weights
-from mindspeed_mm_dit.checkpoint.lock import Owner, _started
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.store import TRACKER
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import COMMAND
 from tests.contract.hosted import good, needs_device, on_a_device_apart
@@ -185,10 +182,10 @@ def test_kill_during_a_save_loses_that_save_alone(runs, standalone, is_async):
 
 
 def test_folder_of_another_run_is_refused(runs):
-    (runs.folder / "owned").mkdir()
-    owner = dataclasses.replace(Owner.here(), pid=os.getppid(), process_started=_started(os.getppid()))
-    (runs.folder / "owned" / lock.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
+    owner = FolderLock(runs.folder / "owned")
+    owner.take()
     outcome = runs.engine(runs.yaml("owned", 2, "--save owned", fsdp2=False))
+    owner.release()
     assert outcome.code != 0 and "--save = owned: belongs to" in outcome.output and not outcome.losses
 
 

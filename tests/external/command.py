@@ -3,7 +3,7 @@
 import os
 
 from mindspeed_mm_dit.cli.commands import Command
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import echo
 
 DESCRIPTION = "Count the files of a folder."
 COUNT = Command("count the files of a folder", __name__)
@@ -14,5 +14,5 @@ def add_arguments(parser):
 
 
 def run(args):
-    echo_if_open(len(os.listdir(args.folder)))
+    echo(len(os.listdir(args.folder)))
     return 0

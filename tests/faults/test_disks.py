@@ -1,7 +1,6 @@
 """Disks that fail, fill up or change what they were given: what was saved is what is read, and a run goes on."""
 
 import errno
-import json
 import os
 import shutil
 import threading
@@ -15,6 +14,7 @@ import torch
 
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.formats import read_weights
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts, unwritten
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.integrations.formats.convert import convert
@@ -211,10 +211,12 @@ def test_a_folder_that_is_removed_is_made_again_and_one_that_became_a_file_is_sa
 
 def test_what_another_run_is_writing_stays_where_it_took_the_folder_over(run, tmp_path, capsys):
     steps(run, 1)
-    (tmp_path / "save" / ".claim").write_text(json.dumps({"pid": 1}))
+    (tmp_path / "save" / ".claim").unlink()
+    other = FolderLock(tmp_path / "save")
+    other.take()
     CheckpointStore(tmp_path / "save").begin(7)
     steps(run, 1)
-    assert "belongs to a run that does not say whose it is" in capsys.readouterr().out
+    assert "belongs to" in capsys.readouterr().out
     assert (tmp_path / "save" / ".iter_0000007.partial").is_dir()
     with pytest.raises(ConfigError, match="belongs to"):
         run.finish()

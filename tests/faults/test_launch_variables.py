@@ -6,14 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.exits import LAUNCH_VARIABLES, without_launcher
-from mindspeed_mm_dit.training.launch import check_port, read_launch
+from mindspeed_mm_dit.training.launch import check_port, free_port, read_launch
+from mindspeed_mm_dit.training.pytorch.launch import listen_on_loopback
 from tests.conftest import ROOT
 from tests.faults.launched import Run, config_folder, wait_until
 from tests.forked import PATIENCE_SECONDS
@@ -74,6 +77,17 @@ def test_a_port_in_use_is_named(launch, framework, nodes):
 def test_a_single_node_meets_on_the_loopback_address_at_a_port_of_its_own():
     first, second = (read_launch({"NPUS_PER_NODE": "2", "MASTER_ADDR": "10.0.0.1"}, lambda: 1) for _ in range(2))
     assert first.address == second.address == "127.0.0.1" and first.port != second.port
+
+
+def test_the_store_of_one_node_listens_on_the_loopback_address_alone(monkeypatch):
+    """torchrun makes its store as here, and finds the one that this process has at its port."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    port = free_port()
+    stores = [listen_on_loopback(port), TCPStore("127.0.0.1", port, 1, True, multi_tenant=True)]
+    stores[1].set("key", "value")
+    assert stores[0].get("key") == b"value"
+    rows = [row.split() for table in ("tcp", "tcp6") for row in Path(f"/proc/net/{table}").read_text().splitlines()]
+    assert [row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")] == [f"0100007F:{port:04X}"]
 
 
 def test_the_script_runs_no_command_out_of_a_variable(tmp_path):

@@ -1,106 +1,84 @@
 """Two runs that want one folder: one has it, and the other is told by whom it is held."""
 
-import dataclasses
-import json
+import errno
+import fcntl
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from mindspeed_mm_dit.checkpoint import lock
-from mindspeed_mm_dit.checkpoint.lock import FolderLock, Owner
+from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.errors import ConfigError
+from tests.conftest import ROOT
+
+HOLD = "import sys; from mindspeed_mm_dit.checkpoint.lock import FolderLock; "
+HOLD += "FolderLock(sys.argv[1]).take(); print('held', flush=True); input()"
 
 
 @pytest.fixture
-def other():
-    """Another process of this machine, as an owner, and the process."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = lock._started(process.pid)
-    yield dataclasses.replace(Owner.here(), user="ada", pid=process.pid, process_started=started), process
+def holder(tmp_path):
+    """Another process, which has locked the folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LOGNAME": "ada"},
+    )  # fmt: skip
+    assert process.stdout.readline() == "held\n"
+    yield process
     process.kill()
     process.wait()
 
 
-def hold(folder, owner: Owner, silence: float = 0.0) -> None:
-    (folder / lock.NAME).write_text(json.dumps(dataclasses.asdict(owner)))
-    touched = (folder / lock.NAME).stat().st_mtime - silence
-    os.utime(folder / lock.NAME, (touched, touched))
-
-
-def test_a_folder_of_a_run_that_lives_is_refused_with_owner_host_and_age(tmp_path, other):
-    owner, _ = other
-    hold(tmp_path, dataclasses.replace(owner, started=owner.started - 90 * 60), silence=10_000)
+def test_a_locked_folder_is_refused_with_owner_host_and_age(tmp_path, holder):
+    began = time.time() - 90 * 60
+    os.utime(tmp_path / lock.NAME, (began, began))
     with pytest.raises(ConfigError) as refused:
         FolderLock(tmp_path).take()
-    expected = rf"ada's run on {re.escape(owner.host)} \(process {owner.pid}\), which began 90 min ago"
-    assert re.search(expected, str(refused.value))
+    owner = f"ada's run on {socket.gethostname()} (process {holder.pid})"
+    assert f"{owner}, which began 90 min ago" in str(refused.value)
+    assert (tmp_path / lock.NAME).read_text() == f"{owner}\n"
 
 
-def test_a_run_that_was_killed_is_taken_over_at_once(tmp_path, other):
+def test_a_killed_run_is_taken_over_at_once(tmp_path, holder):
     """Nobody has waited for the process yet: it is a zombie, and still has its number."""
-    owner, process = other
-    hold(tmp_path, owner)
-    process.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    holder.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     FolderLock(tmp_path).take()
-    assert json.loads((tmp_path / lock.NAME).read_text())["pid"] == os.getpid()
+    assert f"(process {os.getpid()})" in (tmp_path / lock.NAME).read_text()
 
 
-def test_a_number_that_another_process_has_now_does_not_keep_a_claim(tmp_path, other):
-    hold(tmp_path, dataclasses.replace(other[0], process_started="1"))
-    FolderLock(tmp_path).take()
-
-
-@pytest.mark.parametrize(("more", "taken"), [(-60, False), (60, True)])
-@pytest.mark.parametrize("readable", [True, False])
-def test_of_another_machine_only_the_silence_counts(tmp_path, other, more, taken, readable):
-    silence = lock.SILENCE_SECONDS + more
-    hold(tmp_path, dataclasses.replace(other[0], host="far", machine="far"), silence)
-    if not readable:  # its writer was interrupted
-        (tmp_path / lock.NAME).write_bytes(b"")
-        os.utime(tmp_path / lock.NAME, ((tmp_path / lock.NAME).stat().st_mtime - silence,) * 2)
-    if taken:
-        FolderLock(tmp_path).take()
-    else:
-        with pytest.raises(ConfigError, match="far" if readable else "does not say whose it is"):
-            FolderLock(tmp_path).take()
-
-
-def test_a_claim_is_touched_while_the_run_lives_and_gone_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.01)
+def test_a_lock_is_gone_after_its_run(tmp_path, holder):
+    holder.communicate("\n")
+    assert holder.returncode == 0 and list(tmp_path.iterdir()) == []
     held = FolderLock(tmp_path / "new")
     held.take()
-    path = tmp_path / "new" / lock.NAME
-    os.utime(path, (1, 1))
-    for _ in range(1000):
-        if path.stat().st_mtime > 1:
-            break
-        held._ended.wait(0.01)
-    assert path.stat().st_mtime > 1
     held.release()
-    assert not path.exists()
+    assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_claim_that_was_removed_is_renewed_and_one_that_was_taken_over_is_not(tmp_path, other):
-    held = FolderLock(tmp_path / "folder")
+def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
+    held, other = FolderLock(tmp_path / "folder"), FolderLock(tmp_path / "folder")
     held.take()
-    (tmp_path / "folder" / lock.NAME).unlink()
+    path = tmp_path / "folder" / lock.NAME
+    path.unlink()
     (tmp_path / "folder").rmdir()
     held.keep()
-    assert json.loads((tmp_path / "folder" / lock.NAME).read_text())["pid"] == os.getpid()
-    hold(tmp_path / "folder", other[0])
-    with pytest.raises(ConfigError, match="ada's run"):
+    assert held.is_ours() and f"(process {os.getpid()})" in path.read_text()
+    path.unlink()
+    other.take()
+    with pytest.raises(ConfigError, match=r"belongs to .*'s run"):
         held.keep()
     held.release()
-    assert (tmp_path / "folder" / lock.NAME).exists()
+    assert other.is_ours() and path.exists()
 
 
-def test_of_many_that_take_over_a_dead_claim_one_has_it(tmp_path, other):
-    hold(tmp_path, dataclasses.replace(other[0], process_started="1"))
+def test_one_of_many_that_take_a_folder_has_it(tmp_path):
+    (tmp_path / lock.NAME).write_text("of a run that was killed")
     start, done = os.pipe(), os.pipe()
     children = [_child(tmp_path, start, done) for _ in range(8)]
     os.close(start[1])  # all of them begin
@@ -113,13 +91,14 @@ def test_of_many_that_take_over_a_dead_claim_one_has_it(tmp_path, other):
 
 
 def _child(folder, start, done) -> int:
-    """Start a process that tries to take ``folder``, says in a byte whether it has it, and lives on."""
+    """Start a process that tries to take ``folder``, writes a byte: whether it has it, and lives on."""
     child = os.fork()
     if child == 0:
         os.close(start[1])
         os.read(start[0], 1)
+        held = FolderLock(folder)
         try:
-            FolderLock(folder).take()
+            held.take()
             os.write(done[1], b"1")
         except ConfigError:
             os.write(done[1], b"0")
@@ -127,30 +106,44 @@ def _child(folder, start, done) -> int:
     return child
 
 
-def test_a_claim_that_cannot_be_written_leaves_the_folder_free(tmp_path, monkeypatch):
-    def full(path, mode="r", **options):
-        if mode != "xb":
-            return open(path, mode, **options)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        return open("/dev/full", "wb", buffering=0)
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    with monkeypatch.context() as disk:
-        disk.setattr(lock, "open", full, raising=False)
-        with pytest.raises(ConfigError, match="No space left on device"):
-            FolderLock(tmp_path).take()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    held = FolderLock(tmp_path)
+    held.take()
+    assert f"warning: --save = {tmp_path}: its file system has no locks" in capsys.readouterr().err
+    assert held.is_ours()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        FolderLock(tmp_path).take()
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--save = .*file: cannot be written to"):
+        FolderLock(tmp_path / "file").take()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_stands_in_the_place_of_a_claim_and_is_none_is_named_at_once(tmp_path, kind):
-    place = tmp_path / lock.NAME
-    {"link": lambda: place.symlink_to("gone"), "pipe": lambda: os.mkfifo(place), "folder": place.mkdir}[kind]()
+def test_what_is_no_lock_file_is_named_at_once(tmp_path, kind):
+    path = tmp_path / lock.NAME
+    {"link": lambda: path.symlink_to("gone"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
     with pytest.raises(ConfigError, match=r"--save = .*\.claim is no regular file: remove it"):
         FolderLock(tmp_path).take()
 
 
-def test_a_claim_that_nobody_can_read_is_respected(tmp_path):
-    for content in ("[" * 100_000, '{"pid": "x"}', "9" * 5000, "null"):
-        (tmp_path / lock.NAME).write_text(content)
-        with pytest.raises(ConfigError, match="belongs to a run that does not say whose it is"):
+def test_an_unreadable_owner_is_respected(tmp_path, holder):
+    for content, named in (
+        (b"", "another run"),
+        (b"\xff\x1b[2J", "\N{REPLACEMENT CHARACTER}\\x1b[2J"),
+        (b"9" * 5000, "9" * 1000),
+    ):
+        (tmp_path / lock.NAME).write_bytes(content)
+        with pytest.raises(ConfigError, match=re.escape(f"belongs to {named}, which began 0 min ago")):
             FolderLock(tmp_path).take()

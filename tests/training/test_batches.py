@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import contract as stream
 from mindspeed_mm_dit.training.contract import WeighedByToken, train_valid_batches
-from mindspeed_mm_dit.training.data_set import open_data_set
+from mindspeed_mm_dit.training.data_set import DataSet
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.conftest import run_config
 
@@ -48,6 +48,7 @@ def batches_of(tmp_path, monkeypatch):
     mm = MultiModalArguments(
         load_model_config(configs / "model.json"), load_data_config(configs / "data.json"), None, {}
     )
+    mm = dataclasses.replace(mm, data_set=DataSet(mm, 1))
 
     def batches_of(rank, ranks, steps=1, **flags):
         monkeypatch.setattr(runtime, "data_rank", lambda: rank)
@@ -123,7 +124,9 @@ def test_validation_data_apart_are_validated_on_whole_and_none_is_learned(valida
     for name in ("bright", "dark"):
         (tmp_path / "others" / name).mkdir(parents=True)
         Image.new("L", (8, 8), 255).save(tmp_path / "others" / name / "white.png")
-    args = run_config(mm=validation_data(tmp_path / "others"), micro_batch_size=2, global_batch_size=2, num_workers=0)
+    mm = validation_data(tmp_path / "others")
+    mm = dataclasses.replace(mm, data_set=DataSet(mm, 1))
+    args = run_config(mm=mm, micro_batch_size=2, global_batch_size=2, num_workers=0)
     training, held_out = train_valid_batches(args)
     learned, validated = ([next(iter(stream)) for _ in range(10)] for stream in (training, held_out))
     assert len(set(joined(learned, "pixels"))) == 20 and set(joined(validated, "pixels")) == {b"\xff" * 64}
@@ -138,7 +141,7 @@ def test_validation_data_that_do_not_match_are_refused(validation_data, tmp_path
         ("misnamed", {}, "has the classes bright, pale"),
     ):
         with pytest.raises(ConfigError, match=f"--mm-valid-data: .*{named}"):
-            open_data_set(validation_data(tmp_path / folder, **settings), 1)
+            DataSet(validation_data(tmp_path / folder, **settings), 1)
 
 
 def test_losses_count_by_their_tokens_where_that_is_asked_for(batches_of):

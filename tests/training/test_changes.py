@@ -27,7 +27,7 @@ FLAGS = "--mm-model m --mm-data d --train-iters 9 --lr 1e-3 --global-batch-size 
 @pytest.fixture
 def facts(monkeypatch):
     """The facts of a run with some flags and configs, as they come back from run.json."""
-    monkeypatch.setattr(room, "runtime", SimpleNamespace(versions=dict))
+    monkeypatch.setattr(room.framework, "runtime", SimpleNamespace(versions=dict), raising=False)
     model_json = json.loads((ROOT / "examples/dit/model.json").read_text())
 
     def facts(flags="", ae=None, **mm):

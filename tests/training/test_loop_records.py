@@ -11,6 +11,7 @@ from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.callbacks import lines
+from mindspeed_mm_dit.training.callbacks.registry import Run, open_callbacks
 from mindspeed_mm_dit.training.signals import Stop
 from mindspeed_mm_dit.training.validation import ValidationLoss
 from tests.conftest import run_config
@@ -89,7 +90,11 @@ def run(monkeypatch):
         noise_levels = np.array([0.0, 0.25, 0.5, 0.99])
         held_out = [{"labels": 100.0 * n + np.arange(4), "noise_level": noise_levels} for n in range(5)]
         recorder.args = args
-        recorder.ended = loop.train(args, recorder, "forward", training, held_out, recorder, recorder)
+        opened = log.open_log(args, recorder.iteration)
+        parts = Run(args, recorder, "forward", held_out, recorder, recorder, opened)
+        parts.callbacks = open_callbacks(parts)
+        recorder.ended = loop.train(parts, training)
+        opened.close()
         return recorder
 
     return run

@@ -22,11 +22,10 @@ def test_a_report_that_fails_ends_with_code_2_and_says_how_to_draw_again(tmp_pat
         mm=SimpleNamespace(
             captions=(), model=load_model_config(ROOT / "examples/dit/model.json"), precision=FLOAT32,
             data=SimpleNamespace(dataset_param=SimpleNamespace(source="digits")),
+            data_set=SimpleNamespace(examples=lambda prompts: {"label": [0]}, sampled_shapes=list),
         ),
     )  # fmt: skip
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    data = SimpleNamespace(examples=lambda prompts: {"label": [0]}, sampled_shapes=list)
-    monkeypatch.setattr(module, "open_data_set", lambda *_: data)
     with pytest.raises(SystemExit) as ended:
         module.report(args)
     assert ended.value.code == 2

@@ -2,13 +2,12 @@
 
 import importlib.util
 import os
-import sys
 
 import mindspore  # noqa: F401  (activation must fail here, by name, when it is not installed)
 import numpy
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 
 def check_numpy(version: str) -> None:
@@ -20,7 +19,7 @@ def check_numpy(version: str) -> None:
 def note_msadapter() -> None:
     """Print a note if MSAdapter, which lets `torch` mean MindSpore, is installed as well: it is not used."""
     if importlib.util.find_spec("msadapter") is not None and os.environ.get("RANK_ID", "0") == "0":
-        echo_if_open("note: MSAdapter is installed too; the standalone host uses MindSpore directly", file=sys.stderr)
+        logger.warning("note: MSAdapter is installed too; the standalone host uses MindSpore directly")
 
 
 check_numpy(numpy.__version__)

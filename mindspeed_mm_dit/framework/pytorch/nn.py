@@ -41,6 +41,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @functools.cache
 def onednn_is_faster() -> bool:
     """Return whether this is a CPU whose AVX-512 MKL leaves unused; known on Linux only."""
+    # 1.7 times as fast a step on AMD's Zen 5, 1.04 times on Zen 4 (benchmarks/results/2026-11-22-train_throughput.md,
+    # 2026-11-28-cpu_tuning.md).
     cpu = Path("/proc/cpuinfo")
     return (
         platform.machine() == "x86_64"
@@ -100,7 +102,8 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     """Return x + y * z, with broadcasting."""
-    # The compiler removes these products itself; on a CPU a gradient in Python costs more than they do.
+    # torch.addcmul's gradient also multiplies by 1, 18 of 74 operators of a DiT block
+    # (benchmarks/results/2026-11-28-cpu_tuning.md). The compiler removes them itself; on a CPU Python costs more.
     if torch.compiler.is_compiling() or x.device.type == "cpu":
         return torch.addcmul(x, y, z)
     return _AddCMul.apply(x, y, z)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mindspeed_mm_dit.framework.pytorch.cpu_tuning import uncompiled
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import Rule
 
@@ -34,6 +34,33 @@ def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     sharded = [x for x in tensors if is_sharded(x)]
     ordinary = [x for x in tensors if not is_sharded(x)]
     return [kind for kind in (sharded, ordinary) if kind]
+
+
+_UNCOMPILED = "__dynamo_disable"
+"""Attribute in which PyTorch stores the variant of a method that its compiler skips."""
+
+
+def avoid_compiler_import() -> None:
+    """Let optimizers be created, saved and loaded without importing ``torch._dynamo``.
+
+    That import takes as long as all the rest of PyTorch, and no variable prevents it
+    (benchmarks/results/2026-11-28-cpu_tuning.md).
+    """
+    for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+        method = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        if method is not None and not hasattr(method, _UNCOMPILED):
+            setattr(method, _UNCOMPILED, method)
+
+
+def uncompiled(kind: type[Optimizer]) -> type[Optimizer]:
+    """Return the optimizer ``kind`` with a step of the same results that does not import ``torch._dynamo``."""
+    plain = inspect.unwrap(kind.step)
+
+    def step(self: Optimizer, closure: Any = None) -> Any:
+        with torch.no_grad():
+            return plain(self, closure)
+
+    return type(kind.__name__, (kind,), {"step": step})
 
 
 def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, Any]]:

@@ -20,9 +20,7 @@ from mindspeed_mm_dit.configs.source import MOST_GRAPHS
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c
-from mindspeed_mm_dit.framework.malloc import keep_freed_memory
 from mindspeed_mm_dit.framework.pytorch import sequence
-from mindspeed_mm_dit.framework.pytorch.cpu_tuning import tune_openmp_waiting
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -92,9 +90,7 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
         os.environ.setdefault(name, value)
     # A group of one needs no port for others to find it, so it opens none.
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
-    if device_type() == "cpu":
-        _settle_on_cpu()
-    else:
+    if device_type() != "cpu":
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
     with ended_by_ctrl_c():
         if not dist.is_initialized():
@@ -125,11 +121,6 @@ def group_of_hosts() -> dist.ProcessGroup:
         return dist.new_group(backend="gloo")
     finally:
         whole.bound_device_id = bound
-
-
-def _settle_on_cpu() -> None:
-    keep_freed_memory()
-    tune_openmp_waiting()
 
 
 def _choose_accelerator(number: int) -> None:
@@ -354,8 +345,6 @@ def report_failure(error: BaseException) -> None:
 
 def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     """Return ``module`` frozen on the device, in precision "fp32" or "bf16"."""
-    if device_type() == "cpu":
-        _settle_on_cpu()
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 

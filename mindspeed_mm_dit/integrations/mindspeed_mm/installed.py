@@ -1,14 +1,11 @@
-"""What an installed package contains, read from its sources; its tracker file; real memory while it builds on meta."""
+"""What an installed package contains, read from its sources; its tracker file."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-
-from torch import nn
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
 from mindspeed_mm_dit.configs.limits import short_repr
@@ -126,17 +123,3 @@ def newest(what: str, folder: str) -> Path:
             what, f"{TRACKER} names {path.name}, which is not there", "write the number of one that is"
         )
     return path
-
-
-_register_parameter = nn.Module.register_parameter  # before a host replaces it while it builds a model
-
-
-@contextmanager
-def real_memory() -> Iterator[None]:
-    """Within this context, undo the host's patch of ``register_parameter``."""
-    replaced = nn.Module.register_parameter
-    nn.Module.register_parameter = _register_parameter
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = replaced

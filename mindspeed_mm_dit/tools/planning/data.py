@@ -25,9 +25,8 @@ from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.check_images import Look, enlargements, look_at
 from mindspeed_mm_dit.data.mixed import parts_of, sections, stopping
 from mindspeed_mm_dit.data.order import order_of, split_rows
-from mindspeed_mm_dit.data.rows import Rows
 from mindspeed_mm_dit.data.shards import ShardRows
-from mindspeed_mm_dit.data.sources import SourceRequest, source_of
+from mindspeed_mm_dit.data.sources import Rows, SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
 from mindspeed_mm_dit.sampling.conditions import SampleConditions

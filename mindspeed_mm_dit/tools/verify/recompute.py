@@ -19,18 +19,17 @@ from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.hosts.standalone import build_engine
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.tools.verify.past_run import NOISY_STEPS, RUN, PublishedRun, line_of
 from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, UNITS
 from mindspeed_mm_dit.tools.verify.table import Finding, Tolerances, judge_steps, noise_of
-from mindspeed_mm_dit.training.contract import ForwardStep, engine_module, train_valid_batches
-from mindspeed_mm_dit.training.data_set import Sample, open_data_set
+from mindspeed_mm_dit.training.contract import ForwardStep, train_valid_batches
+from mindspeed_mm_dit.training.data_set import Sample
 from mindspeed_mm_dit.training.flags import quiet
-from mindspeed_mm_dit.training.loop import LearningRate
+from mindspeed_mm_dit.training.loop import LearningRate, engine_module
 from mindspeed_mm_dit.training.resume import (
     First,
     Start,
@@ -79,11 +78,10 @@ def begin(
     prepare: receives the composite before it is sharded, and returns the one to use. first: the initial weights; None:
     those of the run.
     """
-
-    def build_model() -> Any:
-        return prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
-
-    engine = build_engine(args, engine_module(), build_model, first or first_weights(args, start))
+    model = prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
+    weights = (first or first_weights(args, start)).weights
+    assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
+    engine: Any = engine_module().Engine(model, args, args.mm.fsdp2, args.mm.precision, weights)
     if start is not None:
         engine.load(start.path, with_optimizer=not args.no_load_optim)
     return engine
@@ -223,7 +221,7 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
     for rank in range(runtime.world_size()):
         if rank == runtime.rank():
             header = [f"rank {rank}:"] if runtime.world_size() > 1 else []
-            echo_if_open("\n".join([*header, *report.lines()]))
+            logger.info("\n".join([*header, *report.lines()]))
         runtime.barrier()
     runtime.shutdown()
     return report.is_finite
@@ -247,7 +245,7 @@ def _replayed(args: RunConfig, engine: Engine, start: Start | None, last: int) -
 
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
     """Return the samples of this rank's ``count`` micro-batches, in the step after the first ``began_at`` samples."""
-    data, rank, ranks = open_data_set(args.mm, args.seed), runtime.data_rank(), runtime.data_world_size()
+    data, rank, ranks = args.mm.data_set, runtime.data_rank(), runtime.data_world_size()
     sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
     return [data.named(indices) for _, indices in zip(range(count), sample_indices)]
 

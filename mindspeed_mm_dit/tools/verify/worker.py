@@ -41,7 +41,6 @@ from mindspeed_mm_dit.tools.verify.processes import (
     read_tasks,
     sample_indices_of,
 )
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.flags import parse, quiet
 from mindspeed_mm_dit.training.loop import LearningRate
 
@@ -115,7 +114,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     if task.is_float64 and not task.rounding:
         arrays |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([step_record.whole(each) for each in losses]).reshape(task.steps, -1)
-    rank, ranks, data = runtime.data_rank(), runtime.data_world_size(), open_data_set(args.mm, args.seed)
+    rank, ranks, data = runtime.data_rank(), runtime.data_world_size(), args.mm.data_set
     sample_indices = sample_indices_of(args, task.steps, rank, ranks, data.micro_batches)
     arrays |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     step_record.forget()

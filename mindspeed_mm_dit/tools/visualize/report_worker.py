@@ -32,7 +32,7 @@ from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.plan import SamplePlan, with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.tools.evaluate.demo_judges import builtin_judge  # (scores belong to a report)
 from mindspeed_mm_dit.tools.visualize.plot import draw_loss_of_run
 from mindspeed_mm_dit.training.report import ReportJob
@@ -61,9 +61,9 @@ def draw(job: ReportJob) -> None:
     if "vector" not in job.examples:
         lines.append(("sample more", _next_command(job)))
     for name, location in lines:
-        echo_if_open(f"{name + ':':<14} {location}")
+        logger.info(f"{name + ':':<14} {location}")
     if last:
-        echo_if_open(last)
+        logger.info(last)
 
 
 def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
@@ -71,7 +71,7 @@ def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
     try:
         return make()
     except PlatformError as error:
-        echo_if_open(f"note: no {what}: {error.reason}: {error.cure}")
+        logger.info(f"note: no {what}: {error.reason}: {error.cure}")
         return None
 
 

@@ -24,7 +24,6 @@ from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
 from mindspeed_mm_dit.training.contract import Engine
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.log import RunLog
 from mindspeed_mm_dit.training.loggers.registry import requested_loggers
 from mindspeed_mm_dit.training.report import prompts_to_sample
@@ -45,7 +44,7 @@ class SampleGrids(Callback):
         self._folder = folder_of(args)
         self._request = request_of(args)
         config: ModelConfig = args.mm.model
-        data, each = open_data_set(args.mm, args.seed), SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
+        data, each = args.mm.data_set, SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
         self._conditions = SampleConditions(data.examples(prompts_to_sample(args))).each(each)
         self._configs = [with_size(config, shape) for shape in data.sampled_shapes()] or [config]
 

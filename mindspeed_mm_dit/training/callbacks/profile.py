@@ -7,7 +7,7 @@ from pathlib import Path
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
 
 
@@ -42,9 +42,9 @@ class Profiling(Callback):
             return
         recording, self._recording = self._recording, None
         try:
-            echo_if_open(f"profile of rank {runtime.rank()}: {recording.stop()}")
+            logger.info(f"profile of rank {runtime.rank()}: {recording.stop()}")
         except OSError as error:
-            echo_if_open(f"warning: --profile: {self._path} cannot be written: {error}; the run goes on")
+            logger.info(f"warning: --profile: {self._path} cannot be written: {error}; the run goes on")
 
 
 def folder_of(args: RunConfig) -> Path | None:

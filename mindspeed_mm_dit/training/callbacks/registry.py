@@ -32,7 +32,20 @@ class Step(NamedTuple):
 
 
 class Callback:
-    """A callback that does nothing; subclasses override the moments they need."""
+    """A callback that does nothing; subclasses override the moments they need.
+
+    The moments of one step, in this order; at each of them every callback is called, in the order of the registry::
+
+        before_step(run)              the batches are ready, and no rank requests to stop
+        catch_up(run)                 the device is busy with the step
+        after_step(run, step)         the step is counted; its numbers may still be on their way from the device
+        after_validation(run, loss)   in the middle of ``after_step``, if there was a validation
+        check(run)                    before the state is saved
+
+    ``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps,
+    so a callback may let the ranks communicate, as long as it does so on every rank. A callback that ends the run calls
+    ``run.stop.ask``.
+    """
 
     def before_step(self, run: Run) -> None:
         """Called after ``run.progress.iteration`` steps, before the next."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from mindspeed_mm_dit.configs.arguments import alone
 from mindspeed_mm_dit.configs.run import RunConfig, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, flag_of
 from mindspeed_mm_dit.registry import Registry
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 
 class MetricsLogger(Protocol):
@@ -36,7 +35,7 @@ class MetricsLogger(Protocol):
         """Finish writing everything to disk."""
 
 
-class Board:
+class Board(MetricsLogger):
     """A metrics logger that writes to the ``run`` of a ``package`` with a picture type ``Image``."""
 
     def __init__(self, package: Any, run: Any) -> None:
@@ -95,7 +94,7 @@ def flag(metavar: str, words: str) -> Any:
     return dataclasses.field(default=None, metadata={"metavar": metavar, "help": words})
 
 
-class Guarded:
+class Guarded(MetricsLogger):
     """A metrics logger whose first error of any kind is reported and ends its curves."""
 
     def __init__(self, kind: MetricsLoggerKind, config: Any, opening: Opening) -> None:
@@ -128,7 +127,7 @@ class Guarded:
 
     def _give_up(self, error: Exception) -> None:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        echo_if_open(f"warning: {self._name}: records no more curves: {reason}; the run continues", file=sys.stderr)
+        logger.warning(f"warning: {self._name}: records no more curves: {reason}; the run continues")
 
 
 METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")

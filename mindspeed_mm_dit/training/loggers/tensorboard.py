@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, flag
+from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, MetricsLoggerKind, flag
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TensorBoardConfig:
     dir: str | None = flag("DIR", "folder of the TensorBoard events")
 
 
-class Scalars:
+class Scalars(MetricsLogger):
     """An event file in ``folder``, written and flushed at once; steps after ``iteration`` in older files are hidden.
 
     Those steps belong to a run that ended before it saved them.

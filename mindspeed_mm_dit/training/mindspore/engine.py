@@ -12,8 +12,7 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, ops
 
-from mindspeed_mm_dit.checkpoint import mindspore_ckpt as checkpoints
-from mindspeed_mm_dit.checkpoint import power_ema
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt, power_ema
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
@@ -21,17 +20,17 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.models.data import with_size
+from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.dry_run import example
 from mindspeed_mm_dit.training.mindspore import flat_optimizer
 from mindspeed_mm_dit.training.mindspore.flat_optimizer import parts_of
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
 
-__all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
+checkpoints: contract.Checkpoints = mindspore_ckpt
 
 
-class Engine:
+class Engine(contract.Engine):
     """The composite on every worker, the flat optimizer, and the EMA."""
 
     def __init__(
@@ -59,7 +58,7 @@ class Engine:
         )
         if isinstance(self._loss, CompiledLoss) and args.mm is not None and runtime.world_size() > 1:
             # On a CPU, workers wait 30 s for each other, and the first step of a shape compiles: compile all now.
-            for shape in open_data_set(args.mm, args.seed).shapes():
+            for shape in args.mm.data_set.shapes():
                 self._loss.compile(example(model, with_size(args.mm.model, shape), args.micro_batch_size))
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
@@ -122,7 +121,7 @@ class Engine:
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         shapes = {name: shape for name, shape in runtime.shapes(self.predictor).items() if name not in self._base_names}
-        state = checkpoints.read_state(path, shapes, with_optimizer)
+        state = mindspore_ckpt.read_state(path, shapes, with_optimizer)
         has_power_ema = power_ema.STDS in read_facts(path)
         for part in self.parts:
             for tree, vector in part.trees().items():

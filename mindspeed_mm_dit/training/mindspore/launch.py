@@ -1,8 +1,12 @@
-"""Run msrun so that its workers save when they receive a signal to stop, and no process outlives the run."""
+"""Run msrun so that its workers save when they receive a signal to stop, and no process outlives the run.
+
+msrun itself answers Ctrl-C by killing its workers, and SIGTERM by abandoning them. So it runs in a new session,
+where no signal reaches it, and the workers get signals directly.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -10,17 +14,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-
-import psutil  # MindSpore brings it
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, SIGNALS, die_with_parent, without_launcher
-from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.launch import WAIT_SECONDS, Launch
+from mindspeed_mm_dit.framework.exits import (
+    REPORTED_EXIT_CODES,
+    adopt_orphans,
+    children,
+    die_with_parent,
+    without_launcher,
+)
+from mindspeed_mm_dit.terminal import logger
+from mindspeed_mm_dit.training.launch import WAIT_SECONDS, Launch, SignalRelay
 
 CPU_PROCESSES = 2
 """Processes on a node without an accelerator."""
@@ -32,6 +40,10 @@ LOGS = "msrun_log"
 """Folder of the logs, with one folder per run."""
 
 POLL_SECONDS = 0.2
+AGAIN_SECONDS = 1.0
+"""A signal this long after the first is a second one, and ends the workers at once."""
+LAST_SECONDS = 10.0
+"""How long msrun and its scheduler may live once every worker has ended."""
 _NOISE = "[INFO] DISTRIBUTED("
 """Prefix of the lines that MindSpore prints when a worker leaves the group, whatever GLOG_v is."""
 
@@ -48,15 +60,14 @@ def count_accelerators() -> int:
 
 def start(launch: Launch, command: Sequence[str]) -> int:
     """Run ``command`` in every worker of this node; return the exit code of the run."""
-    msrun = _find_msrun()
-    from mindspeed_mm_dit.training.mindspore.launch import Job  # needs psutil, which MindSpore installs
-
+    _check_msrun()
     logs = _make_log_folder()
     first = launch.node_rank * launch.processes
     lines = _NewLines([logs / f"worker_{first + n}.log" for n in range(launch.processes)])
+    adopt_orphans()  # workers whose msrun was killed: they save
     with open(logs / "msrun.log", "w", encoding="utf-8") as log_file:
         process = subprocess.Popen(
-            [msrun, *_arguments(launch, logs), *command],
+            [sys.executable, "-m", "mindspore.parallel.cluster.run", *_arguments(launch, logs), *command],
             env=_environment(launch),
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -64,13 +75,41 @@ def start(launch: Launch, command: Sequence[str]) -> int:
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(signal.SIGKILL),
         )
-    job = Job(process)
-    with job.noting_signals():
-        while job.lives():
-            time.sleep(POLL_SECONDS)
-            lines.print()
+    relay = _WorkerRelay(lambda: _workers(process.pid))
+    had_workers, last_worker_at = False, time.monotonic()
+    while (has_workers := relay.pass_on()) or process.poll() is None:
+        had_workers |= has_workers
+        last_worker_at = time.monotonic() if has_workers else last_worker_at
+        if had_workers and time.monotonic() - last_worker_at > LAST_SECONDS:
+            break
+        time.sleep(POLL_SECONDS)
+        lines.print()
     lines.print()
-    return _exit_code(job.received, process.wait(), logs)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its scheduler, which waits for more workers
+    return _exit_code(relay.received, process.wait(), logs)
+
+
+class _WorkerRelay(SignalRelay):
+    """Passes every signal on as SIGTERM: a worker that waits in MindSpore would not notice a Ctrl-C."""
+
+    _first_at: float | None = None
+
+    def signal_for(self, number: int) -> int:
+        """Return SIGTERM, and SIGKILL for a signal that comes AGAIN_SECONDS after the first."""
+        now = time.monotonic()
+        self._first_at = self._first_at or now
+        return signal.SIGKILL if now - self._first_at > AGAIN_SECONDS else signal.SIGTERM
+
+
+def _workers(msrun: int) -> set[int]:
+    """Return the workers of this node that are alive, also those that msrun has abandoned."""
+    workers = set()
+    for pid in children(msrun) | children(os.getpid()):
+        with suppress(OSError):
+            if b"\0MS_ROLE=MS_WORKER\0" in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():  # (empty: a zombie)
+                workers.add(pid)
+    return workers
 
 
 class _NewLines:
@@ -90,29 +129,20 @@ class _NewLines:
             self._read[log] = start + len(gathered + newline)
             for line in gathered.decode("utf-8", "replace").splitlines():
                 if not line.startswith(_NOISE):
-                    echo_if_open(line)
+                    logger.info(line)
 
 
-def _search_path() -> str:
-    """Return PATH, with this interpreter's folder first if it has an msrun: mm-dit may be called by its full path."""
-    folder, path = os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)
-    return os.pathsep.join((folder, path)) if shutil.which("msrun", path=folder) else path
-
-
-def _find_msrun() -> str:
-    path = _search_path()
-    msrun, python = shutil.which("msrun", path=path), shutil.which("python", path=path)
-    if msrun is None:
+def _check_msrun() -> None:
+    """Raise PlatformError unless this interpreter has msrun, and msrun's ``python`` is this interpreter."""
+    if importlib.util.find_spec("mindspore") is None:
+        raise PlatformError("msrun", "MindSpore is not installed here", "make demo-mindspore sets it up")
+    folder = os.path.dirname(sys.executable)
+    if shutil.which("python", path=folder) is None:
         raise PlatformError(
-            "msrun", "is not on PATH: MindSpore is not installed here", "make demo-mindspore sets it up"
+            "msrun",
+            f"starts the first 'python' on PATH, and there is none next to {sys.executable}",
+            f"run from a virtual environment, or add a link {folder}/python",
         )
-    if python is None or Path(python).parent != Path(msrun).parent:
-        raise PlatformError(
-            msrun,
-            f"starts the first 'python' on PATH, {python}, which is not the one next to it",
-            f"put {Path(msrun).parent} first on PATH",
-        )
-    return msrun
 
 
 def _make_log_folder() -> Path:
@@ -136,8 +166,9 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 
 
 def _environment(launch: Launch) -> dict[str, str]:
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     variables = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **variables, "PATH": _search_path()}
+    return {**without_launcher(os.environ), **variables, "PATH": path}
 
 
 def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:
@@ -149,95 +180,6 @@ def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:
     codes = {int(number) for number in re.findall(r"Error code: (-?\d+)", log_text)}
     if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
         return reported[0]
-    why = f"msrun was ended by {signal.Signals(-code).name}" if code < 0 else "a worker failed"
-    echo_if_open(f"{why}; all logs are in {logs}", file=sys.stderr)
+    why = "a worker failed" if codes or code > 0 else f"msrun was ended by {signal.Signals(-code).name}"
+    logger.warning(f"{why}; all logs are in {logs}")
     return 1
-
-
-AGAIN_SECONDS = 1.0
-"""A signal this long after the first counts as a second one, and kills the workers at once."""
-
-LAST_SECONDS = 10
-"""How long msrun and its scheduler may live once every worker has ended."""
-
-
-class Job:
-    """msrun, its scheduler, and its workers on this node."""
-
-    def __init__(self, msrun: subprocess.Popen[bytes]) -> None:
-        self.received: signal.Signals | None = None
-        self._received_at = 0.0
-        # SIGTERM for any signal: a worker that waits for others in MindSpore would not notice a Ctrl-C.
-        self._pass_on = signal.SIGTERM
-        self._msrun = msrun
-        self._scheduler: psutil.Process | None = None
-        self._workers: list[psutil.Process] = []
-        self._notified: set[psutil.Process] = set()
-        self._last_worker_at = time.monotonic()
-
-    @contextlib.contextmanager
-    def noting_signals(self) -> Iterator[None]:
-        """While entered, a signal to this process is recorded and passed to the workers."""
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-        for number, handler in before.items():
-            if handler != signal.SIG_IGN:  # nohup
-                signal.signal(number, self._note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received, self._received_at = signal.Signals(number), time.monotonic()
-        elif time.monotonic() - self._received_at > AGAIN_SECONDS:
-            self._pass_on = signal.SIGKILL
-            self._notified.clear()
-
-    def lives(self) -> bool:
-        """Pass on a signal that arrived, and return whether msrun or a worker is still alive.
-
-        Workers that msrun has abandoned are waited for, since they save. A scheduler without workers is killed.
-        """
-        self._find()
-        living = [worker for worker in self._workers if _lives(worker)]
-        self._notify(living)
-        if living or not self._workers:
-            self._last_worker_at = time.monotonic()
-        msrun_lives = self._msrun.poll() is None
-        if not living and (not msrun_lives or time.monotonic() - self._last_worker_at > LAST_SECONDS):
-            self._end_scheduler()
-        return msrun_lives or bool(living)
-
-    def _find(self) -> None:
-        """Find the processes that msrun has started since the last call."""
-        known = {*self._workers, self._scheduler}
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(self._msrun.pid).children():
-                role = None if child in known else child.environ().get("MS_ROLE")
-                if role == "MS_WORKER":
-                    self._workers.append(child)
-                elif role == "MS_SCHED":
-                    self._scheduler = child
-
-    def _notify(self, workers: list[psutil.Process]) -> None:
-        if self.received is None:
-            return
-        for worker in workers:
-            if worker not in self._notified:
-                self._notified.add(worker)
-                with contextlib.suppress(psutil.Error):
-                    worker.send_signal(self._pass_on)
-
-    def _end_scheduler(self) -> None:
-        if self._scheduler is not None and _lives(self._scheduler):
-            with contextlib.suppress(psutil.Error):
-                self._scheduler.kill()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

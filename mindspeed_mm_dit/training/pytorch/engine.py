@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
+from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
@@ -19,6 +19,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded, split_by_kind
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
+from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
@@ -31,10 +32,10 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
 )
 from mindspeed_mm_dit.training.pytorch.stepper import Trained
 
-__all__ = ["Engine", "StepResult", "check_sharding", "checkpoints"]
+checkpoints: contract.Checkpoints = torch_dcp
 
 
-class Engine(Trained):
+class Engine(Trained, contract.Engine):
     """The composite spread over the ranks, its optimizer and its EMA."""
 
     def __init__(

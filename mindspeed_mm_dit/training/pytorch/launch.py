@@ -1,6 +1,8 @@
-"""Run torchrun.
+"""Run torchrun in this process: on one node it listens on the loopback address, and signals reach every rank.
 
-Its store is out of other machines' reach, every signal reaches the ranks, and errors are reported once.
+torchrun's own store listens on every address, and its signal handlers raise an exception wherever its main thread
+happens to be: a rank that was started but not recorded never hears of the signal, and a lock inside ``Popen.poll``
+stays acquired. So it finds a store of ours at its port, and runs in another thread, where it installs no handlers.
 """
 
 from __future__ import annotations
@@ -8,45 +10,38 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
-from types import FrameType
-from typing import Any, ClassVar
-
-from torch.distributed import PrefixStore, TCPStore
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousStoreInfo,
-)
-from torch.distributed.launcher import api
-from torch.distributed.run import parse_args, run
+from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, SIGNALS, leave
-from mindspeed_mm_dit.terminal import echo_if_open
-from mindspeed_mm_dit.training.launch import WAIT_SECONDS, Launch
+from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, children, leave
+from mindspeed_mm_dit.terminal import logger
+from mindspeed_mm_dit.training.launch import LOOPBACK, WAIT_SECONDS, Launch, SignalRelay
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 CPU_PROCESSES = 1
 """Processes on a node without an accelerator: one, which uses every core."""
 
-VARIABLES: dict[str, str] = {}
-"""Environment variables of the processes, unless the user sets them: none, since threads decide how to wait."""
+_HAS_TOOLS = any(map(shutil.which, ("npu-smi", "nvidia-smi")))
+VARIABLES = {} if _HAS_TOOLS else {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+"""Environment variables of the processes, unless the user sets them: on a CPU, glibc keeps the memory that a step
+frees. Else the system clears it again for the next step, 8 to 10 % of its time
+(benchmarks/results/2026-11-21-freed_memory.md)."""
 
-MOST_SAVING_SECONDS = 3600
-"""How long ranks that received a signal to stop may save before they are killed; torchrun's default is 30."""
+STORE_SECONDS = 60
+
+POLL_SECONDS = 0.5
+"""How late a signal is handled that the kernel delivers to another thread, or that came before a rank was there."""
 
 
 def count_accelerators() -> int:
     """Return the number of accelerators that PyTorch sees."""
-    if not shutil.which("npu-smi") and not shutil.which("nvidia-smi"):
+    if not _HAS_TOOLS:
         return 0  # without importing PyTorch
     import torch
 
@@ -63,155 +58,53 @@ def start(launch: Launch, command: Sequence[str]) -> int:
     os.environ.clear()
     os.environ.update(environment)  # the ranks keep the levels that the user set
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
 
-    from mindspeed_mm_dit.training.pytorch.launch import SAVING_SECONDS, run_torchrun
-
-    os.environ.setdefault(SAVING_SECONDS, str(MOST_SAVING_SECONDS))
-    rendezvous = _single_node_arguments(launch) if launch.nodes == 1 else _multi_node_arguments(launch)
-    try:
-        run_torchrun(["--nproc_per_node", str(launch.processes), *rendezvous, *command])
-    except SignalException as error:  # passed on to the ranks, which have ended by now
-        return 128 + error.sigval
-    except DistError as error:
-        echo_if_open(f"the nodes did not meet: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
-    except ChildFailedError as error:
-        codes = {failure.exitcode for failure in error.failures.values()}
-        if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
-            return reported[0]
-        echo_if_open(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-def _single_node_arguments(launch: Launch) -> list[str]:
-    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
-
-    from mindspeed_mm_dit.training.pytorch.launch import LoopbackRendezvous
-
-    rendezvous_handler_registry.register("loopback", LoopbackRendezvous)
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    return ["--rdzv_backend", "loopback", "--rdzv_endpoint", f"{launch.address}:{launch.port}"]
-
-
-def _multi_node_arguments(launch: Launch) -> list[str]:
-    return [
-        *("--nnodes", str(launch.nodes), "--node_rank", str(launch.node_rank)),
-        *("--master_addr", launch.address, "--master_port", str(launch.port)),
-        *("--rdzv_conf", f"timeout={WAIT_SECONDS}"),
+    store = listen_on_loopback(launch.port) if launch.nodes == 1 else None
+    arguments = [
+        *("--nproc_per_node", str(launch.processes), "--nnodes", str(launch.nodes)),
+        *("--node_rank", str(launch.node_rank), "--master_addr", launch.address, "--master_port", str(launch.port)),
+        *("--rdzv_conf", f"timeout={WAIT_SECONDS}", *command),
     ]
-
-
-STORE_SECONDS = 60
-
-
-class LoopbackRendezvous(RendezvousHandler):
-    """A rendezvous of torchrun's agent alone, with a store on the loopback address (torchrun's own listens on all).
-
-    endpoint: "127.0.0.1:PORT".
-    """
-
-    def __init__(self, parameters: RendezvousParameters) -> None:
-        self._run_id = parameters.run_id
-        address, port = parameters.endpoint.split(":")
-        self._info = RendezvousStoreInfo(address, int(port))
-        self._listening = socket.create_server((address, int(port)), backlog=1024)
-        # In PyTorch 2.7, libuv does not accept a socket that already listens.
-        self._store = TCPStore(
-            address,
-            int(port),
-            1,
-            True,
-            timedelta(seconds=STORE_SECONDS),
-            multi_tenant=True,
-            master_listen_fd=self._listening.detach(),
-            use_libuv=False,
-        )
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, self._info)
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return "loopback"
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Do nothing: there are no other agents to notify."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        return True
-
-
-SAVING_SECONDS = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Environment variable: how long ranks that received a signal to stop may save before they are killed."""
-POLL_SECONDS = 1.0
-"""How late the main thread handles a signal that the kernel delivers to another thread."""
-
-
-class SignalAgent(LocalElasticAgent):
-    """torchrun's agent: the first signal ends its ranks, and later ones are sent to them too."""
-
-    agent: ClassVar[SignalAgent | None] = None
-    """The agent, as soon as it starts ranks."""
-    received: ClassVar[signal.Signals | None] = None
-    """The first signal."""
-
-    @classmethod
-    def handle(cls, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, in the main thread."""
-        is_first = cls.received is None
-        cls.received = cls.received or signal.Signals(number)
-        if cls.agent is None:
-            leave(128 + number)
-        if is_first or cls.agent._pcontext is None:
-            return
-        running = [rank.proc for rank in cls.agent._pcontext.subprocess_handlers.values() if rank.proc.poll() is None]
-        for process in running:  # a second Ctrl-C interrupts ranks that are saving
-            process.send_signal(number)
-        if not running:  # other nodes are waited for
-            leave(128 + cls.received)
-
-    def _raise_received(self) -> None:
-        if self.received is not None:
-            # torchrun of PyTorch 2.7 would kill ranks that save for more than 30 seconds
-            if self._pcontext is not None:
-                self._pcontext.close(self.received, int(os.environ[SAVING_SECONDS]))
-            raise SignalException(f"received {self.received.name}", self.received)
-
-    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-        SignalAgent.agent = self
-        self._raise_received()
-        return super()._start_workers(worker_group)
-
-    def _monitor_workers(self, worker_group: Any) -> Any:
-        self._raise_received()
-        return super()._monitor_workers(worker_group)
-
-
-def run_torchrun(arguments: Sequence[str]) -> None:
-    """Run torchrun; raises its exceptions, SignalException once every rank has ended after a signal."""
-    api.LocalElasticAgent = SignalAgent
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: the run outlives its shell
-            signal.signal(number, SignalAgent.handle)
+    relay = SignalRelay(lambda: children(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
         torchrun = thread.submit(run, parse_args(arguments))
         while not wait([torchrun], POLL_SECONDS).done:
-            pass
-        torchrun.result()
+            if relay.received is not None and not relay.pass_on():  # all ranks have ended, or the nodes have not met
+                leave(128 + relay.received)
+    del store
+    error = torchrun.exception()
+    if relay.received is not None:
+        return 128 + relay.received
+    if isinstance(error, DistError):
+        logger.warning(f"the nodes did not meet: {str(error).splitlines()[0]}")
+        return 1
+    if isinstance(error, ChildFailedError):
+        codes = {failure.exitcode for failure in error.failures.values()}
+        if reported := [code for code in REPORTED_EXIT_CODES if code in codes]:
+            return reported[0]
+        logger.warning(error)
+        return 1
+    if error is not None:
+        raise error
+    return 0
+
+
+def listen_on_loopback(port: int) -> TCPStore:
+    """Return a store that listens on the loopback address; torchrun uses it as long as it is there.
+
+    A store of torchrun's listens on every address, unless this process has a shared one at its port.
+    """
+    from torch.distributed import TCPStore
+
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    listening = socket.create_server((LOOPBACK, port), backlog=1024)
+    return TCPStore(
+        *(LOOPBACK, port, None, True, timedelta(seconds=STORE_SECONDS), False),
+        multi_tenant=True,
+        master_listen_fd=listening.detach(),
+        use_libuv=False,  # in PyTorch 2.7, libuv does not accept a socket that already listens
+    )

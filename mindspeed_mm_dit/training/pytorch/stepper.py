@@ -21,6 +21,7 @@ from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
 from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
+from mindspeed_mm_dit.training.contract import RunState
 
 
 class Stepper:
@@ -216,7 +217,7 @@ class PowerEmas:
         return {name: dict(average.averages) for name, average in zip(names, self._averages)}
 
 
-class Trained:
+class Trained(RunState):
     """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
 
     declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.

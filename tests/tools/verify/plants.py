@@ -80,8 +80,8 @@ FAULTS = {
         "gradient/", GRADIENTS,
     ),
     "seeds by rank": Fault(
-        SHARDED, "training.batches:train_valid_streams", "open_data_set(args.mm, args.seed)",
-        "open_data_set(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0",
+        SHARDED, "training.batches:train_valid_streams", "args.mm.data_set",
+        "type(args.mm.data_set)(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0",
     ),
     "a norm in bf16": Fault(
         REPLICATED, "models.dit:DiTBlock.forward", "self.norm2(x)", "self.norm2(x.bfloat16()).float()",

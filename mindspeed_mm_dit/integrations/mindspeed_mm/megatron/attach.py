@@ -15,7 +15,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.installed import where
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 
 PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.megatron"
 
@@ -29,7 +29,7 @@ def attach(argv: Sequence[str]) -> Host:
         UserError: the command line or a config file cannot be used.
         PlatformError: the host is installed but broken, or lacks what we rely on; the cause is named.
     """
-    check_before_import(argv)
+    mm = check_before_import(argv)
     words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets its own variables)
@@ -45,7 +45,7 @@ def attach(argv: Sequence[str]) -> Host:
     from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.host import MindSpeedMM
 
     raise_when_interrupted()  # (during training MindSpeed-MM handles signals itself)
-    return MindSpeedMM(words)
+    return MindSpeedMM(words, mm)
 
 
 def _broken(name: str, error: Exception) -> PlatformError:
@@ -61,11 +61,11 @@ def _broken(name: str, error: Exception) -> PlatformError:
 
 def _announce() -> None:
     if launched_as()[0] == 0:
-        echo_if_open(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
+        logger.info(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
         from megatron.core.package_info import __version__ as megatron
 
         for line in contract.warnings(str(megatron)):
-            echo_if_open(line, file=sys.stderr)
+            logger.warning(line)
 
 
 def import_order(mindspore: bool) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end, ended_by_ctrl_c, process_files
-from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
+from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, Host
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
     held_out_step,
     launched_as,
@@ -31,8 +30,8 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
     wants_mindspore,
 )
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import HostedDiT
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import read_configs
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.state import RunState, check_checkpoint, check_pickles_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.training.dry_run import command
 from mindspeed_mm_dit.training.resume import check_restorable, run_facts
@@ -60,25 +59,28 @@ def _facts(args: RunConfig, iteration: int) -> dict[str, object]:
     return {**run_facts(args, iteration, iteration * args.global_batch_size), "host": "MindSpeed-MM"}
 
 
-class MindSpeedMM:
-    """The old route, an implementation of ``contract.Host``."""
+class MindSpeedMM(Host):
+    """The old route."""
 
     name = "MindSpeed-MM"
     ModelType, print_rank_0 = ModelType, staticmethod(print_rank_0)
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], mm: MultiModalArguments | None) -> None:
         self._words = tuple(words)
         """The command line, before it was completed for the host."""
-        self._mm: MultiModalArguments | None = None
+        self._mm = mm
+        """The checked configs; None if the host only prints its help."""
+        self._is_restorable = False
         self._start_iteration: int | None = None
 
     def get_args(self) -> RunConfig:
         """Return the host's current flags, with our checked configs as ``args.mm``."""
-        if self._mm is None:
-            self._mm = read_configs(parse(sys.argv[1:]))
-            # not in the preflight, because the host's defaults are known only now
-            check_restorable(RunConfig.of(vars(get_host_args()), mm=self._mm))
         args = vars(get_host_args())
+        assert self._mm is not None, "a host that prints its help does not train"
+        if not self._is_restorable:  # not in the preflight, because the host's defaults are known only now
+            self._mm.data_set.check(args["global_batch_size"], args["micro_batch_size"])
+            check_restorable(RunConfig.of(args, mm=self._mm))
+            self._is_restorable = True
         report = args.get("report") if args["ckpt_format"] == "torch_dcp" else None
         if self._start_iteration is None:  # (the host sets it when it has loaded, and counts on from there)
             self._start_iteration = args.get("iteration")

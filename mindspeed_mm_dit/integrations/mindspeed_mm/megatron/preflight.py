@@ -23,20 +23,20 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
 from mindspeed_mm_dit.planning.memory import MemoryLimit
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 
 HEADS = "--num-attention-heads"
 
 
-def check_before_import(argv: Sequence[str]) -> None:
-    """Check flags against each other and against the environment; a --dry-run ends here, with code 0.
+def check_before_import(argv: Sequence[str]) -> MultiModalArguments | None:
+    """Check flags, files and environment, and return the configs; None for --help. A --dry-run ends here, with code 0.
 
     Raises:
         ConfigError: naming the flag, the reason and the cure.
     """
     if "--help" in argv or "-h" in argv:
-        return  # the host prints its help while it is imported
+        return None  # the host prints its help while it is imported
     flags = parse(argv)
     for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
         if all(getattr(flags, name) is None for name in names):
@@ -58,9 +58,10 @@ def check_before_import(argv: Sequence[str]) -> None:
         log_data_set(flags, mm)
     if flags.dry_run:
         if rank == 0:
-            echo_if_open(plan_of_run(flags, world_size, iteration=None))
-            echo_if_open("  not looked at: --load, and the flags that MindSpeed-MM alone reads")
+            logger.info(plan_of_run(flags, world_size, iteration=None))
+            logger.info("  not looked at: --load, and the flags that MindSpeed-MM alone reads")
         sys.exit(0)
+    return mm
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
@@ -123,11 +124,10 @@ def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
 def _warn_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
     """Print a note for each flag that MindSpeed-MM accepts from us and ignores."""
     for flag in without_effect(argv):
-        echo_if_open(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it", file=sys.stderr)
+        logger.warning(f"note: {flag} is a flag of the standalone host; MindSpeed-MM does not know it")
     if parse(argv).report and not with_fsdp2:
-        echo_if_open(
-            "note: --report draws nothing without --use-torch-fsdp2: only the host can read that checkpoint format",
-            file=sys.stderr,
+        logger.warning(
+            "note: --report draws nothing without --use-torch-fsdp2: only the host can read that checkpoint format"
         )
 
 

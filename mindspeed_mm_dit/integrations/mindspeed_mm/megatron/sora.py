@@ -19,8 +19,8 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import restore
+from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models.autoencoder import to_images
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of

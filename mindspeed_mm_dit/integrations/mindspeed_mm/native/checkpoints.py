@@ -20,7 +20,7 @@ from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import check_replaced
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import HF
-from mindspeed_mm_dit.terminal import echo_if_open
+from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.loop import LearningRate
 
 
@@ -47,7 +47,7 @@ def save(
             return
         run.progress.finish()
         if run.exports and runtime.rank() == 0:  # (the engine waits for the first rank)
-            convert(path, Path(path) / HF, "diffusers", overwrite=True, echo=echo_if_open)
+            convert(path, Path(path) / HF, "diffusers", overwrite=True, echo=logger.info)
     except UserError as error:
         end(error)
 

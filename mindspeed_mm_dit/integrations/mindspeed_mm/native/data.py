@@ -19,7 +19,6 @@ from torch.utils.data import IterableDataset
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.training.contract import BatchStream, train_valid_streams
-from mindspeed_mm_dit.training.data_set import open_data_set
 
 PREFIX = "bits_of_"
 _FLOATS = {torch.int32: torch.float32, torch.int64: torch.float64}
@@ -67,7 +66,7 @@ def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batch
     The engine then calls it for ``data.val_dataset_param``; for that the validation batches come first.
     """
     flags = replace(current().flags, consumed_train_samples=current().consumed_samples)
-    data, (train, valid) = open_data_set(flags.mm, flags.seed), train_valid_streams(flags)
+    data, (train, valid) = flags.mm.data_set, train_valid_streams(flags)
     training = Batches(train, data.num_train, None)
     if valid is None:
         return training, None

@@ -21,11 +21,11 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import USER_ERROR, end, launched_alone, raise_when_interrupted, written
 from mindspeed_mm_dit.hosts.preflight import with_report
-from mindspeed_mm_dit.hosts.registry import ModelType
+from mindspeed_mm_dit.hosts.registry import Host, ModelType
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import run as commandline
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
-from mindspeed_mm_dit.terminal import echo_if_open, open_streams
+from mindspeed_mm_dit.terminal import logger, open_streams
 from mindspeed_mm_dit.training.loggers import tensorboard
 from mindspeed_mm_dit.training.loggers.registry import Guarded, Opening
 from mindspeed_mm_dit.training.resume import print_rank_0
@@ -85,8 +85,8 @@ def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             end(error)
 
 
-class NativeEngine:
-    """The engine, an implementation of ``contract.Host``.
+class NativeEngine(Host):
+    """MindSpeed-MM's native engine.
 
     Model and data come from the plugin that the yaml names, not from the providers that other hosts use.
     """
@@ -154,9 +154,7 @@ def _written(args: RunConfig) -> Path:
     """Write the yaml of this run to a new file and return its path; print a note for flags without effect."""
     content = commandline.yaml_for(args, framework.runtime.world_size())
     for flag in commandline.without_effect(args) if framework.runtime.rank() == 0 else ():
-        echo_if_open(
-            f"note: {flag} is a flag of the standalone host; the native engine does not know it", file=sys.stderr
-        )
+        logger.warning(f"note: {flag} is a flag of the standalone host; the native engine does not know it")
     return written("native.yaml", commandline.as_text(content))
 
 
@@ -167,7 +165,7 @@ def main() -> None:
     """Check the engine and the yaml ``sys.argv[1]``, then run the trainer in this process."""
     open_streams()
     if len(sys.argv) < 2:
-        echo_if_open(f"usage: python -m {COMMAND} CONFIG.yaml", file=sys.stderr)
+        logger.warning(f"usage: python -m {COMMAND} CONFIG.yaml")
         sys.exit(USER_ERROR)
     activate("pytorch")
     from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract, host, run

@@ -20,9 +20,9 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import real_memory
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import unpacked
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import Run, current
+from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models import registry
 from mindspeed_mm_dit.models.composite import DiTModel
 

@@ -16,7 +16,6 @@ from mindspeed_mm_dit.integrations.formats.families import FAMILIES
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup, written
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.loggers import tensorboard
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
@@ -95,7 +94,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
         reason = f"diffusers has no {mm.model.predictor.model_id}"
         raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
-    data = open_data_set(mm, flags.seed)
+    data = mm.data_set
     if flags.eval_interval and not data.num_valid:
         raise ConfigError(
             f"training.val_interval = {flags.eval_interval} (--eval-interval)",

@@ -40,7 +40,6 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
     yaml_of,
 )
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.training.data_set import open_data_set
 from mindspeed_mm_dit.training.flags import ignored_flags, words_of
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.loggers import tensorboard
@@ -213,7 +212,7 @@ def begin(argv: Sequence[str]) -> None:
     flags = _flags(read, argv[1])
     mm = check(read, flags, fsdp2_of(read))
     if read.training.train_epochs is not None:
-        samples = open_data_set(mm, flags.seed).epoch_samples
+        samples = mm.data_set.epoch_samples
         read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
         flags = _flags(read, argv[1])
     _current = Run(
