@@ -51,12 +51,6 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("before") / "dit"
     shutil.copytree(BEFORE, folder)
     shutil.copytree(GOLDEN / "wan_vae_tiny", folder / "wan_vae_tiny")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for name in ("latents", "latents_fp16", "features", "features_wan"):  # (caches of version 0.1 are not read)
-            dtype = ["--dtype", "fp16"] if name.endswith("fp16") else []
-            names = ["--model", f"{name}/model.json", "--data", f"{name}/data.json", "--output", f"{name}/cache"]
-            assert main(["cache-latents", *names, *dtype]) == 0
     return folder
 
 
