@@ -95,7 +95,7 @@ def test_what_cannot_be_drawn_is_named(whole, saved, tmp_path, capsys):
         ("--prompts", "/dev/null", "--prompts = /dev/null: contains no prompt"),
         ("--prompt", "...", "--prompt = '...'"),
         ("--negative-prompt", "a " * 9, "--negative-prompt = "),
-        ("--classes", "3", "--classes: "),
+        ("--classes", "3", "--classes = '3'"),
         ("--output", "a.gif", "--fps", "60", "--fps = 60.0"),
         ("--output", "a.jpg", "--output = a.jpg"),
     ):
